@@ -1,0 +1,121 @@
+"""The command line: one file per command, listed here, imported only when it is called (`--help` stays fast).
+
+`main` is the one place where errors become exit codes. They follow the monitoring-plugins: 0 ok, 1 suspect, 2 fault,
+3 unknown, inconclusive, could not run, or wrong usage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+
+EXIT_UNKNOWN = 3
+
+COMMANDS: Mapping[str, str] = {
+    "run": "Four test steps against a server: a verdict with evidence and a remedy.",
+    "audit": "Where the memory is: every byte of the device on a line of its own.",
+    "diagnose": "Judge a recorded trace.",
+    "drill": "Serve a simulated server with a chosen fault, to try things on.",
+}
+"""Name to one-line help. The code of a command is `kvdiag/commands/NAME.py`, its click command is called `command`."""
+
+
+class _LazyGroup(click.Group):
+    """Lists the commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"kvdiag.commands.{cmd_name}").command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "KVDIAG", "max_content_width": 100},
+)
+@click.version_option(kvdiag.__version__, prog_name="kvdiag")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="A TOML file with a table for each command and its options in it; flags and environment come first.",
+)
+@click.pass_context
+def cli(context: click.Context, config: Path | None) -> None:
+    """Say where an LLM server's GPU memory is, whether it comes back, and what to change.
+
+    \b
+    kvdiag run --url http://127.0.0.1:8000      diagnose a running vLLM server
+    kvdiag run --simulate kv-leak               see a diagnosis without a server
+    kvdiag audit --url http://127.0.0.1:8000    where every byte is
+
+    Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can be given as an environment
+    variable, as in KVDIAG_RUN_URL.
+    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    if config is not None:
+        context.default_map = _settings(context, config)
+
+
+def _settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
+    """The defaults a file gives, after every name in it has been found to exist."""
+    try:
+        with path.open("rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KvdiagError(f"{path} is not TOML: {error}") from error
+    for name, options in settings.items():
+        command = cli.get_command(context, name)
+        if command is None or not isinstance(options, dict):
+            raise KvdiagError(f"{path}: there is no command {name!r} to set options for")
+        known = {parameter.name for parameter in command.params}
+        for option in options:
+            if option.replace("-", "_") not in known:
+                raise KvdiagError(f"{path}: {name} has no option {option!r}")
+    return {
+        name: {option.replace("-", "_"): value for option, value in options.items()}
+        for name, options in settings.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result = cli.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+    except click.ClickException as error:
+        error.show()
+    except click.Abort:
+        _complain("interrupted")
+    except KvdiagError as error:
+        _complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has gone (`kvdiag run | head`): nothing left to say, nor anywhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        return result if isinstance(result, int) else 0
+    return EXIT_UNKNOWN
+
+
+def _complain(message: str) -> None:
+    click.echo(f"kvdiag: {message}", err=True)

@@ -1,0 +1,64 @@
+"""`kvdiag audit`: where every byte of the device is, once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from kvdiag.commands.connect import connect, output_option, server_options
+from kvdiag.commands.show import print_json, print_text
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live import DRIVER_SECONDS, Clock, DeviceReading
+from kvdiag.ledger import ledger
+from kvdiag.model import Facts, Gap, Sample
+from kvdiag.outputs import jsondoc, text
+from kvdiag.sources.nvml import NvmlSource
+from kvdiag.sources.patience import Patient, StillBusy
+
+
+@click.command()
+@click.option("--url", help="The server, such as http://127.0.0.1:8000; without it the devices alone are shown.")
+@server_options
+@output_option
+def command(url: str | None, api_key: str | None, ca_file: Path | None, insecure: bool, output: str) -> int:
+    """Say where the memory is: driver, server, KV pool, weights, other processes, and what nobody explains.
+
+    The lines of a GPU add up to its used bytes. Each says whether it was measured (NVML), reported (by the engine) or
+    computed. Without a GPU it shows what the engine alone tells.
+    """
+    facts, sample = asyncio.run(_look(url, api_key=api_key, ca_file=ca_file, insecure=insecure))
+    lines = ledger(sample, facts)
+    if not lines:
+        reason = next((gap.reason for gap in sample.gaps), "neither a device nor a KV pool was seen")
+        raise KvdiagError(f"nothing to audit: {reason}")
+    if output == "json":
+        print_json(jsondoc.audit_document(facts, sample, lines, sample.gaps))
+    else:
+        print_text(text.render_audit(facts, sample.devices or (), lines, (*facts.gaps, *sample.gaps)))
+    return 0
+
+
+async def _look(url: str | None, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> tuple[Facts, Sample]:
+    if url is None:
+        nvml: Patient[DeviceReading] = Patient(NvmlSource().read, "nvml")
+        devices, gaps = await _devices(nvml)
+        return Facts(), Sample(at_seconds=Clock().now_seconds(), devices=devices, gaps=gaps)
+    async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as connection:
+        engines, engine_gaps = await connection.vllm.read()
+        devices, device_gaps = await _devices(connection.nvml)
+        sample = Sample(
+            at_seconds=Clock().now_seconds(),
+            engines=engines,
+            devices=devices,
+            gaps=(*engine_gaps, *device_gaps),
+        )
+        return connection.facts, sample
+
+
+async def _devices(nvml: Patient[DeviceReading]) -> DeviceReading:
+    try:
+        return await nvml.ask(DRIVER_SECONDS * 5, processes=True)
+    except StillBusy as busy:
+        return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)

@@ -1,0 +1,136 @@
+"""What the commands that talk to a server share: its options, the HTTP client, and which NVML shows its GPU."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+import httpx2
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.facts import gather_facts
+from kvdiag.feeds.live import DeviceReading
+from kvdiag.model import Facts
+from kvdiag.sim import RemoteNvml
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.nvml import NvmlSource
+from kvdiag.sources.patience import Patient
+from kvdiag.sources.vllm import VllmSource
+
+DRILL_HEADER = "kvdiag-drill"
+CONNECT_SECONDS = 5.0
+SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def server_options(function: F) -> F:
+    """The options of every command that reads a server."""
+    for option in reversed(
+        (
+            click.option(
+                "--api-key",
+                envvar="KVDIAG_API_KEY",
+                help="Key of a server started with --api-key (better given as KVDIAG_API_KEY).",
+            ),
+            click.option(
+                "--ca-file",
+                type=click.Path(path_type=Path),
+                help="Certificates to trust instead of the system's, for https with an authority of your own.",
+            ),
+            click.option("--insecure", is_flag=True, help="Do not check the server's certificate."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def output_option(function: F) -> F:
+    """`--output text|json`."""
+    option = click.option(
+        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result."
+    )
+    return option(function)
+
+
+def base_url(url: str) -> str:
+    """The server's base address; the paths that people paste are cut off.
+
+    Raises:
+        KvdiagError: it is no http or https address.
+
+    """
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise KvdiagError(f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000")
+    path = parts.path.rstrip("/")
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        path = path.removesuffix(suffix)
+    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A server that answers, who it is, and the NVML that shows its GPU."""
+
+    client: httpx2.AsyncClient
+    vllm: VllmSource
+    facts: Facts
+    nvml: Patient[DeviceReading]
+
+
+@asynccontextmanager
+async def connect(
+    url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool, forced: bool = False
+) -> AsyncIterator[Connection]:
+    """Reach the server and learn who it is.
+
+    Raises:
+        KvdiagError: it cannot be reached, or is no vLLM server.
+
+    """
+    url = base_url(url)
+    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    # The environment's proxies are not for a server on this machine or in this pod.
+    async with httpx2.AsyncClient(
+        base_url=url,
+        headers=headers,
+        verify=_trust(ca_file, insecure=insecure),
+        trust_env=False,
+        timeout=httpx2.Timeout(CONNECT_SECONDS),
+        limits=httpx2.Limits(max_connections=None),
+    ) as client:
+        vllm = VllmSource(HttpReader(client))
+        facts, identity = await gather_facts(vllm, url, forced=forced)
+        # A drill brings its own GPU: the machine's would be somebody else's.
+        drill = identity.server_header == DRILL_HEADER
+        source = NvmlSource(RemoteNvml(url) if drill else None)
+        nvml: Patient[DeviceReading] = Patient(source.read, "nvml")
+        try:
+            yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
+        finally:
+            nvml.close()
+
+
+def _trust(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext | bool:
+    if insecure:
+        return False
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise KvdiagError(f"cannot use {ca_file} as --ca-file: {error.strerror or error}") from error

@@ -1,0 +1,32 @@
+"""`kvdiag drill`: serve a simulated server with a chosen fault until Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+
+import click
+
+from kvdiag.errors import KvdiagError
+from kvdiag.sim import STORIES, Drill
+
+
+@click.command()
+@click.argument("story", default="healthy")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; 0 picks a free one.")
+def command(story: str, port: int) -> int:
+    """Serve a simulated LLM server whose memory behaves as STORY says, until Ctrl-C.
+
+    It speaks vLLM's completions and metrics over HTTP on loopback, and brings a simulated GPU.
+    """
+    if story not in STORIES:
+        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
+    try:
+        with Drill(STORIES[story], port=port) as drill:
+            click.echo(f"{story}: {STORIES[story].summary}")
+            click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
+            threading.Event().wait()
+    except OSError as error:
+        raise KvdiagError(f"cannot serve on port {port}: {error.strerror}") from error
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+    return 0

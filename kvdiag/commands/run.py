@@ -1,0 +1,154 @@
+"""`kvdiag run`: the four test steps against a server, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kvdiag.commands.connect import Connection, connect, output_option, server_options
+from kvdiag.commands.progress import show_progress
+from kvdiag.commands.show import exit_code, print_diagnosis
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.steps import STEPS
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.active import ActiveFeed, Progress
+from kvdiag.feeds.live import Clock, Pace, Recorder, Sampler
+from kvdiag.feeds.plan import plan
+from kvdiag.feeds.requests import Requests
+from kvdiag.feeds.trace import TraceWriter
+from kvdiag.feeds.vocabulary import token_ids
+from kvdiag.model import Facts, Timeline
+from kvdiag.sim import STORIES, Drill, Story
+
+T = TypeVar("T")
+
+
+@click.command()
+@click.option("--url", help="The server, such as http://127.0.0.1:8000.")
+@click.option("--simulate", metavar="STORY", help=f"Diagnose a simulated server instead: {', '.join(STORIES)}.")
+@server_options
+@click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
+@click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
+@click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
+@output_option
+def command(
+    url: str | None,
+    simulate: str | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    force: bool,
+    record: Path | None,
+    dry_run: bool,
+    output: str,
+) -> int:
+    """Run four test steps against a vLLM server and say what is wrong with its memory.
+
+    \b
+    1 baseline         no requests: the pool must be empty, the device hold the server alone
+    2 single request   one at a time, several times: every block must come back
+    3 concurrent       ten of 2K tokens: growth must match their tokens
+    4 long context     one of 16K tokens: growth must be linear
+
+    Takes about a minute. The server should have no other traffic.
+    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    if (url is None) == (simulate is None):
+        raise click.UsageError("give either --url URL or --simulate STORY")
+    with ExitStack() as stack:
+        if simulate is not None:
+            url = stack.enter_context(Drill(_story(simulate))).url
+        work = _run(
+            url or "",
+            api_key=api_key,
+            ca_file=ca_file,
+            insecure=insecure,
+            force=force,
+            record=record,
+            dry_run=dry_run,
+        )
+        result = _interruptible(work, record)
+    if result is None:
+        return 0
+    diagnosis = diagnose(*result)
+    print_diagnosis(diagnosis, output)
+    return exit_code(diagnosis.worst)
+
+
+def _story(name: str) -> Story:
+    if name not in STORIES:
+        raise KvdiagError(f"there is no story {name!r}; there are {', '.join(STORIES)}")
+    return STORIES[name]
+
+
+def _interruptible(work: Coroutine[Any, Any, T], record: Path | None) -> T:
+    """Run to the end, or until Ctrl-C: asyncio cancels the work, which gives up its requests and closes its trace."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt as error:
+        kept = "" if record is None else f"; what was seen is in {record}"
+        raise KvdiagError(f"interrupted: its own requests are cancelled, there is no verdict{kept}") from error
+
+
+async def _run(
+    url: str,
+    *,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    force: bool,
+    record: Path | None,
+    dry_run: bool,
+) -> tuple[Timeline, Facts] | None:
+    async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure, forced=force) as connection:
+        if dry_run:
+            _print_plan(connection.facts)
+            return None
+        with ExitStack() as stack:
+            trace = None if record is None else stack.enter_context(TraceWriter(record, connection.facts))
+            tell = stack.enter_context(show_progress())
+            return await _active(connection, Recorder(trace), tell), connection.facts
+
+
+async def _active(connection: Connection, recorder: Recorder, tell: Callable[[Progress], None]) -> Timeline:
+    model = connection.facts.model
+    if model is None:
+        raise KvdiagError("the server does not name its model, so nothing can be asked of it")
+    clock = Clock()
+    requests = Requests(connection.client, model, await token_ids(connection.client, model))
+    sampler = Sampler(
+        vllm=connection.vllm,
+        nvml=connection.nvml,
+        facts=connection.facts,
+        recorder=recorder,
+        pace=Pace(),
+        clock=clock,
+        load=requests.load,
+    )
+    feed = ActiveFeed(
+        steps=STEPS,
+        facts=connection.facts,
+        sampler=sampler,
+        requests=requests,
+        recorder=recorder,
+        clock=clock,
+        progress=tell,
+    )
+    return await feed.run()
+
+
+def _print_plan(facts: Facts) -> None:
+    for number, planned in enumerate(plan(STEPS, facts), start=1):
+        load = planned.workload
+        what = (
+            f"{planned.cycles} x {load.requests} requests of {load.prompt_tokens:,} tokens, {load.max_tokens} generated"
+            if load.requests
+            else f"no requests for {load.hold_seconds:g} s"
+        )
+        click.echo(f"{number} {planned.step.id}: {what}")
+        for note in planned.notes:
+            click.echo(f"  {note}")

@@ -1,0 +1,40 @@
+"""Printing results: to stdout, as text or JSON; and the exit code that goes with a status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from kvdiag.model import Diagnosis, Status
+from kvdiag.outputs import jsondoc, text
+
+EXIT_CODES: Mapping[Status, int] = {"ok": 0, "suspect": 1, "fault": 2, "unknown": 3}
+PIPED_WIDTH = 80
+
+
+def exit_code(status: Status) -> int:
+    """The monitoring-plugins' exit code of a status."""
+    return EXIT_CODES[status]
+
+
+def print_diagnosis(diagnosis: Diagnosis, output: str) -> None:
+    """Print a diagnosis to stdout as `text` or `json`."""
+    if output == "json":
+        print_json(jsondoc.document(diagnosis))
+    else:
+        print_text(text.render(diagnosis))
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a document to stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def print_text(result: RenderableType) -> None:
+    """Print to stdout, coloured on a terminal, plain and 80 columns wide where piped."""
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, soft_wrap=False)
+    console.print(result)

@@ -1,0 +1,75 @@
+"""`diagnose`: the only place where a timeline is judged. Pure: no clock, no I/O, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.rules import RULES
+from kvdiag.diagnosis.steps import STEPS
+from kvdiag.ledger import ledger
+from kvdiag.model import Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
+
+__all__ = ["diagnose"]
+
+
+def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
+    """Judge a timeline by every test step that it holds and every rule.
+
+    `worst` is the worst of what was seen. A step that could not be judged makes it `unknown` unless something worse was
+    seen; so does a reading that failed. A finding that is unknown for want of something that does not exist here (no GPU,
+    no allocator statistics) leaves it alone: it is listed, and the outputs name what the verdict does not cover.
+    """
+    stepped = bool(timeline.marks)
+    steps = tuple(step.judge(timeline, facts, limits) for step in STEPS) if stepped else ()
+    findings = tuple(_informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+    times = [sample.at_seconds for sample in timeline.samples]
+    return Diagnosis(
+        worst=_worst(timeline, steps, findings),
+        facts=facts,
+        start_seconds=min(times, default=0.0),
+        end_seconds=max(times, default=0.0),
+        samples=len(times),
+        steps=steps,
+        findings=findings,
+        ledger=ledger(_newest(timeline), facts),
+        gaps=_distinct_gaps(timeline, facts),
+    )
+
+
+def _informed(finding: Finding) -> Finding:
+    """The finding with what is known of its verdict, where the rule itself did not say more."""
+    entry = KNOWLEDGE[finding.id]
+    return replace(
+        finding,
+        likely_cause=finding.likely_cause or entry.likely_cause,
+        confirm=finding.confirm or entry.confirm,
+        remedy=finding.remedy or entry.remedy,
+        runbook=finding.runbook or entry.runbook,
+    )
+
+
+def _worst(timeline: Timeline, steps: tuple[StepResult, ...], findings: tuple[Finding, ...]) -> Status:
+    seen = {step.status for step in steps} | {finding.status for finding in findings if finding.status != "unknown"}
+    for status in ("fault", "suspect"):
+        if status in seen:
+            return status
+    last = timeline.samples[-1] if timeline.samples else None
+    lost = last is None or any(gap.kind == "failed" for gap in last.gaps)
+    said = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
+    return "unknown" if lost or "unknown" in seen or (not steps and said == {"unknown"}) else "ok"
+
+
+def _newest(timeline: Timeline) -> Sample | None:
+    """The newest engines and devices in one sample: they are read at different rates."""
+    if not timeline.samples:
+        return None
+    engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
+    devices = next((sample.devices for sample in reversed(timeline.samples) if sample.devices), None)
+    return replace(timeline.samples[-1], engines=engines, devices=devices)
+
+
+def _distinct_gaps(timeline: Timeline, facts: Facts) -> tuple[Gap, ...]:
+    """Every gap once, in the order of its first appearance."""
+    return tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))

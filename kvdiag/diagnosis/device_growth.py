@@ -1,0 +1,92 @@
+"""Device memory after each of several equal cycles: how much it grew at first touch, and whether it goes on growing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import floor_within, server_bytes
+from kvdiag.model import Device, Facts, Timeline
+
+Owner = Literal["server", "neighbour", "unseen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGrowth:
+    """One device over equal cycles. `owner` is whose bytes grew: the server's, a neighbour's, or not visible."""
+
+    gpu: int
+    owner: Owner
+    warmup_cycles: int
+    judged_cycles: int
+    rising_cycles: int
+    warmup_bytes: int
+    judged_bytes: int
+    rose: bool
+    leaking: bool
+    smallest_visible_bytes: int
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Growth per judged cycle."""
+        return self.judged_bytes / self.judged_cycles
+
+
+def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
+    """Each device that was read after every cycle of `step`; empty where there are too few cycles or readings."""
+    readings = _after_each_cycle(timeline, facts, limits, step)
+    cycles = len(readings) - 1
+    warmup = max(2, round(cycles * limits.warmup_cycles_ratio))
+    if cycles - warmup < limits.judged_cycles:
+        return ()
+    uuids = set.intersection(*({device.uuid for device in devices if device.memory} for devices in readings))
+    growths = []
+    for uuid in sorted(uuids):
+        series = [next(device for device in devices if device.uuid == uuid) for devices in readings]
+        growths.append(_growth(series, warmup, facts, limits))
+    return tuple(growths)
+
+
+def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[tuple[Device, ...]]:
+    """Devices before the first cycle and after each: the idle floors around a step's spans."""
+    spans = [span for span in timeline.spans(step) if span.release_seconds is not None and span.end_seconds is not None]
+    if not spans or spans[0].offer_seconds is None:
+        return []
+    windows = [(spans[0].begin_seconds, spans[0].offer_seconds)]
+    windows += [(span.release_seconds or 0.0, span.end_seconds or 0.0) for span in spans]
+    floors = [floor_within(timeline, start, end, facts, limits) for start, end in windows]
+    return [floor.devices for floor in floors if floor is not None and floor.devices is not None]
+
+
+def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
+    used = [device.memory.used_bytes for device in series if device.memory is not None]
+    rises = [later - earlier for earlier, later in zip(used, used[1:], strict=False)]
+    judged = rises[warmup:]
+    total = sum(judged)
+    rising = sum(rise >= limits.device_quantum_bytes for rise in judged)
+    half = len(judged) // 2
+    early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
+    rose = total >= limits.device_quantum_bytes
+    return DeviceGrowth(
+        gpu=series[0].index,
+        owner=_owner(series[warmup], series[-1], total, facts),
+        warmup_cycles=warmup,
+        judged_cycles=len(judged),
+        rising_cycles=rising,
+        warmup_bytes=sum(rises[:warmup]),
+        judged_bytes=total,
+        rose=rose,
+        leaking=rose
+        and rising >= limits.device_rising_ratio * len(judged)
+        and late >= limits.device_deceleration_ratio * early,
+        smallest_visible_bytes=limits.device_quantum_bytes,
+    )
+
+
+def _owner(first: Device, last: Device, total: int, facts: Facts) -> Owner:
+    before, after = server_bytes(first, facts.server_pids), server_bytes(last, facts.server_pids)
+    if before is None or after is None:
+        return "unseen"
+    return "server" if after - before >= total / 2 else "neighbour"

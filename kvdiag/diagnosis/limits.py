@@ -1,0 +1,72 @@
+"""Every threshold of the diagnosis in one frozen value, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is still normal. Every judgement takes its thresholds from here and from nowhere else."""
+
+    idle_samples: int = 2
+    """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
+
+    load_samples: int = 2
+    """A load has to be seen whole by this many samples, or the step that offered it is unknown (a blind spot is no fault)."""
+
+    blocks_per_request_tolerance: int = 1
+    """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
+
+    kv_excess_fault_ratio: float = 1.5
+    """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
+
+    warmup_cycles_ratio: float = 0.25
+    """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
+    first requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
+
+    judged_cycles: int = 3
+    """Equal cycles left after warm-up without which growth is not judged."""
+
+    device_quantum_bytes: int = 2 * MIB
+    """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
+
+    device_rising_ratio: float = 0.75
+    """Share of judged cycles in which a leak must have grown. One step among flat cycles is an event, not a leak."""
+
+    device_deceleration_ratio: float = 0.5
+    """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
+
+    context_bytes: int = 1100 * MIB
+    """Upper end of what a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
+
+    activation_ratio: float = 0.08
+    """Share of the device that activations, CUDA graphs and allocator slack may take beside weights and pool."""
+
+    foreign_suspect_bytes: int = 256 * MIB
+    """The smallest CUDA context of somebody else; a desktop's display server stays below."""
+
+    foreign_fault_ratio: float = 0.02
+    """Share of the device that others may hold before it costs the server a noticeable part of its pool."""
+
+    least_context_bytes: int = 250 * MIB
+    """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
+
+    headroom_bytes: int = 300 * 10**6
+    """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
+    out-of-memory cases of servers that were packed too tightly."""
+
+    over_budget_ratio: float = 0.02
+    """Share of the device beyond `memory fraction x total` that a server may take (graphs and NCCL are not all budgeted)."""
+
+    under_budget_ratio: float = 0.5
+    """Share of its own budget that a server must use; below it the pool was sized by something other than the fraction."""
+
+    waiting_samples: int = 2
+    """Samples in a row with requests waiting for KV capacity before it counts: admission itself takes a step."""
+
+
+DEFAULT_LIMITS = Limits()

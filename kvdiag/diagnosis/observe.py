@@ -1,0 +1,180 @@
+"""What a timeline shows, as numbers: blocks held, idle floors, loads seen whole, device bytes. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.model import Device, Facts, Sample, Span, Timeline
+
+
+def held_blocks(sample: Sample, facts: Facts) -> int | None:
+    """KV blocks that requests hold, all engines together; `None` unless every engine shows usage and pool."""
+    if not sample.engines:
+        return None
+    held = 0
+    for engine in sample.engines:
+        pool = facts.pool(engine.engine)
+        if pool is None or engine.kv_usage_ratio is None:
+            return None
+        held += pool.used_blocks(engine.kv_usage_ratio)
+    return held
+
+
+def block_bytes(facts: Facts) -> int | None:
+    """Bytes of one block on one rank, where the engine tells; engines of one server share one shape."""
+    return next((pool.block_bytes for pool in facts.pools if pool.block_bytes is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleFloor:
+    """What was held while nothing ran: the last samples of one idle stretch that agree.
+
+    `devices` are the newest device readings of the stretch, `None` where it has none.
+    """
+
+    at_seconds: float
+    blocks: int | None
+    devices: tuple[Device, ...] | None
+
+
+def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
+    """The floor of each stretch in which every engine is idle and none of our own requests is open, in order."""
+    floors: list[IdleFloor] = []
+    stretch: list[Sample] = []
+    for sample in (*timeline.samples, None):
+        if sample is not None and sample.engines is None:
+            continue  # engine not read on this tick: it ends no stretch
+        if sample is not None and _is_idle(sample):
+            stretch.append(sample)
+            continue
+        if stretch:
+            floor = _floor(stretch, timeline, facts, limits)
+            floors.extend([floor] if floor else [])
+        stretch = []
+    return tuple(floors)
+
+
+def floor_within(
+    timeline: Timeline, start_seconds: float, end_seconds: float, facts: Facts, limits: Limits
+) -> IdleFloor | None:
+    """The idle floor at the end of a window; `None` where it did not settle."""
+    samples = [sample for sample in timeline.between(start_seconds, end_seconds) if sample.engines is not None]
+    stretch: list[Sample] = []
+    for sample in samples:
+        stretch = [*stretch, sample] if _is_idle(sample) else []
+    return _floor(stretch, timeline, facts, limits)
+
+
+def _is_idle(sample: Sample) -> bool:
+    return sample.engines_idle is True and (sample.load is None or sample.load.requests == 0)
+
+
+def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: Limits) -> IdleFloor | None:
+    if len(stretch) < limits.idle_samples:
+        return None
+    last = [held_blocks(sample, facts) for sample in stretch[-limits.idle_samples :]]
+    devices = next(
+        (
+            sample.devices
+            for sample in reversed(timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds))
+            if sample.devices is not None
+        ),
+        None,
+    )
+    return IdleFloor(
+        at_seconds=stretch[-1].at_seconds,
+        blocks=last[-1] if len(set(last)) == 1 else None,
+        devices=devices,
+    )
+
+
+def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
+    """Samples of a span that saw all its requests resident at once."""
+    if span.workload is None or span.offer_seconds is None:
+        return ()
+    end = span.release_seconds if span.release_seconds is not None else float("inf")
+    return tuple(
+        sample
+        for sample in timeline.between(span.offer_seconds, end)
+        if sample.engines is not None
+        and sample.load is not None
+        and len(sample.load.resident_tokens) == span.workload.requests
+        # A preempted request has had its first token, and waits: its tokens are not resident any more.
+        and not any(engine.requests_waiting for engine in sample.engines)
+    )
+
+
+def most_waiting(timeline: Timeline, span: Span) -> int:
+    """The most requests that any sample of a span's load saw waiting; 0 where the engines do not count them."""
+    if span.offer_seconds is None:
+        return 0
+    end = span.release_seconds if span.release_seconds is not None else float("inf")
+    return max(
+        (
+            sum(engine.requests_waiting or 0 for engine in sample.engines or ())
+            for sample in timeline.between(span.offer_seconds, end)
+        ),
+        default=0,
+    )
+
+
+def device_used_bytes(devices: tuple[Device, ...] | None) -> dict[str, int]:
+    """Used bytes by device UUID, of the devices that tell."""
+    return {device.uuid: device.memory.used_bytes for device in devices or () if device.memory is not None}
+
+
+def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | None:
+    """Bytes of the server's own processes on a device; `None` where one of them, or which they are, is not known."""
+    if device.processes is None or server_pids is None:
+        return None
+    own = [process.used_bytes for process in device.processes if process.pid in server_pids]
+    if not own or None in own:
+        return None
+    return sum(used for used in own if used is not None)
+
+
+def server_devices(devices: tuple[Device, ...] | None, facts: Facts) -> tuple[Device, ...]:
+    """The devices on which the server's processes run; all of them where that cannot be seen."""
+    found = tuple(
+        device
+        for device in devices or ()
+        if facts.server_pids is not None and any(process.pid in facts.server_pids for process in device.processes or ())
+    )
+    return found or tuple(devices or ())
+
+
+def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:
+    """The last reading of the devices, `None` where there never was one."""
+    return next((sample.devices for sample in reversed(timeline.samples) if sample.devices is not None), None)
+
+
+def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
+    """The first reading of the devices, before any load of ours; `None` where there never was one."""
+    return next((sample.devices for sample in timeline.samples if sample.devices is not None), None)
+
+
+def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
+    """Why a source showed nothing, from the newest of its gaps."""
+    for sample in reversed(timeline.samples):
+        for gap in sample.gaps:
+            if gap.source == source:
+                return gap.reason
+    return next((gap.reason for gap in facts.gaps if gap.source == source), None)
+
+
+def whole_number(value: float) -> str:
+    """A number for a sentence: 12,345."""
+    return f"{value:,.0f}"
+
+
+def readable_bytes(value: float) -> str:
+    """Bytes for a sentence: 1.25 GiB, 12 MiB, with a sign where it is negative."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= divisor:
+            return (
+                f"{sign}{size / divisor:.2f} {unit}" if size < 100 * divisor else f"{sign}{size / divisor:.0f} {unit}"
+            )
+    return f"{sign}{size:.0f} B"

@@ -1,0 +1,30 @@
+"""The rules, one file per verdict family. A new rule is one file and one name here."""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.rule import Rule
+from kvdiag.diagnosis.rules import (
+    baseline_duplicate_model,
+    baseline_foreign_memory,
+    baseline_misconfigured,
+    benign_warmup,
+    capacity_concurrency,
+    capacity_long_context,
+    fragmentation_allocator,
+    fragmentation_kv_waste,
+    leak_device,
+    leak_kv_blocks,
+)
+
+RULES: tuple[Rule, ...] = (
+    leak_kv_blocks.judge,
+    leak_device.judge,
+    baseline_foreign_memory.judge,
+    baseline_duplicate_model.judge,
+    baseline_misconfigured.judge,
+    capacity_long_context.judge,
+    capacity_concurrency.judge,
+    fragmentation_allocator.judge,
+    fragmentation_kv_waste.judge,
+    benign_warmup.judge,
+)

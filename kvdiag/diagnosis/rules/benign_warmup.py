@@ -1,0 +1,64 @@
+"""benign.warmup: device memory that grew with the first requests and stopped. Status ok, explained.
+
+Lazily loaded kernels, cuBLAS workspaces (8 MiB at the first matmul) and the allocator's high-water mark come with the
+first requests of a shape and stay: on a before/after test of one request they look like a leak.
+"""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.device_growth import device_growths
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.model import Facts, Finding, Timeline
+
+ID = "benign.warmup"
+CYCLES = "single_request"
+BASELINE = "baseline"
+
+
+def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """Compare the baseline with the first cycles, and the first cycles with the later ones."""
+    if not first_devices(timeline):
+        return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
+    growths = device_growths(timeline, facts, limits, step=CYCLES)
+    if not growths:
+        return unseen(ID, "too few equal cycles with device readings after each")
+    before = _before_first_request(timeline, facts, limits)
+    largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.gpu, 0))
+    first_touch = largest.warmup_bytes + before.get(largest.gpu, 0)
+    evidence = (
+        number("first_touch_growth", first_touch, "bytes", "nvml"),
+        number("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
+        number("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
+    )
+    if any(growth.rose for growth in growths):
+        return (Finding(id=ID, status="unknown", summary="cannot tell: growth has not stopped yet", evidence=evidence),)
+    if first_touch < limits.device_quantum_bytes:
+        return (Finding(id=ID, status="ok", summary="device memory did not grow at all", evidence=evidence),)
+    return (
+        Finding(
+            id=ID,
+            status="ok",
+            summary=f"GPU {largest.gpu}: {readable_bytes(first_touch)} came with the first requests and then growth "
+            f"stopped: warm-up, not a leak",
+            evidence=evidence,
+        ),
+    )
+
+
+def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[int, int]:
+    """Growth by GPU index between the baseline and the first judged cycle: what the unjudged warm-up request brought."""
+    baseline, cycles = timeline.spans(BASELINE), timeline.spans(CYCLES)
+    if not baseline or baseline[0].end_seconds is None or not cycles or cycles[0].offer_seconds is None:
+        return {}
+    start = floor_within(timeline, baseline[0].begin_seconds, baseline[0].end_seconds, facts, limits)
+    end = floor_within(timeline, cycles[0].begin_seconds, cycles[0].offer_seconds, facts, limits)
+    if start is None or end is None:
+        return {}
+    used = device_used_bytes(start.devices)
+    return {
+        device.index: device.memory.used_bytes - used[device.uuid]
+        for device in end.devices or ()
+        if device.memory is not None and device.uuid in used
+    }

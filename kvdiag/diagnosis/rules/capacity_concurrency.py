@@ -1,0 +1,86 @@
+"""capacity.concurrency: more requests at once than the pool holds, so that they wait or push one another out.
+
+Waiting for capacity begins well below usage 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three
+running and five waiting, without a preemption.
+"""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import gap_reason
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+
+ID = "capacity.concurrency"
+STEP = "concurrent"
+
+
+def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """Count preemptions, and samples in a row in which requests wait for KV capacity."""
+    samples = [sample for sample in timeline.samples if sample.engines]
+    counted = [sample for sample in samples if _preemptions(sample) is not None]
+    if len(counted) < limits.idle_samples:
+        return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine counts no preemptions")
+    preempted = sum(
+        max((_preemptions(later) or 0) - (_preemptions(earlier) or 0), 0)
+        for earlier, later in zip(counted, counted[1:], strict=False)
+    )
+    streak, most = _longest_wait(samples)
+    evidence: tuple[Evidence, ...] = (
+        number("preemptions", preempted, "requests", "vllm"),
+        number("most_waiting_for_capacity", most, "requests", "vllm"),
+        number("most_running", max(_running(sample) for sample in samples), "requests", "vllm"),
+        number("highest_usage", max(_usage(sample) for sample in samples), "ratio", "vllm"),
+        number("capacity", _capacity_tokens(facts), "tokens", "vllm"),
+    )
+    fits = _fits(timeline, facts)
+    limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"
+    if preempted:
+        summary = f"{preempted} requests were preempted and computed again, up to {most} waited for room{limit}"
+        return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
+    if streak >= limits.waiting_samples:
+        summary = f"up to {most} requests waited for room in the pool{limit}"
+        return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
+    if not any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP)) and not any(
+        _running(sample) for sample in samples
+    ):
+        return unseen(ID, "no requests ran at the same time")
+    return (Finding(id=ID, status="ok", summary="no request waited for room, none was preempted", evidence=evidence),)
+
+
+def _preemptions(sample: Sample) -> int | None:
+    counts = [engine.preemptions_total for engine in sample.engines or ()]
+    return None if not counts or None in counts else sum(count for count in counts if count is not None)
+
+
+def _running(sample: Sample) -> int:
+    return sum(engine.requests_running or 0 for engine in sample.engines or ())
+
+
+def _usage(sample: Sample) -> float:
+    return max((engine.kv_usage_ratio or 0.0 for engine in sample.engines or ()), default=0.0)
+
+
+def _longest_wait(samples: list[Sample]) -> tuple[int, int]:
+    """Most samples in a row with requests waiting for capacity, and most requests that waited."""
+    longest, streak, most = 0, 0, 0
+    for sample in samples:
+        waiting = sum(engine.requests_waiting_for_capacity or 0 for engine in sample.engines or ())
+        streak = streak + 1 if waiting else 0
+        longest, most = max(longest, streak), max(most, waiting)
+    return longest, most
+
+
+def _capacity_tokens(facts: Facts) -> int | None:
+    known = [pool.usable_blocks * pool.block_tokens for pool in facts.pools if pool.sliding_window_tokens is None]
+    return sum(known) if known and len(known) == len(facts.pools) else None
+
+
+def _fits(timeline: Timeline, facts: Facts) -> tuple[int, int, int] | None:
+    """How many of the concurrent step's requests the pool holds at their full length."""
+    workload = next((span.workload for span in timeline.spans(STEP)), None)
+    if workload is None or not workload.requests or not facts.pools or _capacity_tokens(facts) is None:
+        return None
+    tokens = workload.tokens_per_request
+    holds = sum(pool.usable_blocks // max(-(-tokens // pool.block_tokens), 1) for pool in facts.pools)
+    return min(holds, workload.requests), workload.requests, tokens

@@ -1,0 +1,8 @@
+"""The test steps in the order in which they run. A new step is one file and one name here."""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.steps import baseline, concurrent, long_context, single_request
+
+STEPS: tuple[Step, ...] = (baseline.STEP, single_request.STEP, concurrent.STEP, long_context.STEP)

@@ -1,0 +1,67 @@
+"""Step 1: nothing runs. The pool must be empty, and the device hold the server and nothing else."""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.explained import explained_bytes
+from kvdiag.diagnosis.growth import unknown
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import floor_within, gap_reason, readable_bytes, server_devices, whole_number
+from kvdiag.diagnosis.step import Step
+from kvdiag.model import Facts, Quantity, Status, StepResult, Timeline, Workload
+
+ID = "baseline"
+
+
+def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
+    """Blocks held and device bytes used while idle, against none and against what can be explained."""
+    span = next(iter(timeline.spans(ID)), None)
+    if span is None or span.end_seconds is None:
+        return unknown(ID, "it did not run to its end" if span else "it did not run", span)
+    floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
+    if floor is None:
+        reason = gap_reason(timeline, facts, "vllm") or "the server was never idle: other traffic"
+        return unknown(ID, reason, span)
+    devices = server_devices(floor.devices, facts)
+    unseen = [device for device in devices if device.memory is None]
+    used = sum(device.memory.used_bytes for device in devices if device.memory is not None)
+    explained = explained_bytes(devices, facts, limits)
+    expected = (
+        Quantity(name="blocks", value=0, unit="blocks"),
+        Quantity(name="device_used_bytes", value=explained, unit="bytes"),
+    )
+    measured = (
+        Quantity(name="blocks", value=floor.blocks, unit="blocks"),
+        Quantity(name="device_used_bytes", value=used if devices and not unseen else None, unit="bytes"),
+    )
+    status: Status = "ok"
+    parts: list[str] = []
+    if floor.blocks is None:
+        status, parts = "unknown", ["the pool's usage is not known or did not settle"]
+    elif floor.blocks > 0:
+        status, parts = "fault", [f"{whole_number(floor.blocks)} blocks are held while nothing runs"]
+    else:
+        parts = ["no block is held"]
+    if unseen:
+        status = "unknown" if status == "ok" else status
+        parts.append(f"memory of GPU {unseen[0].index} cannot be read")
+    elif not devices:
+        parts.append("device memory is not seen")
+    elif explained is not None and used > explained:
+        status = "suspect" if status == "ok" else status
+        parts.append(
+            f"{readable_bytes(used)} of the device used, {readable_bytes(used - explained)} more than explained"
+        )
+    else:
+        parts.append(f"{readable_bytes(used)} of the device used")
+    return StepResult(
+        id=ID, status=status, summary="; ".join(parts), expected=expected, measured=measured, notes=span.notes
+    )
+
+
+STEP = Step(
+    id=ID,
+    title="Baseline: nothing runs",
+    workload=Workload(requests=0, prompt_tokens=0, max_tokens=0, hold_seconds=4.0),
+    cycles=1,
+    judge=judge,
+)

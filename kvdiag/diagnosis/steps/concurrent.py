@@ -1,0 +1,24 @@
+"""Step 3: ten requests of 2K at once. The pool's growth must match tokens times cost."""
+
+from __future__ import annotations
+
+from kvdiag.diagnosis.growth import judge_load
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.step import Step
+from kvdiag.model import Facts, StepResult, Timeline, Workload
+
+ID = "concurrent"
+
+
+def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
+    """Peak with all requests resident against what their tokens need."""
+    return judge_load(ID, timeline, facts, limits)
+
+
+STEP = Step(
+    id=ID,
+    title="Ten concurrent requests of 2K: growth must match their tokens",
+    workload=Workload(requests=10, prompt_tokens=2048, max_tokens=256, hold_seconds=2.0),
+    cycles=1,
+    judge=judge,
+)

@@ -1,0 +1,1 @@
+"""The makers of a Timeline: live sampling, active test steps, a recorded trace. None of them judges."""

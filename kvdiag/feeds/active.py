@@ -1,0 +1,243 @@
+"""The active feed: offers each test step's workload, samples all the while, and marks the spans. It judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.step import Step
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live import Clock, Recorder, Sampler
+from kvdiag.feeds.plan import PlannedStep, plan
+from kvdiag.feeds.requests import Requests, Speed
+from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline
+
+QUIET_SECONDS = 1.0
+"""Watched for other traffic before anything is offered: two engine steps of the slowest server fit in."""
+
+LEAD_IN_SAMPLES = 3
+SETTLED_SAMPLES = 3
+"""Idle readings in a row before and after a load. The diagnosis needs two that agree."""
+
+SETTLE_SECONDS = 10.0
+"""Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
+
+STEP_SECONDS = 120.0
+"""Longest that one load may take; then its requests are given up and the step is unknown."""
+
+LOST_SAMPLES = 5
+"""Failed readings in a row after which the server counts as gone and nothing more is offered."""
+
+WARMUP_PROMPT_TOKENS = 512
+WARMUP_OUTPUT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is happening, for a person who watches."""
+
+    number: int
+    steps: int
+    title: str
+    detail: str = ""
+
+
+class ServerLostError(Exception):
+    """The server stopped answering while the steps ran."""
+
+
+class ActiveFeed:
+    """Runs the steps against one server while a sampler reads it."""
+
+    def __init__(
+        self,
+        *,
+        steps: tuple[Step, ...],
+        facts: Facts,
+        sampler: Sampler,
+        requests: Requests,
+        recorder: Recorder,
+        clock: Clock,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        """Keep the parts; nothing is offered yet."""
+        self._steps = steps
+        self._facts = facts
+        self._sampler = sampler
+        self._requests = requests
+        self._recorder = recorder
+        self._clock = clock
+        self._progress = progress
+
+    async def run(self) -> Timeline:
+        """All steps in order; what was seen so far where the server stops answering.
+
+        Raises:
+            KvdiagError: the server has other traffic, or refuses the first request.
+
+        """
+        sampling = asyncio.create_task(self._sampler.run())
+        offering = asyncio.create_task(self._offer_all())
+        try:
+            done, _ = await asyncio.wait({sampling, offering}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except ServerLostError:
+            pass  # what was seen until then is judged; the steps that did not run are unknown
+        finally:
+            offering.cancel()
+            sampling.cancel()
+            await asyncio.gather(sampling, offering, return_exceptions=True)
+        return self._recorder.timeline()
+
+    async def _offer_all(self) -> None:
+        await self._wait_for_quiet()
+        total = len(self._steps)
+        planned: tuple[PlannedStep, ...] = ()
+        for number, step in enumerate(self._steps, start=1):
+            if step.workload.requests == 0:
+                self._tell(number, total, step.title)
+                await self._hold_still(step)
+                continue
+            if not planned:
+                self._tell(number, total, step.title, "warming up")
+                planned = plan(self._steps, self._facts, await self._warm_up())
+            await self._run_step(next(one for one in planned if one.step is step), number, total)
+
+    async def _wait_for_quiet(self) -> None:
+        """Refuse where somebody else's requests would be measured as ours."""
+        first = self._recorder.count
+        seen = await self._recorder.wait_for(lambda samples: len(_engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
+        await asyncio.sleep(QUIET_SECONDS)
+        samples = _engine_samples(self._recorder.since(first))
+        if self._facts.forced or not seen:
+            return
+        busy = max((_open_requests(sample) for sample in samples), default=0)
+        if busy or _tokens(samples[0]) != _tokens(samples[-1]):
+            what = f"{busy} requests run or wait" if busy else "tokens are being generated"
+            raise KvdiagError(
+                f"the server has other traffic ({what}): the steps would measure it as theirs; "
+                "stop it, or pass --force and accept that most steps cannot tell"
+            )
+
+    async def _warm_up(self) -> Speed | None:
+        """One unjudged request an engine: lazily loaded kernels and workspaces look like a leak on the first request."""
+        speed: Speed | str | None = None
+        longest = self._facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
+        output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
+        for _ in range(2 * max(len(self._facts.pools), 1)):
+            speed = await self._requests.measure(min(WARMUP_PROMPT_TOKENS, max(longest - output, 1)), output)
+            if isinstance(speed, str):
+                if speed.startswith("HTTP 4"):
+                    raise KvdiagError(f"the server refuses completions: {speed[:200]}")
+                return None
+        return speed if isinstance(speed, Speed) else None
+
+    async def _hold_still(self, step: Step) -> None:
+        """A span with no load at all."""
+        self._mark(step.id, 0, "begin")
+        await self._sampler.read_devices(processes=True)
+        await asyncio.sleep(step.workload.hold_seconds)
+        await self._settle()
+        self._mark(step.id, 0, "end")
+
+    async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
+        step = planned.step
+        for cycle in range(planned.cycles):
+            detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
+            self._tell(number, total, step.title, detail)
+            self._mark(step.id, cycle, "begin", planned=planned)
+            await self._settle()
+            self._mark(step.id, cycle, "offer")
+            outcome = await self._load(planned)
+            self._mark(step.id, cycle, "release", outcome=outcome)
+            await self._settle()
+            self._mark(step.id, cycle, "end")
+
+    async def _load(self, planned: PlannedStep) -> Outcome:
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                return await self._requests.offer(planned.workload)
+        except TimeoutError:
+            return Outcome(
+                completed=0,
+                failed=planned.workload.requests,
+                prompt_tokens=0,
+                generated_tokens=0,
+                errors=(f"given up after {STEP_SECONDS:.0f} s",),
+            )
+
+    async def _settle(self) -> None:
+        """Wait until the engine has been idle for some readings, with one reading of the devices among them."""
+        first = self._recorder.count
+        await self._checked_wait(lambda samples: _idle_streak(samples) >= SETTLED_SAMPLES, SETTLE_SECONDS)
+        if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
+            await self._sampler.read_devices(processes=True)
+        # One more engine reading, so that the device reading lies inside the idle stretch.
+        await self._checked_wait(lambda samples: _idle_streak(samples) >= 1, SETTLE_SECONDS)
+
+    async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> None:
+        await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
+        if self._lost():
+            raise ServerLostError
+
+    def _lost(self) -> bool:
+        """Whether the engine's last readings all failed."""
+        readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if _is_engine_reading(sample)]
+        last = readings[-LOST_SAMPLES:]
+        return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
+
+    def _mark(
+        self,
+        step: str,
+        cycle: int,
+        phase: Phase,
+        *,
+        planned: PlannedStep | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        self._recorder.add(
+            Mark(
+                at_seconds=self._clock.now_seconds(),
+                step=step,
+                cycle=cycle,
+                phase=phase,
+                workload=None if planned is None else planned.workload,
+                outcome=outcome,
+                notes=() if planned is None else planned.notes,
+            )
+        )
+
+    def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
+        self._progress(Progress(number=number, steps=total, title=title, detail=detail))
+
+
+def _is_engine_reading(sample: Sample) -> bool:
+    return sample.engines is not None or any(gap.source == "vllm" for gap in sample.gaps)
+
+
+def _engine_samples(samples: list[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.engines is not None]
+
+
+def _idle_streak(samples: list[Sample]) -> int:
+    """How many of the newest engine readings in a row show idle engines and no request of ours."""
+    streak = 0
+    for sample in reversed(samples):
+        if not _is_engine_reading(sample):
+            continue
+        if not sample.engines_idle or (sample.load is not None and sample.load.requests):
+            break
+        streak += 1
+    return streak
+
+
+def _open_requests(sample: Sample) -> int:
+    return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
+
+
+def _tokens(sample: Sample) -> int:
+    return sum(
+        (engine.prompt_tokens_total or 0) + (engine.generation_tokens_total or 0) for engine in sample.engines or ()
+    )

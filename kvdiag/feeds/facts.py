@@ -1,0 +1,44 @@
+"""Who is diagnosed: version, model, pools and processes of one server, read once before anything else."""
+
+from __future__ import annotations
+
+from kvdiag.errors import KvdiagError
+from kvdiag.model import MAX_BYTES, Facts
+from kvdiag.sources import host
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.vllm import Identity, VllmSource, parse_engines, parse_pools
+
+
+async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) -> tuple[Facts, Identity]:
+    """The facts of the server at `url`.
+
+    Raises:
+        KvdiagError: it cannot be reached, wants a key, or is no vLLM server.
+
+    """
+    try:
+        identity = await source.identify()
+        page = await source.page()
+    except Unreadable as error:
+        raise KvdiagError(f"{url}: {error}") from error
+    engines, gaps = parse_engines(page)
+    if engines is None:
+        raise KvdiagError(f"{url}: {gaps[0].reason}")
+    pools, pool_gaps = parse_pools(page, identity.version)
+    pids, pid_gaps = host.find_server(url)
+    weights, weight_gaps = host.weights_bytes(identity.root)
+    return (
+        Facts(
+            url=url,
+            engine_name="vllm",
+            engine_version=identity.version,
+            model=identity.model,
+            max_model_len_tokens=identity.max_model_len_tokens,
+            pools=pools,
+            server_pids=pids,
+            weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
+            forced=forced,
+            gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
+        ),
+        identity,
+    )

@@ -1,0 +1,161 @@
+"""Live sampling: engine, devices and host, each at its own pace, on drift-free ticks, into one growing timeline.
+
+Each loop makes samples of its own part alone, so that a hung driver call never holds up the engine's readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from kvdiag.feeds.trace import TraceWriter
+from kvdiag.model import Device, Facts, Gap, Load, Mark, Sample, Timeline
+from kvdiag.sources import host
+from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.vllm import VllmSource
+
+DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
+
+DRIVER_SECONDS = 1.0
+"""NVML answers a memory query in some ten microseconds; a second means that the driver is stuck."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between readings. Device memory at 1 Hz, process lists at 0.2 Hz: NVML takes a driver-wide lock."""
+
+    engine_seconds: float = 0.1
+    device_seconds: float = 1.0
+    process_seconds: float = 5.0
+    host_seconds: float = 5.0
+
+
+class Clock:
+    """Wall-clock seconds that only run forward: read once, then advanced by the monotonic clock."""
+
+    def __init__(self) -> None:
+        """Anchor the monotonic clock to the wall clock."""
+        self._offset = time.time() - time.monotonic()
+
+    def now_seconds(self) -> float:
+        """Seconds since the epoch."""
+        return self._offset + time.monotonic()
+
+
+async def ticks(seconds: float) -> AsyncIterator[int]:
+    """Count ticks, each due at its own time from the first: a late one shifts none after it, missed ones are skipped."""
+    loop = asyncio.get_running_loop()
+    start, number = loop.time(), 0
+    while True:
+        yield number
+        number = max(number + 1, int((loop.time() - start) / seconds) + 1)
+        await asyncio.sleep(start + number * seconds - loop.time())
+
+
+class Recorder:
+    """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it."""
+
+    def __init__(self, trace: TraceWriter | None = None) -> None:
+        """Begin empty; `trace` gets every sample and mark as it comes."""
+        self._trace = trace
+        self._samples: list[Sample] = []
+        self._marks: list[Mark] = []
+        self._news = asyncio.Event()
+
+    def add(self, entry: Sample | Mark) -> None:
+        """Append one sample or mark, which must be the newest of its kind, and wake those who wait."""
+        if isinstance(entry, Sample):
+            self._samples.append(entry)
+        else:
+            self._marks.append(entry)
+        if self._trace is not None:
+            self._trace.add(entry)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self._samples)
+
+    def since(self, index: int) -> list[Sample]:
+        """Samples from the `index`-th on; a negative index counts from the newest."""
+        return self._samples[index:]
+
+    def timeline(self) -> Timeline:
+        """All there is so far."""
+        return Timeline(samples=tuple(self._samples), marks=tuple(self._marks))
+
+    async def wait_for(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
+        """Wait until `done` holds of the samples from now on; False when `seconds` pass first."""
+        first = self.count
+        try:
+            async with asyncio.timeout(seconds):
+                while not done(self.since(first)):
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Sampler:
+    """Reads every source at its pace into a recorder. `load` tells what our own requests hold at this moment."""
+
+    def __init__(
+        self,
+        *,
+        vllm: VllmSource,
+        nvml: Patient[DeviceReading],
+        facts: Facts,
+        recorder: Recorder,
+        pace: Pace,
+        clock: Clock,
+        load: Callable[[], Load | None],
+    ) -> None:
+        """Keep the sources; nothing is read yet."""
+        self._vllm = vllm
+        self._nvml = nvml
+        self._facts = facts
+        self._recorder = recorder
+        self._pace = pace
+        self._clock = clock
+        self._load = load
+
+    async def run(self) -> None:
+        """Read for ever, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._engine_loop())
+            group.create_task(self._device_loop())
+            group.create_task(self._host_loop())
+
+    async def _engine_loop(self) -> None:
+        async for _ in ticks(self._pace.engine_seconds):
+            await self.read_engine()
+
+    async def _device_loop(self) -> None:
+        every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
+        async for number in ticks(self._pace.device_seconds):
+            await self.read_devices(processes=number % every == 0)
+
+    async def _host_loop(self) -> None:
+        pids = self._facts.server_pids
+        async for _ in ticks(self._pace.host_seconds):
+            if pids is not None:
+                processes, gaps = await asyncio.to_thread(host.read, pids)
+                self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
+
+    async def read_engine(self) -> None:
+        """One reading of the engines, with what our own requests held right after it."""
+        engines, gaps = await self._vllm.read()
+        self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), engines=engines, load=self._load(), gaps=gaps))
+
+    async def read_devices(self, *, processes: bool) -> None:
+        """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
+        try:
+            devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
+        except StillBusy as busy:
+            reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
+            devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+        self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))

@@ -1,0 +1,87 @@
+"""What will be offered to this server: the steps' workloads, scaled down to what it admits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvdiag.diagnosis.step import Step
+from kvdiag.feeds.requests import Speed
+from kvdiag.model import Facts, Workload
+
+LEAST_OUTPUT_TOKENS = 64
+"""A load of fewer tokens may begin and end between two readings of the gauge."""
+
+MOST_OUTPUT_TOKENS = 512
+
+CYCLES_SECONDS = 25.0
+"""Time for all cycles of a step together, so that a whole run stays within a minute and a half."""
+
+LEAST_CYCLES = 6
+"""Two for warm-up, three to judge, and one that is allowed to be unseen."""
+
+CYCLE_OVERHEAD_SECONDS = 1.0
+"""Lead-in and settling of a cycle."""
+
+CONCURRENT_SLOWDOWN = 0.5
+"""Ten requests at once each generate at about half the speed of one alone on a server that is not yet compute-bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step as it will run here, and what was changed from its definition."""
+
+    step: Step
+    workload: Workload
+    cycles: int
+    notes: tuple[str, ...] = ()
+
+
+def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> tuple[PlannedStep, ...]:
+    """Every step fitted to the server; without `speed` outputs have their defined length."""
+    return tuple(_fit(step, facts, speed) for step in steps)
+
+
+def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
+    if not step.workload.requests:
+        return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
+    workload, notes = _admitted(_held(step.workload, speed), facts)
+    cycles = _cycles(step, workload, speed)
+    if cycles < step.cycles:
+        notes += (f"{cycles} cycles instead of {step.cycles}: this server takes longer for each",)
+    return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
+
+
+def _held(workload: Workload, speed: Speed | None) -> Workload:
+    """The workload with outputs long enough to hold all requests together for its `hold_seconds`."""
+    if speed is None:
+        return workload
+    rate = speed.tokens_per_second * (CONCURRENT_SLOWDOWN if workload.requests > 1 else 1.0)
+    tokens = round(rate * workload.hold_seconds)
+    return replace(workload, max_tokens=min(max(tokens, LEAST_OUTPUT_TOKENS), MOST_OUTPUT_TOKENS))
+
+
+def _admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
+    """The workload cut to the longest request that the server admits and that its pool can hold."""
+    limits = [(facts.max_model_len_tokens, "the server admits {} tokens a request")]
+    limits += [
+        (pool.usable_blocks * pool.block_tokens, "the pool holds {} tokens")
+        for pool in facts.pools
+        if pool.sliding_window_tokens is None
+    ]
+    known = [(limit, reason) for limit, reason in limits if limit is not None]
+    if not known:
+        return workload, ()
+    limit, reason = min(known)
+    if workload.prompt_tokens + workload.max_tokens <= limit:
+        return workload, ()
+    output = min(workload.max_tokens, max(limit // 4, 1))
+    prompt = max(limit - output, 1)
+    note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {prompt:,}: {reason.format(f'{limit:,}')}"
+    return replace(workload, prompt_tokens=min(prompt, workload.prompt_tokens), max_tokens=output), (note,)
+
+
+def _cycles(step: Step, workload: Workload, speed: Speed | None) -> int:
+    if speed is None or step.cycles <= LEAST_CYCLES:
+        return step.cycles
+    cycle_seconds = speed.first_token_seconds + workload.max_tokens / speed.tokens_per_second + CYCLE_OVERHEAD_SECONDS
+    return min(step.cycles, max(LEAST_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))

@@ -1,0 +1,197 @@
+"""kvdiag's own requests: unique random prompts of an exact length, streamed, so that their resident tokens are known.
+
+Every request carries a cache_salt of its own and random token ids (no prefix hits), ignore_eos and min_tokens (an exact
+length), and asks for usage with every chunk (an exact count of tokens even where several come in one chunk).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from kvdiag.model import Load, Outcome, Workload
+from kvdiag.sources.http import explain
+
+MAX_ERROR_CHARACTERS = 700
+"""torch's out-of-memory message with all its figures has about 500 characters."""
+
+MAX_EVENT_CHARACTERS = 2**20
+MAX_TOKENS = 2**31
+
+SILENCE_SECONDS = 60.0
+"""Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
+
+DEFAULT_TOKEN_IDS = tuple(range(300, 900))
+"""Ids that are plain text in the vocabularies of Llama, Qwen, GPT and Gemma; used where /tokenize is not to be had."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request under way."""
+
+    prompt_tokens: int
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """A request that is over: its tokens, or why it failed."""
+
+    generated_tokens: int
+    error: str | None = None
+    first_token_seconds: float | None = None
+    decode_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How fast one request alone is: seconds to its first token, tokens per second after it."""
+
+    first_token_seconds: float
+    tokens_per_second: float
+
+
+class Requests:
+    """Offers workloads to an OpenAI-compatible server and knows at any moment what they hold there."""
+
+    def __init__(self, client: httpx2.AsyncClient, model: str, token_ids: Sequence[int] = DEFAULT_TOKEN_IDS) -> None:
+        """Send to `model` through `client`; prompts are drawn from `token_ids`."""
+        self._client = client
+        self._model = model
+        self._token_ids = token_ids
+        self._random = random.Random(secrets.randbits(64))  # noqa: S311 - unpredictable enough to miss every prefix
+        self._open: dict[int, _Open] = {}
+        self._numbers = 0
+
+    def load(self) -> Load:
+        """What the open requests hold now."""
+        resident = tuple(
+            request.prompt_tokens + request.generated_tokens - 1
+            for request in self._open.values()
+            if request.generated_tokens
+        )
+        return Load(requests=len(self._open), resident_tokens=resident)
+
+    async def measure(self, prompt_tokens: int, max_tokens: int) -> Speed | str:
+        """Send one request to warm the server up and see how fast it is; the error's text where it failed."""
+        done = await self._send(prompt_tokens, max_tokens)
+        if done.error is not None or done.first_token_seconds is None or done.decode_seconds is None:
+            return done.error or "the server answered without a token"
+        rate = (done.generated_tokens - 1) / done.decode_seconds if done.decode_seconds > 0 else 1000.0
+        return Speed(first_token_seconds=done.first_token_seconds, tokens_per_second=max(rate, 0.1))
+
+    async def offer(self, workload: Workload) -> Outcome:
+        """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._send(workload.prompt_tokens, workload.max_tokens))
+                for _ in range(workload.requests)
+            ]
+        done = [task.result() for task in tasks]
+        failed = [one for one in done if one.error is not None]
+        return Outcome(
+            completed=len(done) - len(failed),
+            failed=len(failed),
+            prompt_tokens=(len(done) - len(failed)) * workload.prompt_tokens,
+            generated_tokens=sum(one.generated_tokens for one in done),
+            errors=tuple(dict.fromkeys(one.error for one in failed if one.error is not None))[:4],
+        )
+
+    async def _send(self, prompt_tokens: int, max_tokens: int) -> _Done:
+        self._numbers += 1
+        number, request = self._numbers, _Open(prompt_tokens=prompt_tokens)
+        self._open[number] = request
+        try:
+            return await self._stream(request, max_tokens)
+        except httpx2.HTTPError as error:
+            return _Done(generated_tokens=request.generated_tokens, error=explain(error))
+        finally:
+            self._open.pop(number, None)
+
+    async def _stream(self, request: _Open, max_tokens: int) -> _Done:
+        body = {
+            "model": self._model,
+            "prompt": self._random.choices(self._token_ids, k=request.prompt_tokens),
+            "max_tokens": max_tokens,
+            "min_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "cache_salt": secrets.token_hex(16),
+        }
+        sent = time.monotonic()
+        first: float | None = None
+        last = sent
+        async with self._client.stream("POST", "/v1/completions", json=body, timeout=SILENCE_SECONDS) as response:
+            if response.status_code != httpx2.codes.OK:
+                return _Done(generated_tokens=0, error=await _error_of(response))
+            async for line in response.aiter_lines():
+                event = _event(line)
+                if event is None:
+                    continue
+                if (error := _message(event)) is not None:
+                    return _Done(generated_tokens=request.generated_tokens, error=error)
+                request.generated_tokens = _generated(event, request.generated_tokens)
+                if request.generated_tokens:
+                    last = time.monotonic()
+                    first = last if first is None else first
+                if request.generated_tokens >= max_tokens:
+                    break  # the engine frees its blocks with the last token, whatever of the stream is still to come
+        return _Done(
+            generated_tokens=request.generated_tokens,
+            error=None if request.generated_tokens else "the stream ended without a token",
+            first_token_seconds=None if first is None else first - sent,
+            decode_seconds=None if first is None else last - first,
+        )
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """The JSON object of a server-sent event's data line; `None` for everything else."""
+    if not line.startswith("data:") or len(line) > MAX_EVENT_CHARACTERS:
+        return None
+    try:
+        event = json.loads(line.removeprefix("data:"))
+    except (ValueError, RecursionError):
+        return None  # [DONE], or a line that is none of ours
+    return event if isinstance(event, dict) else None
+
+
+def _generated(event: dict[str, Any], before: int) -> int:
+    """Tokens generated so far: as the chunk's usage says, else one more for a chunk that brings a choice."""
+    usage = event.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if isinstance(count, int) and 0 <= count < MAX_TOKENS:
+        return max(count, before)
+    return before + 1 if event.get("choices") else before
+
+
+def _message(event: dict[str, Any]) -> str | None:
+    error = event.get("error")
+    if error is None and event.get("object") != "error":
+        return None
+    text = error.get("message") if isinstance(error, dict) else event.get("message", error)
+    return str(text)[:MAX_ERROR_CHARACTERS]
+
+
+async def _error_of(response: httpx2.Response) -> str:
+    """The message of an error answer, bounded."""
+    text = ""
+    async for part in response.aiter_text():
+        text += part
+        if len(text) > 4 * MAX_ERROR_CHARACTERS:
+            break
+    try:
+        decoded = json.loads(text)
+    except (ValueError, RecursionError):
+        decoded = None
+    message = _message(decoded) if isinstance(decoded, dict) else None
+    return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"

@@ -1,0 +1,174 @@
+"""Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
+
+A torn last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self, cast
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.codec import from_plain, to_plain
+from kvdiag.model import Facts, Mark, Sample, Timeline
+
+FORMAT = 1
+"""Raised when an older kvdiag could read a newer trace wrongly. Added fields alone make an older one refuse by name."""
+
+MAX_LINE_BYTES = 4 * 2**20
+"""A sample of 8 GPUs with 64 processes each takes 40 KB."""
+
+MAX_TRACE_BYTES = 4 * 2**30
+"""Unpacked. A day of 8 GPUs at 1 Hz takes 200 MB; more is a mistake or a decompression bomb."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceWriter:
+    """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
+
+    def __init__(self, path: Path, facts: Facts) -> None:
+        """Begin a trace in a new file or over an old one.
+
+        Raises:
+            KvdiagError: the file cannot be written.
+
+        """
+        self._path = path
+        try:
+            self._file = _open(path, "wb", packed=path.suffix == ".gz")
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
+        self._write({"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)})
+
+    def add(self, entry: Sample | Mark) -> None:
+        """Append one sample or mark.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        kind = "sample" if isinstance(entry, Sample) else "mark"
+        self._write({kind: to_plain(entry)})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """End the trace."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Use as a context manager."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file whatever happened."""
+        self.close()
+
+
+def read_trace(path: Path) -> tuple[Timeline, Facts]:
+    """The timeline and facts of a trace file.
+
+    Raises:
+        KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
+
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+        with _open(path, "rb", packed=packed) as file:
+            return _read_lines(_lines(file, path), path)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvdiagError(f"cannot read {path}: {reason}") from error
+
+
+def _open(path: Path, mode: Literal["rb", "wb"], *, packed: bool) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, mode) if packed else path.open(mode))
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[bytes, bool]]:
+    """Each line with whether it is whole. A gzip stream that was cut off ends like a torn line."""
+    total = 0
+    while True:
+        try:
+            line = file.readline(MAX_LINE_BYTES)
+        except EOFError:
+            return
+        if not line:
+            return
+        total += len(line)
+        if total > MAX_TRACE_BYTES:
+            raise KvdiagError(f"{path} is larger than {MAX_TRACE_BYTES >> 30} GiB unpacked: not a trace of kvdiag")
+        yield line, line.endswith(b"\n")
+
+
+def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeline, Facts]:
+    facts = _header(next(lines, (b"", False))[0], path)
+    samples: list[Sample] = []
+    marks: list[Mark] = []
+    for number, (line, whole) in enumerate(lines, start=2):
+        if not whole and len(line) < MAX_LINE_BYTES:
+            break  # torn: the recorder was killed while it wrote this line
+        try:
+            _add(_decoded(line), samples, marks)
+        except ValueError as error:
+            raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
+    try:
+        return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
+    except ValueError as error:
+        raise KvdiagError(f"{path}: {error}") from error
+
+
+def _header(line: bytes, path: Path) -> Facts:
+    not_a_trace = f"{path} is not a trace of kvdiag: its first line is no header"
+    try:
+        header = _decoded(line)
+    except ValueError as error:
+        raise KvdiagError(not_a_trace) from error
+    version = header.get("kvdiag_trace")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise KvdiagError(not_a_trace)
+    if version > FORMAT:
+        writer = str(header.get("kvdiag_version"))[:40]
+        raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use kvdiag {writer}")
+    try:
+        return from_plain(Facts, header.get("facts", {}))
+    except ValueError as error:
+        raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _add(line: dict[str, Any], samples: list[Sample], marks: list[Mark]) -> None:
+    if list(line) == ["sample"]:
+        samples.append(from_plain(Sample, line["sample"]))
+    elif list(line) == ["mark"]:
+        marks.append(from_plain(Mark, line["mark"]))
+    else:
+        raise ValueError("neither a sample nor a mark")

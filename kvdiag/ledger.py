@@ -1,0 +1,105 @@
+"""The memory audit: one sample and the facts → lines that add up to each device's used bytes, with explicit residuals.
+
+Each line says whether it was measured (NVML), reported (by the engine) or computed. What no line explains is a line of
+its own: `server_other` inside the server's processes, `unaccounted` outside every process.
+"""
+
+from __future__ import annotations
+
+from kvdiag.model import Device, Facts, LedgerLine, Process, Provenance, Sample
+
+
+def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
+    """The lines of every device in a sample; without a device, what the engine alone tells of its pool (`gpu` None)."""
+    devices = [] if sample is None else [device for device in sample.devices or () if device.memory is not None]
+    if not devices:
+        return _engine_only(sample, facts)
+    ranks = [device for device in devices if _is_servers(device, facts, alone=len(devices) == 1)]
+    lines: list[LedgerLine] = []
+    for device in devices:
+        lines += _device_lines(device, facts, ranks=len(ranks) if device in ranks else 0)
+    return tuple(lines)
+
+
+def _is_servers(device: Device, facts: Facts, *, alone: bool) -> bool:
+    processes = device.processes or ()
+    if facts.server_pids is None or not processes:
+        return alone
+    return any(process.pid in facts.server_pids for process in processes)
+
+
+def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLine]:
+    memory = device.memory
+    if memory is None:
+        return []
+    lines: list[LedgerLine] = []
+    if memory.driver_reserved_bytes is not None:
+        lines.append(_line(device, "driver_reserved", memory.driver_reserved_bytes, "measured"))
+    processes = [process for process in device.processes or () if process.used_bytes is not None]
+    own = [process for process in processes if _is_own(process, processes, facts, ranks=ranks)]
+    if own:
+        lines += _server_lines(device, own, facts, ranks)
+    elif ranks:
+        lines += _parts(device, facts, ranks)
+    lines += [
+        _line(
+            device, "other_process", process.used_bytes or 0, "measured", f"{process.name or 'process'} {process.pid}"
+        )
+        for process in processes
+        if process not in own
+    ]
+    rest = memory.used_bytes - sum(line.bytes for line in lines)
+    detail = "no process that NVML lists" if own else "the server's own memory is not told apart"
+    return [*lines, LedgerLine(gpu=device.index, component="unaccounted", bytes=rest, source="computed", detail=detail)]
+
+
+def _is_own(process: Process, processes: list[Process], facts: Facts, *, ranks: int) -> bool:
+    if facts.server_pids is not None and any(other.pid in facts.server_pids for other in processes):
+        return process.pid in facts.server_pids
+    # Containers often see host pids: a lone process on the server's device is taken to be the server.
+    return ranks > 0 and len(processes) == 1
+
+
+def _server_lines(device: Device, own: list[Process], facts: Facts, ranks: int) -> list[LedgerLine]:
+    parts = _parts(device, facts, ranks)
+    held = sum(process.used_bytes or 0 for process in own)
+    pids = ", ".join(str(process.pid) for process in own)
+    rest = held - sum(line.bytes for line in parts)
+    detail = f"context, activations, graphs, allocator cache of pid {pids}" if parts else f"all of pid {pids}"
+    return [
+        *parts,
+        LedgerLine(gpu=device.index, component="server_other", bytes=rest, source="computed", detail=detail),
+    ]
+
+
+def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
+    """Pool and weights of one rank, as far as they are told."""
+    lines = []
+    engines = max(len(facts.pools), 1)
+    pools = [pool.pool_bytes for pool in facts.pools]
+    if pools and pools[0] is not None:
+        lines.append(_line(device, "kv_pool", pools[0], "reported", "the engine's kv_cache_memory_bytes"))
+    if facts.weights_bytes is not None:
+        per_engine = max(ranks // engines, 1)
+        lines.append(_line(device, "weights", facts.weights_bytes // per_engine, "computed", "size of the checkpoint"))
+    return lines
+
+
+def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
+    """The pool by what the engine tells: held by requests, and free (cached prefixes count as free)."""
+    lines: list[LedgerLine] = []
+    usage = {engine.engine: engine.kv_usage_ratio for engine in (sample.engines if sample is not None else None) or ()}
+    for pool in facts.pools:
+        size, ratio = pool.block_bytes, usage.get(pool.engine)
+        if pool.pool_bytes is None or size is None or ratio is None:
+            continue
+        held = pool.used_blocks(ratio) * size
+        detail = f"engine {pool.engine}"
+        lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, source="reported", detail=detail))
+        free = pool.pool_bytes - held
+        lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, source="reported", detail=detail))
+    return tuple(lines)
+
+
+def _line(device: Device, component: str, size: int, source: Provenance, detail: str = "") -> LedgerLine:
+    return LedgerLine(gpu=device.index, component=component, bytes=size, source=source, detail=detail)

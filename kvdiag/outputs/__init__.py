@@ -1,0 +1,1 @@
+"""Renderers: a Diagnosis in, a value out. None of them opens a file, and none of them judges."""

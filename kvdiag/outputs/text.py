@@ -1,0 +1,196 @@
+"""The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvdiag.model import Device, Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Status, StepResult
+
+STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red", "unknown": "magenta"}
+WORDS: dict[Status, str] = {"ok": "OK", "suspect": "SUSPECT", "fault": "FAULT", "unknown": "UNKNOWN"}
+ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
+
+
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """The whole diagnosis."""
+    problems = [finding for finding in diagnosis.findings if finding.status in ("fault", "suspect")]
+    problems.sort(key=lambda finding: ORDER.index(finding.status))
+    parts: list[RenderableType] = [_headline(diagnosis, problems), _subject(diagnosis.facts)]
+    if diagnosis.steps:
+        parts += [_heading("Test steps"), _steps(diagnosis.steps)]
+    for finding in problems:
+        parts += [_heading(finding.id), _problem(finding)]
+    explained = [
+        one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence
+    ]
+    healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
+    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    if explained or healthy:
+        parts += [_heading("Looked at and not found"), _verdicts((*healthy, *explained))]
+    if unknown:
+        parts += [_heading("Could not tell"), _verdicts(unknown)]
+    if diagnosis.ledger:
+        parts += [_heading("Where the memory is"), ledger_table(diagnosis.ledger)]
+    if diagnosis.gaps:
+        parts += [_heading("Not seen"), gap_list(diagnosis.gaps)]
+    return Group(*parts)
+
+
+def render_audit(
+    facts: Facts, devices: Sequence[Device], lines: tuple[LedgerLine, ...], gaps: tuple[Gap, ...]
+) -> RenderableType:
+    """The memory audit alone."""
+    parts: list[RenderableType] = [_subject(facts)]
+    for device in devices:
+        memory = device.memory
+        state = (
+            "memory cannot be read"
+            if memory is None
+            else f"{readable(memory.used_bytes)} used of {readable(memory.total_bytes)}, "
+            f"{readable(memory.free_bytes)} free ({memory.occupied_ratio:.0%} taken)"
+        )
+        parts += [_heading(f"GPU {device.index}  {device.name}"), Text(f"  {state}")]
+        own = tuple(line for line in lines if line.gpu == device.index)
+        if own:
+            parts.append(ledger_table(own))
+    pool = tuple(line for line in lines if line.gpu is None)
+    if pool:
+        parts += [_heading("KV pool, as the engine reports it (no device was seen)"), ledger_table(pool)]
+    if gaps:
+        parts += [_heading("Not seen"), gap_list(gaps)]
+    return Group(*parts)
+
+
+def _headline(diagnosis: Diagnosis, problems: Sequence[Finding]) -> Text:
+    line = Text()
+    line.append(f"{WORDS[diagnosis.worst]}", style=f"bold {STYLES[diagnosis.worst]}")
+    if problems:
+        line.append(f"  {problems[0].id}: {problems[0].summary}")
+        if len(problems) > 1:
+            line.append(f" (and {len(problems) - 1} more)")
+        return line
+    step = next((step for step in diagnosis.steps if step.status == diagnosis.worst != "ok"), None)
+    if step is not None:
+        line.append(f"  step {step.id}: {step.summary}")
+        return line
+    if diagnosis.worst == "unknown":
+        line.append("  not enough was seen to judge")
+        return line
+    line.append("  no fault found in what could be seen")
+    unseen = sorted({gap.source for gap in diagnosis.gaps if gap.source == "nvml"})
+    if unseen:
+        line.append("; device memory was not seen")
+    return line
+
+
+def _subject(facts: Facts) -> RenderableType:
+    engine = " ".join(part for part in (facts.engine_name, facts.engine_version) if part)
+    pools = ", ".join(
+        f"{pool.usable_blocks:,} blocks of {pool.block_tokens} tokens"
+        + ("" if pool.pool_bytes is None else f" ({readable(pool.pool_bytes)})")
+        for pool in facts.pools
+    )
+    rows = [
+        ("server", " ".join(part for part in (facts.url, f"({engine})" if engine else None) if part)),
+        ("model", facts.model or "not told"),
+        ("KV pool", pools or "not told"),
+    ]
+    table = _grid()
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _steps(steps: Iterable[StepResult]) -> RenderableType:
+    table = _grid()
+    for number, step in enumerate(steps, start=1):
+        notes = "".join(f"\n{note}" for note in step.notes)
+        table.add_row(
+            Text(WORDS[step.status], style=STYLES[step.status]),
+            Text.assemble((f"{number} {step.id}: ", "bold"), step.summary, (notes, "dim")),
+        )
+    return table
+
+
+def _problem(finding: Finding) -> RenderableType:
+    table = _grid()
+    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), Text(finding.summary))
+    for one in finding.evidence:
+        table.add_row(Text(""), Text.assemble((f"{one.name.replace('_', ' ')}: ", "dim"), _value(one)))
+    for name, text in (
+        ("cause", finding.likely_cause),
+        ("confirm", finding.confirm),
+        ("remedy", finding.remedy),
+        ("runbook", finding.runbook),
+    ):
+        if text:
+            table.add_row(Text(name, style="bold"), Text(text))
+    return table
+
+
+def _value(evidence: Evidence) -> str:
+    value = evidence.value
+    if value is None:
+        return "not known"
+    if isinstance(value, str):
+        return value
+    if evidence.unit.startswith("bytes"):
+        return f"{readable(value)}{evidence.unit.removeprefix('bytes')}"
+    if evidence.unit == "ratio":
+        return f"{value:.1%}"
+    shown = f"{value:,.4g}" if value % 1 else f"{value:,.0f}"
+    return f"{shown} {evidence.unit}"
+
+
+def _verdicts(findings: Iterable[Finding]) -> RenderableType:
+    table = _grid()
+    for finding in findings:
+        summary = finding.summary.removeprefix("cannot tell: ")
+        table.add_row(Text(finding.id, style=STYLES[finding.status]), Text(summary))
+    return table
+
+
+def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
+    """Ledger lines with their sizes, one a row."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in lines:
+        where = "" if line.gpu is None else f"GPU {line.gpu} "
+        table.add_row(f"{where}{line.component}", readable(line.bytes), line.source, Text(line.detail, style="dim"))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def gap_list(gaps: Iterable[Gap]) -> RenderableType:
+    """Gaps with their reasons, one a row."""
+    table = _grid()
+    for gap in gaps:
+        table.add_row(Text(gap.source, style="dim"), Text(f"{gap.kind}: {gap.reason}"))
+    return table
+
+
+def readable(value: float) -> str:
+    """Bytes as GiB or MiB with two decimals."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= divisor:
+            return f"{sign}{size / divisor:,.2f} {unit}"
+    return f"{sign}{size:.0f} B"
+
+
+def _heading(text: str) -> RenderableType:
+    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
+
+
+def _grid() -> Table:
+    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

@@ -1,0 +1,270 @@
+"""vLLM 0.32's HTTP routes over one simulated engine; beside them `GET /drill/nvml`, the simulated driver's door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvdiag.sim import metrics
+from kvdiag.sim.blocks import blocks_for
+from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, parse_completion, tokenize
+from kvdiag.sim.engine import Engine, Output, Outputs
+from kvdiag.sim.gpu import Gpu
+from kvdiag.sim.http import HttpRequest, Response
+from kvdiag.sim.nvml import STATE_PATH, nvml_state
+from kvdiag.sim.scheduler import Request
+from kvdiag.sim.stories import Story
+
+VLLM_VERSION = "0.32.0"
+MODEL_NAME = "drill"
+GPU_UUID = "GPU-5ca1ab1e-d211-4d1a-8000-000000000001"
+GPU_NAME = "Simulated GPU 24GiB"
+
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+FILTERED_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
+DONE = "data: [DONE]\n\n"
+
+
+class _ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+class Api:
+    """One server: its engine on its GPU, and the answers that it gives."""
+
+    def __init__(self, story: Story, root: Path) -> None:
+        """Put the story's processes on a new GPU, the server last; `root` is the model's folder."""
+        self._root = root
+        self._started_seconds = time.time()
+        self._limits = ModelLimits(
+            name=MODEL_NAME, vocab=story.model.vocab, max_model_len_tokens=story.max_model_len_tokens
+        )
+        gpu = Gpu(
+            uuid=GPU_UUID,
+            name=GPU_NAME,
+            total_bytes=story.device_bytes,
+            driver_reserved_bytes=story.driver_reserved_bytes,
+        )
+        for foreign in story.foreign:
+            gpu.take(gpu.join(foreign.pid, foreign.name), foreign.used_bytes)
+        self.engine = Engine(story, gpu, pid=os.getpid())
+        self._cache_config = cache_config(story, self.engine.total_blocks)
+        self._routes: Mapping[str, tuple[str, Callable[[HttpRequest], Response]]] = {
+            "/health": ("GET", lambda _: Response()),
+            "/version": ("GET", lambda _: Response.json({"version": VLLM_VERSION})),
+            "/v1/models": ("GET", lambda _: Response.json(self._models())),
+            # Only the mounted twin filters: seen on 0.32, where /metrics answers with the whole page whatever is asked.
+            "/metrics": ("GET", lambda _: self._metrics(())),
+            "/metrics/": ("GET", lambda asked: self._metrics([v for name, v in asked.query if name == "name[]"])),
+            STATE_PATH: ("GET", lambda _: Response.json(nvml_state(self.engine.gpu))),
+            "/tokenize": ("POST", lambda asked: Response.json(tokenize(asked.body, self._limits))),
+        }
+
+    async def handle(self, asked: HttpRequest) -> Response:
+        """Answer one request."""
+        method, answer = self._routes.get(asked.path, ("POST", None))
+        if answer is None and asked.path != "/v1/completions":
+            return Response.json({"detail": "Not Found"}, status=404)
+        if asked.method != method:
+            return Response.json({"detail": "Method Not Allowed"}, status=405, headers={"Allow": method})
+        try:
+            return answer(asked) if answer is not None else await self._complete(asked)
+        except ApiError as error:
+            return Response.json(error.body, status=error.code)
+
+    def _models(self) -> dict[str, Any]:
+        model = {
+            "id": MODEL_NAME,
+            "object": "model",
+            "created": int(self._started_seconds),
+            "owned_by": "vllm",
+            "root": str(self._root),
+            "parent": None,
+            "max_model_len": self._limits.max_model_len_tokens,
+        }
+        return {"object": "list", "data": [model]}
+
+    def _metrics(self, names: tuple[str, ...] | list[str]) -> Response:
+        page = metrics.families(
+            self.engine.statistics,
+            model=MODEL_NAME,
+            cache_config=self._cache_config,
+            process=_process_figures(self._started_seconds),
+            started_seconds=self._started_seconds,
+        )
+        text = metrics.render(metrics.only(page, names) if names else page)
+        return Response(text.encode(), content_type=FILTERED_METRICS_TYPE if names else METRICS_TYPE)
+
+    async def _complete(self, asked: HttpRequest) -> Response:
+        completion = parse_completion(asked.body, self._limits)
+        identity = f"cmpl-{secrets.token_hex(8)}"
+        if completion.stream:
+            events = self._stream(identity, completion, asked.gone)
+            return Response(stream=events, content_type=EVENT_STREAM_TYPE)
+        texts = [""] * len(completion.prompts)
+        reasons: list[str | None] = [None] * len(completion.prompts)
+        generated = 0
+        try:
+            async with contextlib.aclosing(self._run(identity, completion, asked.gone)) as outputs:
+                async for index, output in outputs:
+                    if output.error is not None:
+                        return Response.json(_failure(output.error), status=500)
+                    texts[index] += "" if output.token is None else decode(output.token)
+                    generated += output.token is not None
+                    reasons[index] = output.finish_reason
+        except _ClientGoneError:
+            return Response(status=499)
+        choices = [_choice(index, text, reasons[index]) for index, text in enumerate(texts)]
+        answer = self._envelope(identity, choices)
+        return Response.json({**answer, "usage": _usage(completion, generated)})
+
+    async def _stream(self, identity: str, completion: Completion, gone: asyncio.Event) -> AsyncGenerator[str]:
+        generated = 0
+        try:
+            async with contextlib.aclosing(self._run(identity, completion, gone)) as outputs:
+                async for index, output in outputs:
+                    if output.error is not None:
+                        yield _event(_failure(output.error))
+                        yield DONE
+                        return
+                    if output.token is not None:
+                        generated += 1
+                        choice = _choice(index, decode(output.token), output.finish_reason)
+                        yield _event(self._envelope(identity, [choice]))
+        except _ClientGoneError:
+            return
+        if completion.include_usage:
+            yield _event({**self._envelope(identity, []), "usage": _usage(completion, generated)})
+        yield DONE
+
+    async def _run(
+        self, identity: str, completion: Completion, gone: asyncio.Event
+    ) -> AsyncGenerator[tuple[int, Output]]:
+        """What the engine makes of each prompt, with the prompt's index; whoever stops listening aborts the rest."""
+        outputs: Outputs = asyncio.Queue()
+        now = time.monotonic()
+        requests = {
+            Request(
+                id=f"{identity}-{index}",
+                prompt=prompt,
+                max_tokens=completion.max_tokens,
+                min_tokens=completion.min_tokens,
+                ignore_eos=completion.ignore_eos,
+                cache_salt=completion.cache_salt,
+                arrived_seconds=now,
+            ): index
+            for index, prompt in enumerate(completion.prompts)
+        }
+        watch = asyncio.create_task(_tell(gone, outputs))
+        try:
+            for request in requests:
+                self.engine.submit(request, outputs)
+            open_requests = len(requests)
+            while open_requests:
+                output = await outputs.get()
+                if output is None:
+                    raise _ClientGoneError
+                open_requests -= output.finish_reason is not None
+                yield requests[output.request], output
+        finally:
+            watch.cancel()
+            for request in requests:
+                self.engine.abort(request)
+
+    def _envelope(self, identity: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": identity,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": MODEL_NAME,
+            "choices": choices,
+        }
+
+
+def cache_config(story: Story, total_blocks: int) -> dict[str, str]:
+    """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
+    # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
+    concurrency = total_blocks / blocks_for(story.max_model_len_tokens, story.block_tokens)
+    return {
+        "_block_size_resolved": "True",
+        "block_size": str(story.block_tokens),
+        "cache_dtype": "auto",
+        "cache_hit_alignment_tokens": "None",
+        "effective_attention_block_size": str(story.block_tokens),
+        "enable_mamba_shared_prefix_checkpoint": "False",
+        "enable_prefix_caching": "True",
+        "engine": "0",
+        "gpu_memory_utilization": str(story.memory_fraction_ratio),
+        "hash_block_size": "None",
+        "is_attention_free": "False",
+        "kv_cache_dtype_skip_layers": "[]",
+        "kv_cache_layout": "None",
+        "kv_cache_max_concurrency": str(concurrency),
+        "kv_cache_memory_bytes": str(story.kv_cache_memory_bytes),
+        "kv_cache_size_tokens": str(int(concurrency * story.max_model_len_tokens)),
+        "kv_offloading_backend": "native",
+        "kv_offloading_size": "None",
+        "kv_sharing_fast_prefill": "False",
+        "mamba_block_size": "None",
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": "None",
+        "mamba_ssm_cache_dtype": "float32",
+        "num_cpu_blocks": "None",
+        "num_gpu_blocks": str(total_blocks),
+        "num_gpu_blocks_override": "None",
+        "prefix_cache_retention_interval": "0",
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": "None",
+        "replayssm_buffer_len": "16",
+        "skip_page_size_padded": "None",
+        "sliding_window": "None",
+        "swa_bounded_replay": "True",
+        "use_kda_recoverssm": "False",
+        "use_replayssm": "False",
+        "user_specified_block_size": "False",
+    }
+
+
+async def _tell(gone: asyncio.Event, outputs: Outputs) -> None:
+    await gone.wait()
+    outputs.put_nowait(None)
+
+
+def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+
+
+def _usage(completion: Completion, generated: int) -> dict[str, int]:
+    prompt = sum(len(tokens) for tokens in completion.prompts)
+    return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
+
+
+def _failure(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def _process_figures(started_seconds: float) -> dict[str, float]:
+    """What prometheus_client tells of the process itself."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    pages = [int(field) for field in Path("/proc/self/statm").read_text().split()[:2]]
+    page_bytes = resource.getpagesize()
+    return {
+        "process_virtual_memory_bytes": pages[0] * page_bytes,
+        "process_resident_memory_bytes": pages[1] * page_bytes,
+        "process_start_time_seconds": started_seconds,
+        "process_cpu_seconds_total": used.ru_utime + used.ru_stime,
+    }

@@ -1,0 +1,250 @@
+"""A simulated GPU: who holds how many of its bytes, and a caching allocator that behaves as torch's does.
+
+Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`, so that what NVML shows and
+what the allocator believes cannot drift apart; `tests/sim/test_gpu.py` holds that as a property.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+PAGE_BYTES = 2 * MIB
+"""cudaMalloc hands out whole pages of this size on every current GPU."""
+
+# c10/cuda/CUDAAllocatorConfig.h and CUDACachingAllocator.cpp, by their names there.
+MIN_BLOCK_BYTES = 512  # kMinBlockSize
+SMALL_BYTES = 1 * MIB  # kSmallSize
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
+LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
+MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc
+ROUND_LARGE_BYTES = 2 * MIB  # kRoundLarge
+
+
+class DeviceFullError(Exception):
+    """The driver has no such amount of free memory (cudaErrorMemoryAllocation)."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch raises; the message is torch's, 2.4 and later."""
+
+
+@dataclass(slots=True)
+class GpuProcess:
+    """A process that holds memory of the device."""
+
+    pid: int
+    name: str
+    used_bytes: int = 0
+
+
+class Gpu:
+    """One device. `driver_reserved_bytes` are the driver's own and nobody's to have."""
+
+    def __init__(self, *, uuid: str, name: str, total_bytes: int, driver_reserved_bytes: int) -> None:
+        """Start with all but the driver's own memory free."""
+        self.uuid = uuid
+        self.name = name
+        self.total_bytes = total_bytes
+        self.driver_reserved_bytes = driver_reserved_bytes
+        self._processes: dict[int, GpuProcess] = {}
+
+    @property
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """The processes that hold memory now."""
+        return tuple(process for process in self._processes.values() if process.used_bytes > 0)
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver could still give."""
+        held = sum(process.used_bytes for process in self._processes.values())
+        return self.total_bytes - self.driver_reserved_bytes - held
+
+    @property
+    def usable_bytes(self) -> int:
+        """What CUDA calls the device's total: all but the driver's own."""
+        return self.total_bytes - self.driver_reserved_bytes
+
+    def join(self, pid: int, name: str) -> GpuProcess:
+        """Make a process known to the device; it holds nothing yet."""
+        return self._processes.setdefault(pid, GpuProcess(pid, name))
+
+    def take(self, process: GpuProcess, size_bytes: int) -> int:
+        """Give a process memory in whole pages, as cudaMalloc does; returns the bytes that it holds by it."""
+        taken = round_up(size_bytes, PAGE_BYTES)
+        if taken > self.free_bytes:
+            raise DeviceFullError(f"{taken} bytes asked for, {self.free_bytes} free")
+        process.used_bytes += taken
+        return taken
+
+    def give_back(self, process: GpuProcess, taken_bytes: int) -> None:
+        """Return what `take` gave."""
+        if taken_bytes > process.used_bytes:
+            raise ValueError(f"process {process.pid} holds {process.used_bytes} bytes, cannot return {taken_bytes}")
+        process.used_bytes -= taken_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One cudaMalloc of the allocator, cut into blocks that lie side by side."""
+
+    pool: Literal["small", "large"]
+    total_bytes: int
+    blocks: list[Block]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment; the handle of an allocation while `allocated`."""
+
+    segment: Segment
+    size_bytes: int
+    allocated: bool = False
+
+
+class CachingAllocator:
+    """torch's CUDACachingAllocator with its default settings: no expandable segments, no split limit, one stream."""
+
+    def __init__(self, gpu: Gpu, process: GpuProcess) -> None:
+        """Hold nothing yet."""
+        self.gpu = gpu
+        self.process = process
+        self.alloc_retries_total = 0
+        self.ooms_total = 0
+        self._segments: list[Segment] = []
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator holds of the device (torch.cuda.memory_reserved)."""
+        return sum(segment.total_bytes for segment in self._segments)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What tensors hold of that (torch.cuda.memory_allocated)."""
+        return sum(block.size_bytes for segment in self._segments for block in segment.blocks if block.allocated)
+
+    @property
+    def largest_hole_bytes(self) -> int:
+        """The largest block that a tensor could have without a new segment."""
+        return max((b.size_bytes for s in self._segments for b in s.blocks if not b.allocated), default=0)
+
+    def allocate(self, size_bytes: int) -> Block:
+        """A block for a tensor: the smallest hole that fits, else a new segment.
+
+        Raises:
+            OutOfMemoryError: neither is to be had, also after all free segments went back to the device.
+
+        """
+        rounded = max(round_up(size_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
+        pool: Literal["small", "large"] = "small" if rounded <= SMALL_BYTES else "large"
+        hole = self._best_hole(pool, rounded) or self._new_segment(pool, _segment_bytes(rounded))
+        if hole is None:
+            self.alloc_retries_total += 1
+            self.empty_cache()
+            hole = self._new_segment(pool, _segment_bytes(rounded))
+        if hole is None:
+            self.ooms_total += 1
+            raise OutOfMemoryError(self._oom_message(_segment_bytes(rounded)))
+        self._cut(hole, rounded)
+        hole.allocated = True
+        return hole
+
+    def free(self, block: Block) -> None:
+        """Return a tensor's block to the cache, joined with the holes beside it; the device gets nothing back."""
+        if not block.allocated:
+            raise ValueError("this block is not allocated")
+        block.allocated = False
+        blocks = block.segment.blocks
+        at = blocks.index(block)
+        for neighbour in (at + 1, at - 1):
+            if 0 <= neighbour < len(blocks) and not blocks[neighbour].allocated:
+                block.size_bytes += blocks[neighbour].size_bytes
+                blocks[neighbour].size_bytes = 0
+        block.segment.blocks = [piece for piece in blocks if piece.size_bytes]
+
+    def empty_cache(self) -> None:
+        """Give segments that hold no tensor back to the device (torch.cuda.empty_cache)."""
+        kept: list[Segment] = []
+        for segment in self._segments:
+            if any(block.allocated for block in segment.blocks):
+                kept.append(segment)
+            else:
+                self.gpu.give_back(self.process, segment.total_bytes)
+        self._segments = kept
+
+    def _best_hole(self, pool: str, size_bytes: int) -> Block | None:
+        holes = (
+            block
+            for segment in self._segments
+            if segment.pool == pool
+            for block in segment.blocks
+            if not block.allocated and block.size_bytes >= size_bytes
+        )
+        return min(holes, key=lambda hole: hole.size_bytes, default=None)
+
+    def _new_segment(self, pool: Literal["small", "large"], size_bytes: int) -> Block | None:
+        try:
+            taken = self.gpu.take(self.process, size_bytes)
+        except DeviceFullError:
+            return None
+        segment = Segment(pool, taken, [])
+        segment.blocks.append(Block(segment, taken))
+        self._segments.append(segment)
+        return segment.blocks[0]
+
+    def _cut(self, hole: Block, size_bytes: int) -> None:
+        rest = hole.size_bytes - size_bytes
+        # should_split(): a small block's rest is worth keeping from 512 bytes, a large one's from more than 1 MiB.
+        if rest >= MIN_BLOCK_BYTES if hole.segment.pool == "small" else rest > SMALL_BYTES:
+            hole.size_bytes = size_bytes
+            blocks = hole.segment.blocks
+            blocks.insert(blocks.index(hole) + 1, Block(hole.segment, rest))
+
+    def _oom_message(self, asked_bytes: int) -> str:
+        allocated = self.allocated_bytes
+        others = "".join(
+            f"Process {process.pid} has {size_text(process.used_bytes)} memory in use. "
+            for process in self.gpu.processes
+            if process is not self.process
+        )
+        return (
+            f"CUDA out of memory. Tried to allocate {size_text(asked_bytes)}. "
+            f"GPU 0 has a total capacity of {size_text(self.gpu.usable_bytes)} "
+            f"of which {size_text(self.gpu.free_bytes)} is free. {others}"
+            f"Including non-PyTorch memory, this process has {size_text(self.process.used_bytes)} memory in use. "
+            f"Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
+            f"and {size_text(self.reserved_bytes - allocated)} is reserved by PyTorch but unallocated. "
+            "If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+            "See documentation for Memory Management  "
+            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+
+def round_up(size_bytes: int, step_bytes: int) -> int:
+    """The next multiple of `step_bytes`."""
+    return -(-size_bytes // step_bytes) * step_bytes
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as torch's messages write it (format_size in CUDACachingAllocator.cpp)."""
+    if size_bytes <= KIB:
+        return f"{size_bytes} bytes"
+    if size_bytes <= MIB:
+        return f"{size_bytes / KIB:.2f} KiB"
+    if size_bytes <= GIB:
+        return f"{size_bytes / MIB:.2f} MiB"
+    return f"{size_bytes / GIB:.2f} GiB"
+
+
+def _segment_bytes(rounded_bytes: int) -> int:
+    """get_allocation_size(): what to ask of the device for a block of this size."""
+    if rounded_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if rounded_bytes < MIN_LARGE_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return round_up(rounded_bytes, ROUND_LARGE_BYTES)

@@ -1,0 +1,181 @@
+"""The simulated GPU's NVML: `nvml_state` says what the driver sees, `RemoteNvml` is pynvml for another process.
+
+Only functions that kvdiag's NVML source calls are here; constants and error classes are pynvml's own.
+"""
+
+# ruff: noqa: N802, N815 - the names are NVML's and pynvml's
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvdiag.sim.gpu import Gpu
+
+DRIVER_VERSION = "580.95.05"
+STATE_PATH = "/drill/nvml"
+ANSWER_SECONDS = 2.0
+NO_INSTANCE = 2**32 - 1
+"""What NVML gives as instance ids where the device is not sliced."""
+
+
+def nvml_state(gpu: Gpu) -> dict[str, Any]:
+    """The device and its processes now, JSON-able, in bytes; `used` leaves the driver's reservation out, as v2 does."""
+    return {
+        "driver_version": DRIVER_VERSION,
+        "devices": [
+            {
+                "index": 0,
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "total_bytes": gpu.total_bytes,
+                "free_bytes": gpu.free_bytes,
+                "used_bytes": gpu.usable_bytes - gpu.free_bytes,
+                "reserved_bytes": gpu.driver_reserved_bytes,
+                "processes": [
+                    {"pid": process.pid, "name": process.name, "used_bytes": process.used_bytes}
+                    for process in gpu.processes
+                ],
+            }
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryV1:
+    """nvmlMemory_t: `used` holds the driver's reservation too."""
+
+    total: int
+    free: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryV2:
+    """nvmlMemory_v2_t."""
+
+    version: int
+    total: int
+    reserved: int
+    free: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """nvmlProcessInfo_t, as nvidia-ml-py gives it."""
+
+    pid: int
+    usedGpuMemory: int | None
+    gpuInstanceId: int = NO_INSTANCE
+    computeInstanceId: int = NO_INSTANCE
+
+
+class RemoteNvml:
+    """The module `pynvml` with a drill's GPU behind it: each call reads `GET /drill/nvml` of that server."""
+
+    def __init__(self, base_url: str) -> None:
+        """Read the GPU of the drill at `base_url`; no request is made yet."""
+        parts = urlsplit(base_url)
+        self._address = (parts.hostname or "127.0.0.1", parts.port or 80)
+
+    def __getattr__(self, name: str) -> Any:
+        """Find constants and error classes in pynvml; a function that is not simulated answers NOT_SUPPORTED."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(importlib.import_module("pynvml"), name)
+        return value if name.startswith("NVML") or not callable(value) else self._not_supported
+
+    def nvmlInit(self) -> None:
+        """Succeeds when the drill answers."""
+        self._state()
+
+    def nvmlShutdown(self) -> None:
+        """Nothing to give back."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """The simulated driver's version."""
+        version: str = self._state()["driver_version"]
+        return version
+
+    def nvmlDeviceGetCount(self) -> int:
+        """One device."""
+        return len(self._state()["devices"])
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        """A handle, which here is the index itself."""
+        if not 0 <= index < self.nvmlDeviceGetCount():
+            raise self.NVMLError(self.NVML_ERROR_INVALID_ARGUMENT)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        """The device's identity."""
+        uuid: str = self._device(handle)["uuid"]
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        """The product's name."""
+        name: str = self._device(handle)["name"]
+        return name
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:
+        """The device's index."""
+        return handle
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> MemoryV1 | MemoryV2:
+        """The device's memory, of structure version 2 where asked for."""
+        device = self._device(handle)
+        total, free, reserved = device["total_bytes"], device["free_bytes"], device["reserved_bytes"]
+        if version is None:
+            return MemoryV1(total=total, free=free, used=total - free)
+        if version != self.nvmlMemory_v2:
+            raise self.NVMLError(self.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        return MemoryV2(version=version, total=total, reserved=reserved, free=free, used=device["used_bytes"])
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[ProcessInfo]:
+        """As nvmlDeviceGetComputeRunningProcesses, by its versioned name."""
+        return self.nvmlDeviceGetComputeRunningProcesses(handle)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[ProcessInfo]:
+        """The processes that hold memory of the device."""
+        return [ProcessInfo(process["pid"], process["used_bytes"]) for process in self._device(handle)["processes"]]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        """A process's command line."""
+        for device in self._state()["devices"]:
+            for process in device["processes"]:
+                if process["pid"] == pid:
+                    name: str = process["name"]
+                    return name
+        raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        """Current and pending: MIG is off."""
+        self._device(handle)
+        return (0, 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        """The device cannot be sliced."""
+        self._device(handle)
+        return 0
+
+    def _not_supported(self, *_arguments: Any, **_named: Any) -> Any:
+        raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+
+    def _device(self, handle: int) -> dict[str, Any]:
+        device: dict[str, Any] = self._state()["devices"][handle]
+        return device
+
+    def _state(self) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_SECONDS)
+        try:
+            connection.request("GET", STATE_PATH)
+            state: dict[str, Any] = json.loads(connection.getresponse().read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self.NVMLError(self.NVML_ERROR_UNKNOWN) from error
+        finally:
+            connection.close()
+        return state

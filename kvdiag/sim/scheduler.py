@@ -1,0 +1,242 @@
+"""Which requests run, with how many tokens, in which blocks, as vLLM 0.32 decides it (vllm/v1/core/sched/scheduler.py).
+
+Pure state: the caller owns the clock and the device. A step is `schedule()`, the model's work, then `complete()` or
+`fail()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvdiag.sim.blocks import BlockPool, block_hash, blocks_for
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence on its way through the engine. `computed_tokens` of it have their keys and values in `blocks`."""
+
+    id: str
+    prompt: Sequence[int]
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    cache_salt: str | None = None
+    arrived_seconds: float = 0.0
+    scheduled_seconds: float | None = None
+    first_token_seconds: float | None = None
+    last_token_seconds: float | None = None
+    output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output so far; the newest output token has no keys and values yet."""
+        return len(self.prompt) + len(self.output)
+
+    def slice(self, start: int, end: int) -> list[int]:
+        """The tokens from `start` to before `end` of prompt and output laid end to end."""
+        split = len(self.prompt)
+        return [*self.prompt[start:end], *self.output[max(start - split, 0) : max(end - split, 0)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One engine step's work: how many new tokens of each request the model computes."""
+
+    tokens: dict[Request, int]
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that go through the model in this step."""
+        return sum(self.tokens.values())
+
+    @property
+    def longest_prefill_tokens(self) -> int:
+        """Length of the longest sequence of which this step computes a prefill chunk; 0 in a pure decode step."""
+        return max((request.tokens for request, new in self.tokens.items() if new > 1), default=0)
+
+    def sampling(self) -> Iterator[Request]:
+        """The requests that this step brings to their end of known tokens, so that each samples a new one."""
+        return (request for request, new in self.tokens.items() if request.computed_tokens + new == request.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What `vllm serve` sets by --max-num-batched-tokens, --max-num-seqs, --max-model-len and --block-size."""
+
+    max_batched_tokens: int
+    max_running: int
+    max_model_len_tokens: int
+    block_tokens: int
+
+
+class Scheduler:
+    """First come, first served; a running request that finds no free block sends the last one back to the queue."""
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, *, blocks_kept_at_finish: int = 0) -> None:
+        """Schedule over `pool`; a finished request forgets `blocks_kept_at_finish` blocks instead of freeing them."""
+        self.pool = pool
+        self.limits = limits
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.preemptions_total = 0
+        self.prefix_queries_total = 0
+        self.prefix_hits_total = 0
+        self._blocks_kept_at_finish = blocks_kept_at_finish
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self.running and not self.waiting
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its prompt fits `max_model_len_tokens` and the pool (the front end saw to that)."""
+        self._extend_hashes(request, len(request.prompt))
+        self.waiting.append(request)
+
+    def schedule(self) -> Batch:
+        """Choose this step's work and take the blocks for it: running requests first, then the queue in order."""
+        batch: dict[Request, int] = {}
+        budget = self.limits.max_batched_tokens
+        preempted_before = self.preemptions_total
+        position = 0
+        while position < len(self.running) and budget > 0:
+            request = self.running[position]
+            new = min(request.tokens - request.computed_tokens, budget)
+            if not self._allocate_or_preempt(request, new):
+                break  # it was itself the last one, and is back in the queue
+            batch[request] = new
+            budget -= new
+            position += 1
+        if self.preemptions_total == preempted_before:
+            self._admit(batch, budget)
+        return Batch(batch)
+
+    def complete(
+        self, batch: Batch, sampled: dict[Request, int], *, eos_token: int, now_seconds: float
+    ) -> list[Request]:
+        """Take in what the model computed and sampled; returns the requests that are finished by it."""
+        finished: list[Request] = []
+        for request, new in batch.tokens.items():
+            if request.finish_reason is not None:
+                continue  # aborted while the step ran
+            request.computed_tokens += new
+            if request not in sampled:
+                continue
+            token = sampled[request]
+            request.output.append(token)
+            self._extend_hashes(request, request.tokens)
+            if request.first_token_seconds is None:
+                request.first_token_seconds = now_seconds
+            request.last_token_seconds = now_seconds
+            if (reason := self._stop_reason(request, token, eos_token)) is not None:
+                self._finish(request, reason)
+                finished.append(request)
+        return finished
+
+    def fail(self, batch: Batch) -> list[Request]:
+        """Give up every request of a step that the device could not do; returns them."""
+        failed = [request for request in batch.tokens if request.finish_reason is None]
+        for request in failed:
+            self._finish(request, "error")
+        return failed
+
+    def abort(self, request: Request) -> None:
+        """Drop a request wherever it is; one that is already finished stays as it is."""
+        if request.finish_reason is None:
+            self._finish(request, "abort")
+
+    def _allocate_or_preempt(self, request: Request, new: int) -> bool:
+        while not self._allocate(request, new):
+            victim = self.running.pop()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _admit(self, batch: dict[Request, int], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_running:
+            request = self.waiting[0]
+            hit = self._cached_prefix(request)
+            # The whole of its known tokens must fit, not just the first chunk (`scheduler_reserve_full_isl`).
+            needed = blocks_for(request.tokens, self.limits.block_tokens) - len(hit)
+            if needed + self.pool.free_among(hit) > self.pool.free_blocks:
+                return
+            self.waiting.popleft()
+            self.running.append(request)
+            self.pool.hold(hit)
+            request.blocks = list(hit)
+            request.computed_tokens = len(hit) * self.limits.block_tokens
+            if request.preemptions == 0:
+                request.cached_tokens = request.computed_tokens
+                self.prefix_queries_total += request.tokens if self.pool.prefix_caching else 0
+                self.prefix_hits_total += request.computed_tokens
+            new = min(request.tokens - request.computed_tokens, budget)
+            self._allocate(request, new)
+            batch[request] = new
+            budget -= new
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        # The last token is always computed: its logits are needed (kv_cache_manager.py: max_cache_hit_length).
+        full = (request.tokens - 1) // self.limits.block_tokens
+        return self.pool.find(request.hashes[:full])
+
+    def _allocate(self, request: Request, new: int) -> bool:
+        end = request.computed_tokens + new
+        needed = blocks_for(end, self.limits.block_tokens) - len(request.blocks)
+        if needed > self.pool.free_blocks:
+            return False
+        if needed > 0:
+            request.blocks += self.pool.take(needed)
+        if self.pool.prefix_caching:
+            for index in range(request.computed_tokens // self.limits.block_tokens, end // self.limits.block_tokens):
+                self.pool.publish(request.blocks[index], request.hashes[index])
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._give_back(request)
+        request.computed_tokens = 0
+        request.preemptions += 1
+        self.preemptions_total += 1
+        self.waiting.appendleft(request)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if self._blocks_kept_at_finish:
+            # The fault of the kv-leak story: the table forgets its first blocks without releasing them.
+            del request.blocks[: self._blocks_kept_at_finish]
+        self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+
+    def _stop_reason(self, request: Request, token: int, eos_token: int) -> FinishReason | None:
+        if token == eos_token and not request.ignore_eos and len(request.output) >= request.min_tokens:
+            return "stop"
+        if len(request.output) >= request.max_tokens or request.tokens >= self.limits.max_model_len_tokens:
+            return "length"
+        return None
+
+    def _extend_hashes(self, request: Request, tokens: int) -> None:
+        size = self.limits.block_tokens
+        while self.pool.prefix_caching and (len(request.hashes) + 1) * size <= tokens:
+            start = len(request.hashes) * size
+            content = request.slice(start, start + size)
+            parent = request.hashes[-1] if request.hashes else b""
+            salt = request.cache_salt if start == 0 else None
+            request.hashes.append(block_hash(parent, content, salt))

@@ -1,0 +1,92 @@
+"""A drill: an LLM server with a simulated GPU that acts out a story, on a loopback port, in a background thread.
+
+with Drill(STORIES["kv-leak"]) as drill:
+    ...  # drill.url answers as vLLM 0.32 does; RemoteNvml(drill.url) is its GPU's NVML
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvdiag.sim.api import Api
+from kvdiag.sim.http import HttpServer
+from kvdiag.sim.stories import Story
+
+START_SECONDS = 10.0
+
+
+class Drill:
+    """A story being acted out for the length of a `with` block."""
+
+    def __init__(self, story: Story, port: int = 0) -> None:
+        """Choose a story and a port, 0 for any free one; entering the block starts it."""
+        self.story = story
+        self.url = ""
+        self._port = port
+        self._thread = threading.Thread(target=self._run, name="kvdiag-drill", daemon=True)
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def __enter__(self) -> Self:
+        """Start serving; returns when `url` answers.
+
+        Raises:
+            OSError: the port is taken or may not be used.
+
+        """
+        self._thread.start()
+        started = self._ready.wait(START_SECONDS)
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        if not started:
+            raise TimeoutError(f"the drill did not start within {START_SECONDS:g} s")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Hang up on all clients and remove the model's folder."""
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        with tempfile.TemporaryDirectory(prefix="kvdiag-drill-") as folder:
+            root = Path(folder)
+            self.story.model.write(root, max_positions=self.story.max_model_len_tokens)
+            api = Api(self.story, root)
+            server = HttpServer(api.handle)
+            port = await server.start(self._port)
+            self.url = f"http://127.0.0.1:{port}"
+            engine = asyncio.create_task(api.engine.run())
+            stop = asyncio.create_task(self._stop.wait())
+            self._ready.set()
+            try:
+                await asyncio.wait((engine, stop), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                engine.cancel()
+                stop.cancel()
+                await asyncio.gather(engine, stop, return_exceptions=True)
+                await server.stop()

@@ -1,0 +1,133 @@
+"""The server's processes as the host shows them: which they are, their resident memory, what its weights weigh.
+
+A server in another PID namespace or on another machine is not visible: that is a gap, and every judgement that needs
+to know which process is the server's then says so.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from kvdiag.model import Gap, HostProcess
+
+SOURCE = "host"
+
+MAX_PROCESSES = 512
+"""A server of 16 engines with 16 workers each has fewer; more in one tree is somebody else's process."""
+
+MAX_WEIGHT_FILES = 4096
+
+
+def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
+    """Process ids of the server listening at `url`: listener, parents of the same program, all their children.
+
+    vLLM's API server listens; engine cores and workers are its children, with several API servers the children of
+    one launcher.
+    """
+    parts = urlsplit(url)
+    if not _is_local(parts.hostname or ""):
+        return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        listener = _listener(port)
+        if listener is None:
+            return None, (_unseen(f"no process of this PID namespace is seen listening on port {port}"),)
+        top = _launcher(listener)
+        family = [top, *top.children(recursive=True)]
+    except psutil.Error as error:
+        return None, (_unseen(f"the processes of port {port} cannot be read: {type(error).__name__}"),)
+    return tuple(sorted(process.pid for process in family[:MAX_PROCESSES])), ()
+
+
+def _unseen(reason: str) -> Gap:
+    return Gap(source=SOURCE, kind="absent", reason=reason)
+
+
+def _is_local(hostname: str) -> bool:
+    if hostname == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        return hostname == socket.gethostname()
+    own = {found.address for addresses in psutil.net_if_addrs().values() for found in addresses}
+    return address.is_loopback or str(address) in own
+
+
+def _listener(port: int) -> psutil.Process | None:
+    for process in psutil.process_iter():
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue  # somebody else's process: it cannot be looked into, and is not ours to look into
+        if any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections):
+            return process
+    return None
+
+
+def _launcher(listener: psutil.Process) -> psutil.Process:
+    """The listener, or the process that started it when both run the same program on the same script."""
+    top = listener
+    while (parent := top.parent()) is not None and parent.pid > 1 and _same_program(parent, top):
+        top = parent
+    return top
+
+
+def _same_program(parent: psutil.Process, child: psutil.Process) -> bool:
+    try:
+        return parent.exe() == child.exe() and "vllm" in " ".join(parent.cmdline()).lower()
+    except psutil.Error:
+        return False
+
+
+def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:
+    """Resident and anonymous bytes of the processes that still live; a gap when none does."""
+    found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
+    if not found:
+        return None, (Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more"),)
+    return found, ()
+
+
+def _host_process(pid: int) -> HostProcess | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            name, memory = process.name(), process.memory_info()
+        return HostProcess(
+            pid=pid,
+            name=name[:64],
+            resident_bytes=memory.rss,
+            # Linux: RssFile + RssShmem is what psutil calls shared; the rest is the process's own, anonymous memory.
+            anonymous_bytes=max(memory.rss - memory.shared, 0) if hasattr(memory, "shared") else None,
+        )
+    except (psutil.Error, ValueError):
+        return None
+
+
+def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:
+    """Size on disk of the checkpoint in the folder `root`; `None` with a gap where it is not a folder seen from here.
+
+    Sharded safetensors and torch files count; `consolidated*` repeats the same weights in Mistral's own layout
+    where sharded files are there too.
+    """
+    folder = Path(root or "")
+    if not root or not folder.is_absolute() or not folder.is_dir():
+        return None, (_unseen("the model's files are not visible here: the weights' size is unknown"),)
+    try:
+        with os.scandir(folder) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in list(entries)[:MAX_WEIGHT_FILES] if entry.is_file()}
+    except OSError as error:
+        return None, (_unseen(f"the model's files cannot be read: {error.strerror}"),)
+    for ending in (".safetensors", ".bin", ".pt", ".gguf"):
+        weights = {name: size for name, size in sizes.items() if name.endswith(ending)}
+        sharded = {name: size for name, size in weights.items() if not name.startswith("consolidated")}
+        if weights:
+            return sum((sharded or weights).values()), ()
+    return None, (_unseen("the model's folder has no weight files: the weights' size is unknown"),)

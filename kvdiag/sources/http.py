@@ -1,0 +1,120 @@
+"""Reading from an HTTP server that is not trusted: bounded in size and time, no redirects, errors told in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from kvdiag.model import GapKind
+
+MAX_ANSWER_BYTES = 16 * 2**20
+"""A metrics page of vLLM 0.32 has 59 KB; 16 MiB is room for 250 engines behind one front end."""
+
+ANSWER_SECONDS = 5.0
+"""For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
+
+
+class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent` is a fact about the server
+    """Why an answer could not be had, in one line, and whether it is `absent` or has `failed`."""
+
+    def __init__(self, kind: GapKind, reason: str, *, status: int | None = None) -> None:
+        """Keep the reason, and the HTTP status where there was one."""
+        super().__init__(reason)
+        self.kind: GapKind = kind
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A bounded answer of a server."""
+
+    text: str
+    content_type: str
+    server: str | None
+
+
+class HttpReader:
+    """GETs from one server. The client's base URL is the server's; its headers carry the API key."""
+
+    def __init__(self, client: httpx2.AsyncClient, seconds: float = ANSWER_SECONDS) -> None:
+        """Read with `client`, at most `seconds` for a whole answer."""
+        self._client = client
+        self._seconds = seconds
+
+    async def get(self, path: str, params: Sequence[tuple[str, str]] = ()) -> Answer:
+        """One answer.
+
+        Raises:
+            Unreadable: no connection, no certificate, no permission, too large, too slow, or an error status.
+
+        """
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._get(path, params)
+        except TimeoutError as error:
+            raise Unreadable("failed", f"no whole answer within {self._seconds:g} s on {path}") from error
+        except httpx2.HTTPError as error:
+            raise Unreadable("failed", explain(error)) from error
+
+    async def _get(self, path: str, params: Sequence[tuple[str, str]]) -> Answer:
+        async with self._client.stream("GET", path, params=list(params)) as response:
+            if response.status_code in (401, 403):
+                reason = f"{response.status_code} on {path}: the server wants a key, pass --api-key"
+                raise Unreadable("failed", reason, status=response.status_code)
+            if response.status_code != httpx2.codes.OK:
+                kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"
+                reason = f"{response.status_code} on {path}: check the URL, is a vLLM server there?"
+                raise Unreadable(kind, reason, status=response.status_code)
+            chunks: list[bytes] = []
+            size = 0
+            async for chunk in response.aiter_bytes():
+                size += len(chunk)
+                if size > MAX_ANSWER_BYTES:
+                    raise Unreadable("failed", f"more than {MAX_ANSWER_BYTES >> 20} MiB on {path}: not a metrics page")
+                chunks.append(chunk)
+            return Answer(
+                text=b"".join(chunks).decode("utf-8", errors="replace"),
+                content_type=response.headers.get("content-type", "").lower(),
+                server=response.headers.get("server"),
+            )
+
+    async def json(self, path: str) -> Any:
+        """One answer, decoded.
+
+        Raises:
+            Unreadable: as `get`, or it is not JSON.
+
+        """
+        return self.decode(await self.get(path))
+
+    @staticmethod
+    def decode(answer: Answer) -> Any:
+        """The JSON value of an answer.
+
+        Raises:
+            Unreadable: it is not JSON.
+
+        """
+        try:
+            return json.loads(answer.text)
+        except (ValueError, RecursionError) as error:
+            raise Unreadable("failed", "the answer is not JSON: check the URL, is a vLLM server there?") from error
+
+
+def explain(error: httpx2.HTTPError) -> str:
+    """What went wrong on the wire and what to look at, in one line."""
+    text = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "TLS: the server's certificate is not trusted: pass its authority with --ca-file"
+    if "SSL" in text or "TLS" in text:
+        return f"TLS failed ({text[:80]}): is it https at all?"
+    if isinstance(error, httpx2.ConnectError):
+        return f"cannot connect ({text[:80]}): is the server up, and the URL right?"
+    if isinstance(error, httpx2.TimeoutException):
+        return "no answer in time: is the server hanging, or a firewall in between?"
+    return f"the answer broke off ({text[:80]})"

@@ -1,0 +1,366 @@
+"""GPUs as NVIDIA's management library sees them: the one typed door to nvidia-ml-py (module `pynvml`).
+
+Rules of this file: nothing here makes a CUDA context, so that kvdiag takes no GPU memory; only calls that cost
+microseconds are made (MangoHud#2104 measured 4.5 ms of the driver's global lock for the graphics process list, 0.1 ms
+for a fan, 12 us for memory); pynvml's exceptions go no further than `NvmlSource._call`; `parse_*` turn NVML's structs
+into values and call nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from kvdiag.model import Device, Gap, GapKind, Memory, Process
+
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 60.0
+"""Starting NVML takes a second per GPU where no persistence daemon holds it: seldom, for what stays lost."""
+
+MOST_GPUS = 256
+MOST_SLICES = 8
+"""One more than a GPU can be cut into; tried one by one where the driver does not tell how many there may be."""
+
+LARGEST_PID = 2**22
+"""PID_MAX_LIMIT of Linux (include/linux/threads.h)."""
+
+NO_INSTANCE = 2**32 - 1
+LARGEST_INSTANCE = 63
+"""Ids of MIG instances are small, and NO_INSTANCE outside MIG (nvml.h, nvmlProcessInfo_t)."""
+
+# The version that nvidia-ml-py prefers; the one whose struct never changed; what a library without versions has.
+PROCESS_LISTS = tuple(f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("_v3", "_v2", ""))
+LIST_ATTEMPTS = 3
+
+
+class _Code(IntEnum):
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    UNKNOWN = 999
+
+
+_UNSUPPORTED = {_Code.NOT_SUPPORTED, _Code.FUNCTION_NOT_FOUND, _Code.ARGUMENT_VERSION_MISMATCH}
+_DRIVER_LOST = {_Code.UNINITIALIZED, _Code.DRIVER_NOT_LOADED, _Code.LIB_RM_VERSION_MISMATCH}
+_GPU_LOST = {_Code.GPU_IS_LOST, _Code.RESET_REQUIRED, _Code.UNKNOWN}
+# The numbering of slices has gaps, and a container is not told of slices that are not its own.
+_NO_SLICE = {*_UNSUPPORTED, _Code.NOT_FOUND, _Code.NO_PERMISSION, _Code.INVALID_ARGUMENT}
+
+_WHY_NO_DRIVER: dict[int, str] = {
+    _Code.LIBRARY_NOT_FOUND: "no libnvidia-ml.so.1 here, so no NVIDIA GPU can be seen; a container needs the NVIDIA "
+    "runtime and NVIDIA_DRIVER_CAPABILITIES=utility",
+    _Code.DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`",
+    _Code.NO_PERMISSION: "the NVIDIA driver refuses this user; check the permissions of /dev/nvidia*",
+    # A container's library is a file of the driver that was there when it started.
+    _Code.LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was replaced while its old library is in use here; restart this "
+    "container, or reboot",
+    # `systemctl daemon-reload` takes the devices of running containers away (nvidia-container-toolkit#48).
+    _Code.UNKNOWN: "the NVIDIA driver answers Unknown Error; a container that lost its GPUs has to be recreated",
+}
+
+
+class _NvmlError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _RefusedError(_NvmlError):
+    """A call that did not work."""
+
+
+class _DriverLostError(_NvmlError):
+    """A call that did not work, as no other will until NVML is started anew."""
+
+
+_PROBLEMS = (_RefusedError, ValueError)
+"""What can be wrong with one device: a refusal, or figures and texts that cannot be."""
+
+
+class _Gpu(NamedTuple):
+    handle: Any
+    identity: Device
+    label: str
+    slots: int = 0
+
+
+def parse_memory(reading: Any) -> Memory:
+    """NVML's memory struct as a value; version 2 alone knows the driver's reservation. ValueError for nonsense."""
+    reserved = getattr(reading, "reserved", None)
+    return Memory(
+        total_bytes=int(reading.total),
+        free_bytes=int(reading.free),
+        driver_reserved_bytes=None if reserved is None else int(reserved),
+    )
+
+
+def parse_processes(
+    entries: Sequence[Any], names: Mapping[int, str], total_bytes: int | None = None
+) -> tuple[Process, ...]:
+    """NVML's process entries as values, in order of their ids. ValueError for nonsense.
+
+    Early R535 drivers widened an entry under an unchanged name (nvitop#79, #88), a 550 shortened it (nvitop#226): read
+    at the documented size, the first entry is right and the next ones show parts of their neighbours.
+    0 bytes are "unknown": so says a driver that finds the process but not its memory in this pid namespace
+    (HAMi-core#112), and a process with a CUDA context always has some.
+    """
+    processes = []
+    for entry in entries:
+        pid, used = int(entry.pid), entry.usedGpuMemory
+        instances = (getattr(entry, name, NO_INSTANCE) for name in ("gpuInstanceId", "computeInstanceId"))
+        if not 0 < pid <= LARGEST_PID or any(LARGEST_INSTANCE < each != NO_INSTANCE for each in instances):
+            raise ValueError(f"entries not laid out as documented, one of process {pid}")
+        if used is not None and total_bytes is not None and used > total_bytes:
+            raise ValueError(f"process {pid} with {used} of {total_bytes} bytes")
+        processes.append(Process(pid=pid, used_bytes=int(used) if used else None, name=names.get(pid) or None))
+    return tuple(sorted(processes, key=lambda process: process.pid))
+
+
+class NvmlSource:
+    """Every GPU and MIG slice that NVML lists; nothing that NVML does makes it raise.
+
+    `library` is pynvml or an object with functions, constants and an `NVMLError` of the same names (a function that it
+    lacks is one that the driver lacks). Without one, pynvml is imported at the first reading.
+    """
+
+    def __init__(self, library: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Touch nothing yet."""
+        self._library = library
+        self._clock = clock
+        self._reading = threading.Lock()
+        self._started = False
+        self._gpus: dict[int, _Gpu] = {}
+        self._lost: dict[int, Gap] = {}
+        self._down: Gap | None = None
+        self._pause_seconds = 0.0
+        self._retry_at_seconds = 0.0
+
+    def read(self, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
+        """Every device in order of index, a GPU before its slices; `None` where the driver does not answer at all.
+
+        A GPU that cannot be read stays, without memory and with a gap, once it is known. What is lost is left alone and
+        asked again by starting NVML anew: at once where the whole driver went, otherwise after pauses that grow.
+        """
+        with self._reading:
+            now_seconds = self._clock()
+            if (self._down or self._lost) and now_seconds >= self._retry_at_seconds:
+                self._stop()
+            if self._down:
+                return None, (self._down,)
+            return self._read(now_seconds, processes=processes)
+
+    def close(self) -> None:
+        """Let go of the GPUs, which cannot be reset while somebody has their handles (cadvisor#2035).
+
+        A later reading starts anew. One that hangs in the driver keeps them: nvmlShutdown would wait for it, and the
+        process's end frees all.
+        """
+        if self._reading.acquire(blocking=False):
+            self._stop()
+            self._gpus.clear()
+            self._lost.clear()
+            self._reading.release()
+
+    def _read(self, now_seconds: float, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
+        anew, lost_before = not self._started, set(self._lost)
+        try:
+            if anew:
+                self._start()
+            reading = self._read_all(processes=processes, anew=anew)
+        except _NvmlError as loss:
+            self._stop()
+            if not anew:
+                return self._read(now_seconds, processes=processes)
+            self._down = _driver_gap(loss)
+            self._pause(now_seconds)
+            return None, (self._down,)
+        if not self._lost:
+            self._pause_seconds = 0.0
+        elif anew or set(self._lost) != lost_before:
+            self._pause(now_seconds)
+        return reading
+
+    def _pause(self, now_seconds: float) -> None:
+        self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_RETRY_SECONDS), LAST_RETRY_SECONDS)
+        self._retry_at_seconds = now_seconds + self._pause_seconds
+
+    def _start(self) -> None:
+        if self._library is None:
+            # Costs 0.15 s and 18 MiB, which `--help` and a run without GPUs should not pay.
+            import pynvml  # noqa: PLC0415
+
+            self._library = pynvml
+        self._call("nvmlInit")
+        self._started = True
+
+    def _stop(self) -> None:
+        if self._started:
+            with contextlib.suppress(_NvmlError):
+                self._call("nvmlShutdown")
+        self._started = False
+        self._down = None
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """One function of the library; its refusals come out as this module's exceptions.
+
+        pynvml's own are awkward: `NVMLError` has `__eq__` without `__hash__` and compares with nothing but its like,
+        codes that it does not know have no class, and the unversioned process list raises one that is no NVMLError.
+        """
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise _RefusedError(_Code.FUNCTION_NOT_FOUND, "Function Not Found")
+        mismatch = getattr(self._library, "NVMLLibraryMismatchError", self._library.NVMLError)
+        try:
+            return function(*args, **kwargs)
+        except (self._library.NVMLError, mismatch) as error:
+            code = int(getattr(error, "value", _Code.FUNCTION_NOT_FOUND))
+            kind = _DriverLostError if code in _DRIVER_LOST else _RefusedError
+            raise kind(code, str(error).rstrip(".")) from None
+
+    def _read_all(self, *, processes: bool, anew: bool) -> tuple[tuple[Device, ...], tuple[Gap, ...]]:
+        devices: list[Device] = []
+        gaps: list[Gap] = []
+        if anew:
+            self._lost.clear()
+        for index in range(min(int(self._call("nvmlDeviceGetCount")), MOST_GPUS)):
+            if index not in self._lost:
+                try:
+                    if anew or index not in self._gpus:
+                        self._gpus[index] = self._identify(index)
+                    self._read_gpu(self._gpus[index], devices, gaps, processes=processes)
+                except _PROBLEMS as problem:
+                    label = self._gpus[index].label if index in self._gpus else f"GPU {index}"
+                    reason = f"{label} is out of reach ({problem}); look for its Xid in `dmesg`, then reset it"
+                    self._lost[index] = _gap("failed", reason)
+            if index in self._lost:
+                gaps.append(self._lost[index])
+                devices += [self._gpus[index].identity] if index in self._gpus else []
+        if not devices and not gaps:
+            gaps.append(_gap("absent", "the NVIDIA driver lists no GPU here; a container has to be given its GPUs"))
+        return tuple(devices), tuple(gaps)
+
+    def _identify(self, index: int) -> _Gpu:
+        handle = self._call("nvmlDeviceGetHandleByIndex", index)
+        uuid, name, slots = self._call("nvmlDeviceGetUUID", handle), "unknown GPU", 0
+        with contextlib.suppress(*_PROBLEMS):
+            name = self._call("nvmlDeviceGetName", handle)
+            slots = min(int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)), MOST_SLICES)
+        return _Gpu(handle, Device(uuid=uuid, index=index, name=name, memory=None), f"GPU {index} ({uuid})", slots)
+
+    def _read_gpu(self, gpu: _Gpu, devices: list[Device], gaps: list[Gap], *, processes: bool) -> None:
+        memory, problem = self._memory(gpu)
+        if problem and _code(problem) in _GPU_LOST:
+            raise problem
+        hidden = _code(problem) == _Code.NO_PERMISSION
+        slices = self._slices(gpu, gpu.slots or (MOST_SLICES if hidden else 0), gaps)
+        if problem:
+            gaps.append(_memory_gap(gpu, problem, slices=len(slices)))
+        # With MIG, the GPU's own list repeats its slices' processes, without their memory.
+        running = self._processes(gpu, memory, gaps) if processes and not slices else None
+        devices.append(replace(gpu.identity, memory=memory, processes=running))
+        for part in slices:
+            memory, problem = self._memory(part)
+            if problem:
+                gaps.append(_memory_gap(part, problem))
+            running = self._processes(part, memory, gaps) if processes else None
+            devices.append(replace(part.identity, memory=memory, processes=running))
+
+    def _slices(self, gpu: _Gpu, slots: int, gaps: list[Gap]) -> list[_Gpu]:
+        """The GPU's MIG devices, which have its index, as `nvidia-smi -L` shows them.
+
+        Looked up anew each time: "Handles may be reused and their properties can change in the process" when instances
+        are made and destroyed (NVML doc of nvmlDeviceGetMigDeviceHandleByIndex).
+        """
+        slices = []
+        for slot in range(slots):
+            label = f"MIG slice {slot} of GPU {gpu.identity.index}"
+            try:
+                handle = self._call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
+                uuid, name = self._call("nvmlDeviceGetUUID", handle), self._call("nvmlDeviceGetName", handle)
+                identity = replace(gpu.identity, uuid=uuid, name=name, mig_parent_uuid=gpu.identity.uuid)
+                slices.append(_Gpu(handle, identity, f"{label} ({uuid})"))
+            except _PROBLEMS as problem:
+                if _code(problem) not in _NO_SLICE:
+                    gaps.append(_gap("failed", f"{label} does not tell what it is ({problem}); see `nvidia-smi -L`"))
+        return slices
+
+    def _memory(self, gpu: _Gpu) -> tuple[Memory | None, Exception | None]:
+        """The memory of a GPU or slice, or why there is none."""
+        try:
+            try:
+                reading = self._call("nvmlDeviceGetMemoryInfo", gpu.handle, version=self._library.nvmlMemory_v2)
+            except _RefusedError as refusal:
+                if refusal.code not in _UNSUPPORTED:
+                    raise
+                reading = self._call("nvmlDeviceGetMemoryInfo", gpu.handle)
+            return parse_memory(reading), None
+        except _PROBLEMS as problem:
+            return None, problem
+
+    def _processes(self, gpu: _Gpu, memory: Memory | None, gaps: list[Gap]) -> tuple[Process, ...] | None:
+        why: Exception | None = None
+        for function in PROCESS_LISTS:
+            try:
+                entries = self._listed(function, gpu.handle)
+                names = {int(entry.pid): self._process_name(int(entry.pid)) for entry in entries}
+                return parse_processes(entries, names, memory.total_bytes if memory else None)
+            except _PROBLEMS as problem:
+                why = why or problem
+                if isinstance(problem, _RefusedError) and problem.code not in _UNSUPPORTED:
+                    break
+        kind: GapKind = "absent" if _code(why) in _UNSUPPORTED else "failed"
+        gaps.append(_gap(kind, f"{gpu.label}: its processes cannot be told ({why}); compare `nvidia-smi`"))
+        return None
+
+    def _listed(self, function: str, handle: Any) -> Sequence[Any]:
+        """The list; asked again where processes started between pynvml's sizing call and the one that fetches it."""
+        for attempt in range(1, LIST_ATTEMPTS + 1):
+            try:
+                return tuple(self._call(function, handle))
+            except _RefusedError as refusal:
+                if refusal.code != _Code.INSUFFICIENT_SIZE or attempt == LIST_ATTEMPTS:
+                    raise
+        return ()
+
+    def _process_name(self, pid: int) -> str:
+        try:
+            return str(self._call("nvmlSystemGetProcessName", pid))
+        except _PROBLEMS:
+            return ""
+
+
+def _code(problem: Exception | None) -> int | None:
+    return getattr(problem, "code", None)
+
+
+def _gap(kind: GapKind, reason: str) -> Gap:
+    return Gap(source="nvml", kind=kind, reason=reason)
+
+
+def _driver_gap(loss: _NvmlError) -> Gap:
+    kind: GapKind = "absent" if loss.code == _Code.LIBRARY_NOT_FOUND else "failed"
+    return _gap(kind, _WHY_NO_DRIVER.get(loss.code, f"the NVIDIA driver fails ({loss}); see `nvidia-smi`"))
+
+
+def _memory_gap(gpu: _Gpu, problem: Exception, *, slices: int = 0) -> Gap:
+    if slices:
+        return _gap("absent", f"{gpu.label} is not read as a whole ({problem}) but in its {slices} MIG slices")
+    if _code(problem) in _UNSUPPORTED:
+        why = "as GPUs do that share the host's; watch the host's available memory"
+        return _gap("absent", f"{gpu.label}, {gpu.identity.name}, does not tell its memory ({problem}), {why}")
+    return _gap("failed", f"{gpu.label}: its memory cannot be told ({problem}); compare `nvidia-smi -q -d MEMORY`")

@@ -1,0 +1,128 @@
+"""Blocking reads that may hang: asked on a thread of their own, and waited for only so long.
+
+A driver call that hangs cannot be interrupted, only left behind. Its thread is a daemon, so that it never keeps the
+process from ending; there is one per reader, so that what hangs is never asked a second time beside itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class StillBusy(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
+    """The read has been under way for `since_seconds` and has not come back."""
+
+    def __init__(self, name: str, since_seconds: float) -> None:
+        """Say who has not answered, and since when."""
+        super().__init__(name, since_seconds)
+        self.name = name
+        self.since_seconds = since_seconds
+
+    def __str__(self) -> str:
+        return f"{self.name} has not answered for {self.since_seconds:.1f} s"
+
+
+class Patient(Generic[T]):
+    """Asks `read` from an event loop without ever blocking it; for any number of tasks of one loop."""
+
+    def __init__(self, read: Callable[..., T], name: str) -> None:
+        """Start nothing yet; `name` is what `StillBusy` and the thread are called after."""
+        self._read = read
+        self._name = name
+        self._call: _Call[T] | None = None
+        self._calls: SimpleQueue[_Call[T] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
+        """What `read(**kwargs)` returns or raises; `StillBusy` where this call or an earlier one takes longer.
+
+        An answer that came too late is dropped: it is as old as the call.
+        """
+        if self._closed:
+            raise RuntimeError(f"{self._name} is closed")
+        deadline_seconds = time.monotonic() + timeout_seconds
+        while self._call is not None:
+            await self._finish(self._call, deadline_seconds)
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work_off, args=(self._calls,), name=self._name, daemon=True)
+            self._thread.start()
+        call = self._call = _Call(partial(self._read, **kwargs))
+        self._calls.put(call)
+        await self._finish(call, deadline_seconds)
+        return call.outcome.result()
+
+    def close(self) -> None:
+        """Take no more questions and let the thread end, now or when its read comes back."""
+        self._closed = True
+        self._calls.put(None)
+
+    async def _finish(self, call: _Call[T], deadline_seconds: float) -> None:
+        if not await call.over(deadline_seconds):
+            raise StillBusy(self._name, time.monotonic() - call.begun_seconds)
+        if self._call is call:
+            self._call = None
+
+
+class _Call(Generic[T]):
+    """One run of a read: the thread runs it, any number of tasks wait for it, for as long as each wants."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self.begun_seconds = time.monotonic()
+        self.outcome: Future[T] = Future()
+        self._read = read
+        self._lock = threading.Lock()
+        self._wakers: set[Callable[[], None]] = set()
+
+    def run(self) -> None:
+        try:
+            self.outcome.set_result(self._read())
+        except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+            self.outcome.set_exception(error)
+        with self._lock:
+            wakers = tuple(self._wakers)
+        for wake in wakers:
+            wake()
+
+    async def over(self, deadline_seconds: float) -> bool:
+        """Wait until the read is over, at most until the deadline; whether it is.
+
+        asyncio.wrap_future is no help: a wait that is given up would cancel the outcome, or leave a callback behind for
+        every question asked while the read hangs.
+        """
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # The loop that asked may have ended long before the read did.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._lock:
+            self._wakers.add(wake)
+        try:
+            if not self.outcome.done():
+                async with asyncio.timeout(max(deadline_seconds - time.monotonic(), 0.0)):
+                    await woken.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._wakers.discard(wake)
+        return self.outcome.done()
+
+
+def _work_off(calls: SimpleQueue[_Call[T] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        # An answer may be large, and the next question far away.
+        del call

@@ -1,0 +1,307 @@
+"""What vLLM says of itself: its metrics page (0.6 to 0.32, one table of names), its version and its model.
+
+Pure: `parse_engines`, `parse_pools`. With I/O: `VllmSource`. Nothing here is trusted: pages are bounded in size and
+time (`kvdiag.sources.http`), figures outside their range become gaps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvdiag.model import MAX_COUNT, Engine, Gap, KvPool
+from kvdiag.sources.http import HttpReader, Unreadable
+
+SOURCE = "vllm"
+
+USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
+
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "requests_running": ("vllm:num_requests_running",),
+    "requests_waiting": ("vllm:num_requests_waiting",),
+    "preemptions_total": ("vllm:num_preemptions_total",),
+    "prompt_tokens_total": ("vllm:prompt_tokens_total",),
+    "generation_tokens_total": ("vllm:generation_tokens_total",),
+    "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+}
+"""Field of `Engine` to the names it has had, newest first."""
+
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+SLEEP_STATE = "vllm:engine_sleep_state"
+CONFIG = "vllm:cache_config_info"
+
+POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
+"""What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
+
+V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+"""Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One line of the page, its `engine` label split off."""
+
+    engine: str
+    labels: Mapping[str, str]
+    value: float
+
+
+Page = Mapping[str, tuple[_Series, ...]]
+
+
+def parse_page(text: str) -> Page:
+    """The page's series by name.
+
+    Raises:
+        ValueError: it is not in Prometheus's text format.
+
+    """
+    series: dict[str, list[_Series]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            engine = labels.get("engine", "0")
+            series.setdefault(sample.name, []).append(_Series(engine=engine, labels=labels, value=sample.value))
+    return {name: tuple(lines) for name, lines in series.items()}
+
+
+def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+    """The engines of a page in the order of their labels; `None` with a gap where it shows none."""
+    wanted = (*POLLED_NAMES, CONFIG)
+    labels = sorted({line.engine for name in wanted for line in page.get(name, ())}, key=_by_number)
+    if not labels:
+        return None, (_no_engine(page),)
+    gaps: list[Gap] = []
+    engines = tuple(_engine(page, label, gaps) for label in labels)
+    return engines, tuple(gaps)
+
+
+def _by_number(label: str) -> tuple[int, str]:
+    return (int(label) if label.isdecimal() else MAX_COUNT, label)
+
+
+def _no_engine(page: Page) -> Gap:
+    if any(name.startswith(("http_", "process_")) for name in page):
+        reason = "the page has no vllm:* series: start the server without --disable-log-stats"
+    else:
+        reason = "the page has no vllm:* series: is this the metrics page of a vLLM server?"
+    return Gap(source=SOURCE, kind="absent", reason=reason)
+
+
+def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
+    counts = {field: _count(page, names, label, gaps) for field, names in COUNTS.items()}
+    usage = _value(page, USAGE_NAMES, label, gaps)
+    if usage is not None and not 0.0 <= usage <= 1.0:
+        gaps.append(_refused("KV usage", label, usage))
+        usage = None
+    asleep = None
+    for line in page.get(SLEEP_STATE, ()):
+        if line.engine == label and line.labels.get("sleep_state") == "awake":
+            asleep = line.value == 0.0
+    waiting = {
+        line.labels.get("reason"): line.value for line in page.get(WAITING_BY_REASON, ()) if line.engine == label
+    }
+    return Engine(
+        engine=label,
+        kv_usage_ratio=usage,
+        requests_waiting_for_capacity=_whole(waiting.get("capacity"), WAITING_BY_REASON, label, gaps),
+        asleep=asleep,
+        **counts,
+    )
+
+
+def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap]) -> float | None:
+    for name in names:
+        lines = [line for line in page.get(name, ()) if line.engine == label]
+        if len(lines) > 1:
+            reason = f"{name} stands {len(lines)} times for engine {label}: is this page joined from several servers?"
+            gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
+            return None
+        if lines:
+            return lines[0].value
+    return None
+
+
+def _count(page: Page, names: Iterable[str], label: str, gaps: list[Gap]) -> int | None:
+    names = tuple(names)
+    return _whole(_value(page, names, label, gaps), names[0], label, gaps)
+
+
+def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int | None:
+    if value is None:
+        return None
+    if not math.isfinite(value) or not 0 <= value <= MAX_COUNT:
+        gaps.append(_refused(name, label, value))
+        return None
+    return round(value)
+
+
+def _refused(name: str, label: str, value: float) -> Gap:
+    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value}: not a possible figure")
+
+
+def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
+    """The KV pools that `vllm:cache_config_info` tells of, one per engine.
+
+    `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, where the
+    line has got its `engine` label (vllm/v1/engine/core_client.py; seen on 0.32 with two engines: both say 8192).
+    """
+    lines = page.get(CONFIG, ())
+    if not lines:
+        return (), (Gap(source=SOURCE, kind="absent", reason=f"the page has no {CONFIG}: the pool's size is unknown"),)
+    gaps: list[Gap] = []
+    pools: list[KvPool] = []
+    for line in lines:
+        try:
+            pools.append(_pool(line, engines=len(lines), dialect=_dialect(page, version)))
+        except ValueError as error:
+            reason = f"{CONFIG} of engine {line.engine} cannot be used: {error}"
+            gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
+    return tuple(pools), tuple(gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a version counts: whether there is a null block, and whether the usage gauge leaves it out."""
+
+    null_blocks: int
+    usage_counts_null_block: bool
+
+
+def _dialect(page: Page, version: str | None) -> _Dialect:
+    if not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
+        return _Dialect(null_blocks=0, usage_counts_null_block=False)
+    known = parse_version(version)
+    # kv_cache_usage_perc without its older twin means 0.11 or later, even where /version is not to be had.
+    newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
+    return _Dialect(null_blocks=1, usage_counts_null_block=not newer)
+
+
+def parse_version(version: str | None) -> tuple[int, int, int] | None:
+    """Major, minor and patch of a version such as "0.10.2+cu128" or "0.8.5.post2"; `None` where it has none."""
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", version or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
+    labels = line.labels
+    total = _label_int(labels, "num_gpu_blocks")
+    block_tokens = _label_int(labels, "effective_attention_block_size") or _label_int(labels, "block_size")
+    if total is None or block_tokens is None:
+        raise ValueError(
+            f"num_gpu_blocks is {labels.get('num_gpu_blocks')!r}, block_size is {labels.get('block_size')!r}"
+        )
+    total //= engines
+    usable = total - dialect.null_blocks
+    fraction = _label_float(labels, "gpu_memory_utilization")
+    return KvPool(
+        engine=line.engine,
+        block_tokens=block_tokens,
+        total_blocks=total,
+        usable_blocks=usable,
+        usage_blocks=total if dialect.usage_counts_null_block else usable,
+        capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
+        max_concurrency=_label_float(labels, "kv_cache_max_concurrency"),
+        pool_bytes=_label_int(labels, "kv_cache_memory_bytes"),
+        cache_dtype=labels.get("cache_dtype"),
+        sliding_window_tokens=_label_int(labels, "sliding_window"),
+        memory_fraction_ratio=fraction if fraction is not None and 0 < fraction <= 1 else None,
+        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+    )
+
+
+def _label_int(labels: Mapping[str, str], name: str) -> int | None:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < len(str(MAX_COUNT)) else None
+
+
+def _label_float(labels: Mapping[str, str], name: str) -> float | None:
+    try:
+        value = float(labels.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers: version, model id, its folder or hub name, and the longest request it takes, in tokens."""
+
+    version: str | None
+    model: str | None
+    root: str | None
+    max_model_len_tokens: int | None
+    server_header: str | None
+
+
+class VllmSource:
+    """A vLLM server over HTTP. `read` never raises for what the server does; `identify` and `page` do."""
+
+    def __init__(self, http: HttpReader) -> None:
+        """Read through `http`, whose base address is the server's."""
+        self._http = http
+        self._filtered = True
+
+    async def identify(self) -> Identity:
+        """The server's version and model.
+
+        Raises:
+            Unreadable: it cannot be reached, wants a key, or is no OpenAI-compatible server.
+
+        """
+        models = await self._http.json("/v1/models")
+        entries = models.get("data") if isinstance(models, dict) else None
+        first = entries[0] if isinstance(entries, list) and entries else None
+        if not isinstance(first, dict):
+            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
+        version, header = None, None
+        try:
+            answer = await self._http.get("/version")
+            header = answer.server
+            found = self._http.decode(answer)
+            version = found.get("version") if isinstance(found, dict) else None
+        except Unreadable:
+            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
+        longest = first.get("max_model_len")
+        return Identity(
+            version=version if isinstance(version, str) else None,
+            model=first["id"] if isinstance(first.get("id"), str) else None,
+            root=first["root"] if isinstance(first.get("root"), str) else None,
+            max_model_len_tokens=longest if isinstance(longest, int) and 0 < longest <= MAX_COUNT else None,
+            server_header=header,
+        )
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """The metrics page, of which only `names` where the server can filter.
+
+        Raises:
+            Unreadable: it cannot be had, or is not a metrics page.
+
+        """
+        # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
+        answer = await self._http.get("/metrics/", params=[("name[]", name) for name in names])
+        if "html" in answer.content_type:
+            raise Unreadable("failed", "answered a web page where metrics should be: check the URL")
+        try:
+            return parse_page(answer.text)
+        except ValueError as error:
+            raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
+
+    async def read(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+        """The engines now, or a gap that says why not."""
+        try:
+            page = await self.page(POLLED_NAMES if self._filtered else ())
+            engines, gaps = parse_engines(page)
+            if engines is None and self._filtered:
+                # An empty filtered page can also mean a proxy or version that drops the query: look once without it.
+                self._filtered = False
+                engines, gaps = parse_engines(await self.page())
+        except Unreadable as error:
+            return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
+        return engines, gaps
