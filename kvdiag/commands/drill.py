@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+from types import FrameType
 
 import click
 
@@ -23,10 +26,16 @@ def command(story: str, port: int) -> int:
     try:
         with Drill(STORIES[story], port=port) as drill:
             click.echo(f"{story}: {STORIES[story].summary}")
+            signal.signal(signal.SIGTERM, _interrupt)
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
+            sys.stdout.flush()
             threading.Event().wait()
     except OSError as error:
         raise KvdiagError(f"cannot serve on port {port}: {error.strerror}") from error
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
     return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
+    raise KeyboardInterrupt

@@ -13,6 +13,7 @@ import click
 from kvdiag.commands.connect import Connection, connect, output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.show import exit_code, print_diagnosis
+from kvdiag.commands.simulated import simulated
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
@@ -23,7 +24,7 @@ from kvdiag.feeds.requests import Requests
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.feeds.vocabulary import token_ids
 from kvdiag.model import Facts, Timeline
-from kvdiag.sim import STORIES, Drill, Story
+from kvdiag.sim import STORIES
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ def command(
         raise click.UsageError("give either --url URL or --simulate STORY")
     with ExitStack() as stack:
         if simulate is not None:
-            url = stack.enter_context(Drill(_story(simulate))).url
+            url = stack.enter_context(simulated(simulate))
         work = _run(
             url or "",
             api_key=api_key,
@@ -77,12 +78,6 @@ def command(
     diagnosis = diagnose(*result)
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)
-
-
-def _story(name: str) -> Story:
-    if name not in STORIES:
-        raise KvdiagError(f"there is no story {name!r}; there are {', '.join(STORIES)}")
-    return STORIES[name]
 
 
 def _interruptible(work: Coroutine[Any, Any, T], record: Path | None) -> T:

@@ -35,6 +35,11 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def print_text(result: RenderableType) -> None:
-    """Print to stdout, coloured on a terminal, plain and 80 columns wide where piped."""
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, soft_wrap=False)
-    console.print(result)
+    """Print to stdout: coloured on a terminal; plain, 80 columns wide and without padding where piped."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(result)
+        return
+    console = Console(width=PIPED_WIDTH, highlight=False, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(result)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

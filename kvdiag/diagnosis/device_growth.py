@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
@@ -62,7 +63,7 @@ def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: st
 
 def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
     used = [device.memory.used_bytes for device in series if device.memory is not None]
-    rises = [later - earlier for earlier, later in zip(used, used[1:], strict=False)]
+    rises = [later - earlier for earlier, later in pairwise(used)]
     judged = rises[warmup:]
     total = sum(judged)
     rising = sum(rise >= limits.device_quantum_bytes for rise in judged)

@@ -65,8 +65,8 @@ class Limits:
     under_budget_ratio: float = 0.5
     """Share of its own budget that a server must use; below it the pool was sized by something other than the fraction."""
 
-    waiting_samples: int = 2
-    """Samples in a row with requests waiting for KV capacity before it counts: admission itself takes a step."""
+    waiting_samples: int = 3
+    """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -29,6 +29,7 @@ STEP_SECONDS = 120.0
 LOST_SAMPLES = 5
 """Failed readings in a row after which the server counts as gone and nothing more is offered."""
 
+WARMUP = "warmup"
 WARMUP_PROMPT_TOKENS = 512
 WARMUP_OUTPUT_TOKENS = 32
 
@@ -122,17 +123,27 @@ class ActiveFeed:
             )
 
     async def _warm_up(self) -> Speed | None:
-        """One unjudged request an engine: lazily loaded kernels and workspaces look like a leak on the first request."""
-        speed: Speed | str | None = None
+        """Requests that nobody judges: lazily loaded kernels and workspaces look like a leak on the first one.
+
+        They tell how fast the server is; two an engine, since gauges of an engine that never ran may be absent.
+        """
         longest = self._facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
         output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
-        for _ in range(2 * max(len(self._facts.pools), 1)):
-            speed = await self._requests.measure(min(WARMUP_PROMPT_TOKENS, max(longest - output, 1)), output)
-            if isinstance(speed, str):
-                if speed.startswith("HTTP 4"):
-                    raise KvdiagError(f"the server refuses completions: {speed[:200]}")
+        prompt = min(WARMUP_PROMPT_TOKENS, max(longest - output, 1))
+        speed: Speed | None = None
+        for cycle in range(2 * max(len(self._facts.pools), 1)):
+            self._mark(WARMUP, cycle, "begin")
+            self._mark(WARMUP, cycle, "offer")
+            measured = await self._requests.measure(prompt, output)
+            if isinstance(measured, str):
+                if measured.startswith("HTTP 4"):
+                    raise KvdiagError(f"the server refuses completions: {measured[:200]}")
                 return None
-        return speed if isinstance(speed, Speed) else None
+            speed = measured
+            outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)
+            self._mark(WARMUP, cycle, "release", outcome=outcome)
+            self._mark(WARMUP, cycle, "end")
+        return speed
 
     async def _hold_still(self, step: Step) -> None:
         """A span with no load at all."""

@@ -201,7 +201,7 @@ def cache_config(story: Story, total_blocks: int) -> dict[str, str]:
         "cache_hit_alignment_tokens": "None",
         "effective_attention_block_size": str(story.block_tokens),
         "enable_mamba_shared_prefix_checkpoint": "False",
-        "enable_prefix_caching": "True",
+        "enable_prefix_caching": str(story.prefix_caching),
         "engine": "0",
         "gpu_memory_utilization": str(story.memory_fraction_ratio),
         "hash_block_size": "None",

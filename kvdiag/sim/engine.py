@@ -62,12 +62,13 @@ class Engine:
         self._work = asyncio.Event()
         self.total_blocks = self._load()
         self.scheduler = Scheduler(
-            BlockPool(self.total_blocks),
+            BlockPool(self.total_blocks, prefix_caching=story.prefix_caching),
             SchedulerLimits(
                 max_batched_tokens=story.max_batched_tokens,
                 max_running=story.max_running,
                 max_model_len_tokens=story.max_model_len_tokens,
                 block_tokens=story.block_tokens,
+                reserve_full_prompt=story.reserve_full_prompt,
             ),
             blocks_kept_at_finish=story.blocks_kept_per_request,
         )
@@ -110,13 +111,12 @@ class Engine:
             self.statistics.see(self.scheduler)
 
     async def _step(self, batch: Batch) -> None:
-        now = time.monotonic()
-        self.statistics.scheduled(batch, now)
+        fresh = sum(request.scheduled_seconds is None for request in batch.tokens)
+        self.statistics.scheduled(batch, time.monotonic())
         held: list[Block] = []
         try:
-            for request in batch.tokens:
-                if request.computed_tokens == 0 and request.preemptions == 0:
-                    self._first_touch()
+            for _ in range(fresh):
+                self._first_touch()
             for size_bytes in self._activations(batch):
                 held.append(self.allocator.allocate(size_bytes))  # noqa: PERF401 - what is held must be freed on failure
             prefill = batch.total_tokens - len(batch.tokens)

@@ -75,12 +75,16 @@ class ProcessInfo:
 
 
 class RemoteNvml:
-    """The module `pynvml` with a drill's GPU behind it: each call reads `GET /drill/nvml` of that server."""
+    """The module `pynvml` with a drill's GPU behind it.
+
+    Memory and process lists are read anew from `GET /drill/nvml` each time; what cannot change is read once.
+    """
 
     def __init__(self, base_url: str) -> None:
         """Read the GPU of the drill at `base_url`; no request is made yet."""
         parts = urlsplit(base_url)
         self._address = (parts.hostname or "127.0.0.1", parts.port or 80)
+        self._latest: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Find constants and error classes in pynvml; a function that is not simulated answers NOT_SUPPORTED."""
@@ -91,19 +95,19 @@ class RemoteNvml:
 
     def nvmlInit(self) -> None:
         """Succeeds when the drill answers."""
-        self._state()
+        self._read()
 
     def nvmlShutdown(self) -> None:
         """Nothing to give back."""
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """The simulated driver's version."""
-        version: str = self._state()["driver_version"]
+        version: str = self._known()["driver_version"]
         return version
 
     def nvmlDeviceGetCount(self) -> int:
         """One device."""
-        return len(self._state()["devices"])
+        return len(self._known()["devices"])
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         """A handle, which here is the index itself."""
@@ -113,12 +117,12 @@ class RemoteNvml:
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         """The device's identity."""
-        uuid: str = self._device(handle)["uuid"]
+        uuid: str = self._known()["devices"][handle]["uuid"]
         return uuid
 
     def nvmlDeviceGetName(self, handle: int) -> str:
         """The product's name."""
-        name: str = self._device(handle)["name"]
+        name: str = self._known()["devices"][handle]["name"]
         return name
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:
@@ -127,7 +131,7 @@ class RemoteNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> MemoryV1 | MemoryV2:
         """The device's memory, of structure version 2 where asked for."""
-        device = self._device(handle)
+        device = self._read()["devices"][handle]
         total, free, reserved = device["total_bytes"], device["free_bytes"], device["reserved_bytes"]
         if version is None:
             return MemoryV1(total=total, free=free, used=total - free)
@@ -141,35 +145,33 @@ class RemoteNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[ProcessInfo]:
         """The processes that hold memory of the device."""
-        return [ProcessInfo(process["pid"], process["used_bytes"]) for process in self._device(handle)["processes"]]
+        processes = self._read()["devices"][handle]["processes"]
+        return [ProcessInfo(process["pid"], process["used_bytes"]) for process in processes]
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:
-        """A process's command line."""
-        for device in self._state()["devices"]:
+        """A process's name as of the last reading."""
+        for device in self._known()["devices"]:
             for process in device["processes"]:
                 if process["pid"] == pid:
                     name: str = process["name"]
                     return name
         raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+    def nvmlDeviceGetMigMode(self, _handle: int) -> tuple[int, int]:
         """Current and pending: MIG is off."""
-        self._device(handle)
         return (0, 0)
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+    def nvmlDeviceGetMaxMigDeviceCount(self, _handle: int) -> int:
         """The device cannot be sliced."""
-        self._device(handle)
         return 0
 
     def _not_supported(self, *_arguments: Any, **_named: Any) -> Any:
         raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
 
-    def _device(self, handle: int) -> dict[str, Any]:
-        device: dict[str, Any] = self._state()["devices"][handle]
-        return device
+    def _known(self) -> dict[str, Any]:
+        return self._latest or self._read()
 
-    def _state(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_SECONDS)
         try:
             connection.request("GET", STATE_PATH)
@@ -178,4 +180,5 @@ class RemoteNvml:
             raise self.NVMLError(self.NVML_ERROR_UNKNOWN) from error
         finally:
             connection.close()
+        self._latest = state
         return state

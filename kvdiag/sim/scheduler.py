@@ -78,6 +78,8 @@ class SchedulerLimits:
     max_running: int
     max_model_len_tokens: int
     block_tokens: int
+    reserve_full_prompt: bool = True
+    """Admit a request only when all its known tokens fit, not just its first chunk (scheduler_reserve_full_isl)."""
 
 
 class Scheduler:
@@ -168,20 +170,21 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_running:
             request = self.waiting[0]
             hit = self._cached_prefix(request)
-            # The whole of its known tokens must fit, not just the first chunk (`scheduler_reserve_full_isl`).
-            needed = blocks_for(request.tokens, self.limits.block_tokens) - len(hit)
+            cached = len(hit) * self.limits.block_tokens
+            new = min(request.tokens - cached, budget)
+            must_fit = request.tokens if self.limits.reserve_full_prompt else cached + new
+            needed = blocks_for(must_fit, self.limits.block_tokens) - len(hit)
             if needed + self.pool.free_among(hit) > self.pool.free_blocks:
                 return
             self.waiting.popleft()
             self.running.append(request)
             self.pool.hold(hit)
             request.blocks = list(hit)
-            request.computed_tokens = len(hit) * self.limits.block_tokens
+            request.computed_tokens = cached
             if request.preemptions == 0:
-                request.cached_tokens = request.computed_tokens
+                request.cached_tokens = cached
                 self.prefix_queries_total += request.tokens if self.pool.prefix_caching else 0
-                self.prefix_hits_total += request.computed_tokens
-            new = min(request.tokens - request.computed_tokens, budget)
+                self.prefix_hits_total += cached
             self._allocate(request, new)
             batch[request] = new
             budget -= new

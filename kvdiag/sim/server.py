@@ -57,11 +57,13 @@ class Drill:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Hang up on all clients and remove the model's folder."""
+        """Hang up on all clients and remove the model's folder; an error inside the drill comes out here."""
         if self._loop is not None and self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        if self._failure is not None and exc is None:
+            raise self._failure
 
     def _run(self) -> None:
         try:
@@ -88,5 +90,7 @@ class Drill:
             finally:
                 engine.cancel()
                 stop.cancel()
-                await asyncio.gather(engine, stop, return_exceptions=True)
+                ended, _ = await asyncio.gather(engine, stop, return_exceptions=True)
                 await server.stop()
+            if isinstance(ended, Exception):
+                raise ended

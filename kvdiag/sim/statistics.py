@@ -95,7 +95,7 @@ class Statistics:
                 request.scheduled_seconds = now_seconds
 
     def sampled(self, previous_seconds: dict[Request, float | None], now_seconds: float) -> None:
-        """Count a step's new tokens; `previous_seconds` is when each request had the one before, `None` at its first."""
+        """Count a step's new tokens; `previous_seconds` is when each had the one before, `None` at its first."""
         self.generation_tokens_total += len(previous_seconds)
         for request, previous in previous_seconds.items():
             if previous is not None:

@@ -53,6 +53,9 @@ class Story:
     max_batched_tokens: int = 2048
     """vLLM's default for a server on a GPU of less than 70 GiB (arg_utils.py: get_batch_defaults)."""
     max_running: int = 256
+    reserve_full_prompt: bool = True
+    """False: --no-scheduler-reserve-full-isl, under which a prompt is admitted when its first chunk fits."""
+    prefix_caching: bool = True
     memory_fraction_ratio: float = 0.92
     kv_cache_memory_bytes: int | None = 16 * GIB
     """--kv-cache-memory-bytes; `None`: the pool is what the memory fraction leaves after a profiling run."""
@@ -110,6 +113,9 @@ _ALL = (
         summary="The model leaves room for 900 blocks: ten requests of 2K tokens do not fit and preempt one another.",
         model=TEN_B,
         max_model_len_tokens=8192,
+        max_batched_tokens=512,
+        reserve_full_prompt=False,
+        prefix_caching=False,
         kv_cache_memory_bytes=None,
         workspace_bytes=808 * MIB,
     ),

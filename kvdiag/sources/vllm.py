@@ -200,6 +200,7 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
     total //= engines
     usable = total - dialect.null_blocks
     fraction = _label_float(labels, "gpu_memory_utilization")
+    overridden = _label_int(labels, "num_gpu_blocks_override") is not None
     return KvPool(
         engine=line.engine,
         block_tokens=block_tokens,
@@ -208,7 +209,8 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
         usage_blocks=total if dialect.usage_counts_null_block else usable,
         capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
         max_concurrency=_label_float(labels, "kv_cache_max_concurrency"),
-        pool_bytes=_label_int(labels, "kv_cache_memory_bytes"),
+        # The label keeps the size asked for when the number of blocks is overridden (seen: 1 GiB for a pool of 40 MiB).
+        pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
         cache_dtype=labels.get("cache_dtype"),
         sliding_window_tokens=_label_int(labels, "sliding_window"),
         memory_fraction_ratio=fraction if fraction is not None and 0 < fraction <= 1 else None,

@@ -1,34 +1,37 @@
 """capacity.concurrency: more requests at once than the pool holds, so that they wait or push one another out.
 
 Waiting for capacity begins well below usage 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three
-running and five waiting, without a preemption.
+running and five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is no evidence by
+itself: it also counts what queues behind another prompt's prefill (seen on 0.32: 7 waiting at 49 of 159 blocks), so a
+wait counts where the pool has no room for one more request of the mean size of those that run.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Count preemptions, and samples in a row in which requests wait for KV capacity."""
+    """Count preemptions, and samples in a row in which requests wait for room."""
     samples = [sample for sample in timeline.samples if sample.engines]
     counted = [sample for sample in samples if _preemptions(sample) is not None]
     if len(counted) < limits.idle_samples:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine counts no preemptions")
     preempted = sum(
-        max((_preemptions(later) or 0) - (_preemptions(earlier) or 0), 0)
-        for earlier, later in zip(counted, counted[1:], strict=False)
+        max((_preemptions(later) or 0) - (_preemptions(earlier) or 0), 0) for earlier, later in pairwise(counted)
     )
-    streak, most = _longest_wait(samples)
+    streak, most = _longest_wait(samples, facts)
     evidence: tuple[Evidence, ...] = (
         number("preemptions", preempted, "requests", "vllm"),
-        number("most_waiting_for_capacity", most, "requests", "vllm"),
+        number("most_waiting_for_room", most, "requests", "vllm"),
         number("most_running", max(_running(sample) for sample in samples), "requests", "vllm"),
         number("highest_usage", max(_usage(sample) for sample in samples), "ratio", "vllm"),
         number("capacity", _capacity_tokens(facts), "tokens", "vllm"),
@@ -61,14 +64,23 @@ def _usage(sample: Sample) -> float:
     return max((engine.kv_usage_ratio or 0.0 for engine in sample.engines or ()), default=0.0)
 
 
-def _longest_wait(samples: list[Sample]) -> tuple[int, int]:
-    """Most samples in a row with requests waiting for capacity, and most requests that waited."""
+def _longest_wait(samples: list[Sample], facts: Facts) -> tuple[int, int]:
+    """Most samples in a row with requests waiting for room, and most requests that waited so."""
     longest, streak, most = 0, 0, 0
     for sample in samples:
-        waiting = sum(engine.requests_waiting_for_capacity or 0 for engine in sample.engines or ())
+        waiting = max((_waiting_for_room(engine, facts) for engine in sample.engines or ()), default=0)
         streak = streak + 1 if waiting else 0
         longest, most = max(longest, streak), max(most, waiting)
     return longest, most
+
+
+def _waiting_for_room(engine: Engine, facts: Facts) -> int:
+    """Requests that wait while the engine's pool has no room for one more like those that run."""
+    pool, usage = facts.pool(engine.engine), engine.kv_usage_ratio
+    if pool is None or usage is None or not engine.requests_waiting or not engine.requests_running:
+        return 0
+    held = pool.used_blocks(usage)
+    return engine.requests_waiting if pool.usable_blocks - held < held / engine.requests_running else 0
 
 
 def _capacity_tokens(facts: Facts) -> int | None:

@@ -1,0 +1,41 @@
+"""A simulated server for one run, in a process of its own, as a real server is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvdiag.errors import KvdiagError
+from kvdiag.sim import STORIES
+
+STOP_SECONDS = 5.0
+
+
+@contextmanager
+def simulated(story: str) -> Iterator[str]:
+    """Serve `story` and yield its address.
+
+    Raises:
+        KvdiagError: there is no such story, or it does not start.
+
+    """
+    if story not in STORIES:
+        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
+    # A session of its own: Ctrl-C is for kvdiag, which still has requests to take back from the server.
+    command = [sys.executable, "-m", "kvdiag", "drill", story]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:  # noqa: S603 - our own program
+        try:
+            lines = iter(server.stdout or ())
+            address = next((found[0] for line in lines if (found := re.search(r"http://[\d.]+:\d+", line))), None)
+            if address is None:
+                raise KvdiagError(f"the simulated server ended at once with exit code {server.wait(STOP_SECONDS)}")
+            yield address
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
