@@ -57,8 +57,9 @@ class _LazyGroup(click.Group):
     type=click.Path(path_type=Path),
     help="A TOML file with a table for each command and its options in it; flags and environment come first.",
 )
+@click.option("-v", "--verbose", count=True, help="Log what happens to stderr; twice for every reading that fails.")
 @click.pass_context
-def cli(context: click.Context, config: Path | None) -> None:
+def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     """Say where an LLM server's GPU memory is, whether it comes back, and what to change.
 
     \b
@@ -69,6 +70,7 @@ def cli(context: click.Context, config: Path | None) -> None:
     Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can be given as an environment
     variable, as in KVDIAG_RUN_URL.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    importlib.import_module("kvdiag.commands.logs").configure(verbose)
     if config is not None:
         context.default_map = _settings(context, config)
 

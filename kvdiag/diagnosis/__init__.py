@@ -17,9 +17,9 @@ __all__ = ["diagnose"]
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     """Judge a timeline by every test step that it holds and every rule.
 
-    `worst` is the worst of what was seen. A step that could not be judged makes it `unknown` unless something worse was
-    seen; so does a reading that failed. A finding that is unknown for want of something that does not exist here (no GPU,
-    no allocator statistics) leaves it alone: it is listed, and the outputs name what the verdict does not cover.
+    `worst` is the worst of what was seen. A step that could not be judged makes it `unknown` unless something worse
+    was seen; so does a reading that failed. A finding that is unknown for want of something that does not exist here
+    (no GPU, no allocator statistics) leaves it alone: it is listed, and the outputs name what the verdict leaves out.
     """
     stepped = bool(timeline.marks)
     steps = tuple(step.judge(timeline, facts, limits) for step in STEPS) if stepped else ()

@@ -33,8 +33,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="KV blocks stay held although no request runs or waits; the pool shrinks with every request.",
         likely_cause="Requests whose blocks are not given back: aborts during a KV transfer, a connector that delays "
         "frees, a scheduler bug, or a plugin that keeps references.",
-        confirm="Stop all traffic and wait for the abort timeout (minutes with a KV connector). Free prefix-cache blocks "
-        "do not count as held, so usage must reach 0; POST /reset_prefix_cache fails while blocks are held.",
+        confirm="Stop all traffic and wait for the abort timeout (minutes with a KV connector). Free prefix-cache "
+        "blocks do not count as held, so usage must reach 0; POST /reset_prefix_cache fails while blocks are held.",
         remedy="Restart the engine to get the pool back; then upgrade vLLM or remove the connector or plugin that "
         "is new, and run `kvdiag run` again.",
     ),
@@ -71,7 +71,7 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="The idle server holds its weights more than once.",
         likely_cause="The model is loaded twice: two engines in one process, a draft model that is the model itself, "
         "a reload that keeps the old copy, or a second server process.",
-        confirm="The startup log prints 'Model loading took ...' once per copy; compare with the size of the checkpoint.",
+        confirm="The startup log prints 'Model loading took ...' once per copy; compare with the checkpoint's size.",
         remedy="Load it once; restart after a reload in place; check tensor parallelism (each rank holds its share).",
     ),
     "baseline.misconfigured": _entry(
@@ -79,7 +79,7 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="Memory fraction, pool size or context length do not fit the device.",
         likely_cause="--gpu-memory-utilization too high or too low for this device, a pool sized by hand "
         "(--kv-cache-memory-bytes, --num-gpu-blocks-override), or --max-model-len beyond the pool.",
-        confirm="The startup log prints weights, activation peak, graphs and KV cache of the budget; compare with the device.",
+        confirm="The startup log prints weights, activation peak, graphs and KV cache: compare with nvidia-smi.",
         remedy="Set --gpu-memory-utilization so that 0.3 to 1 GB stay free at idle; set --max-model-len to what the "
         "pool holds; remove the override.",
     ),
@@ -94,11 +94,11 @@ KNOWLEDGE: Mapping[str, Entry] = {
     "capacity.concurrency": _entry(
         "capacity.concurrency",
         symptom="Requests wait for room in the KV pool, or are preempted and computed again.",
-        likely_cause="More tokens in flight than the pool holds: too many sequences, long outputs, or a pool made small "
-        "by weights, graphs or other processes.",
-        confirm='num_requests_waiting_by_reason{reason="capacity"} above 0 and num_preemptions_total rising under load.',
-        remedy="Lower --max-num-seqs to what the pool holds, shorten contexts, use fp8 KV cache (twice the tokens), or add "
-        "a replica; raise --gpu-memory-utilization only if the device has free memory.",
+        likely_cause="More tokens in flight than the pool holds: too many sequences, long outputs, or a pool made "
+        "small by weights, graphs or other processes.",
+        confirm="num_requests_waiting above 0 with the pool nearly full, num_preemptions_total rising under load.",
+        remedy="Lower --max-num-seqs to what the pool holds, shorten contexts, use fp8 KV cache (twice the tokens), or "
+        "add a replica; raise --gpu-memory-utilization only if the device has free memory.",
     ),
     "fragmentation.allocator": _entry(
         "fragmentation.allocator",

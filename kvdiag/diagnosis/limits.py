@@ -16,7 +16,7 @@ class Limits:
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
     load_samples: int = 2
-    """A load has to be seen whole by this many samples, or the step that offered it is unknown (a blind spot is no fault)."""
+    """A load has to be seen whole by this many samples, or its step is unknown (a blind spot is no fault)."""
 
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
@@ -41,7 +41,7 @@ class Limits:
     """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
 
     context_bytes: int = 1100 * MIB
-    """Upper end of what a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
+    """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
 
     activation_ratio: float = 0.08
     """Share of the device that activations, CUDA graphs and allocator slack may take beside weights and pool."""
@@ -60,10 +60,10 @@ class Limits:
     out-of-memory cases of servers that were packed too tightly."""
 
     over_budget_ratio: float = 0.02
-    """Share of the device beyond `memory fraction x total` that a server may take (graphs and NCCL are not all budgeted)."""
+    """Share of the device beyond `fraction x total` that a server may take: graphs and NCCL are not all budgeted."""
 
     under_budget_ratio: float = 0.5
-    """Share of its own budget that a server must use; below it the pool was sized by something other than the fraction."""
+    """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""

@@ -10,11 +10,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import structlog
+
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Device, Facts, Gap, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import VllmSource
+
+_log = structlog.get_logger()
 
 DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
 
@@ -45,7 +49,7 @@ class Clock:
 
 
 async def ticks(seconds: float) -> AsyncIterator[int]:
-    """Count ticks, each due at its own time from the first: a late one shifts none after it, missed ones are skipped."""
+    """Count ticks, each due at its own time: a late one shifts none after it, missed ones are skipped."""
     loop = asyncio.get_running_loop()
     start, number = loop.time(), 0
     while True:
@@ -62,14 +66,20 @@ class Recorder:
         self._trace = trace
         self._samples: list[Sample] = []
         self._marks: list[Mark] = []
+        self._gaps: set[Gap] = set()
         self._news = asyncio.Event()
 
     def add(self, entry: Sample | Mark) -> None:
         """Append one sample or mark, which must be the newest of its kind, and wake those who wait."""
         if isinstance(entry, Sample):
             self._samples.append(entry)
+            for gap in entry.gaps:
+                tell = _log.debug if gap in self._gaps else _log.info
+                tell("gap", source=gap.source, kind=gap.kind, reason=gap.reason)
+            self._gaps.update(entry.gaps)
         else:
             self._marks.append(entry)
+            _log.info("mark", step=entry.step, cycle=entry.cycle, phase=entry.phase)
         if self._trace is not None:
             self._trace.add(entry)
         self._news.set()

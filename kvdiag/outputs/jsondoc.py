@@ -1,4 +1,4 @@
-"""The JSON document, `schema_version` 1: a Diagnosis as plain values. `diagnosis.schema.json` beside this file is its schema."""
+"""The JSON document, `schema_version` 1: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
 
 from __future__ import annotations
 

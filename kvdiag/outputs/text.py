@@ -33,7 +33,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     if explained or healthy:
         parts += [_heading("Looked at and not found"), _verdicts((*healthy, *explained))]
     if unknown:
-        parts += [_heading("Could not tell"), _verdicts(unknown)]
+        parts += [_heading("Could not tell"), _unknowns(unknown)]
     if diagnosis.ledger:
         parts += [_heading("Where the memory is"), ledger_table(diagnosis.ledger)]
     if diagnosis.gaps:
@@ -152,6 +152,17 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
     for finding in findings:
         summary = finding.summary.removeprefix("cannot tell: ")
         table.add_row(Text(finding.id, style=STYLES[finding.status]), Text(summary))
+    return table
+
+
+def _unknowns(findings: Iterable[Finding]) -> RenderableType:
+    """Findings that could not be told, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for finding in findings:
+        reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
+    table = _grid()
+    for reason, ids in reasons.items():
+        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), Text(reason))
     return table
 
 

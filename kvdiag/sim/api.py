@@ -9,7 +9,7 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
 DONE = "data: [DONE]\n\n"
 
 
-class _ClientGoneError(Exception):
+class _ClientGoneError(ConnectionError):
     """Nobody is there to be answered."""
 
 
@@ -93,7 +93,7 @@ class Api:
         }
         return {"object": "list", "data": [model]}
 
-    def _metrics(self, names: tuple[str, ...] | list[str]) -> Response:
+    def _metrics(self, names: Sequence[str]) -> Response:
         page = metrics.families(
             self.engine.statistics,
             model=MODEL_NAME,
@@ -113,35 +113,29 @@ class Api:
         texts = [""] * len(completion.prompts)
         reasons: list[str | None] = [None] * len(completion.prompts)
         generated = 0
-        try:
-            async with contextlib.aclosing(self._run(identity, completion, asked.gone)) as outputs:
-                async for index, output in outputs:
-                    if output.error is not None:
-                        return Response.json(_failure(output.error), status=500)
-                    texts[index] += "" if output.token is None else decode(output.token)
-                    generated += output.token is not None
-                    reasons[index] = output.finish_reason
-        except _ClientGoneError:
-            return Response(status=499)
+        async with contextlib.aclosing(self._run(identity, completion, asked.gone)) as outputs:
+            async for index, output in outputs:
+                if output.error is not None:
+                    return Response.json(_failure(output.error), status=500)
+                texts[index] += "" if output.token is None else decode(output.token)
+                generated += output.token is not None
+                reasons[index] = output.finish_reason
         choices = [_choice(index, text, reasons[index]) for index, text in enumerate(texts)]
         answer = self._envelope(identity, choices)
         return Response.json({**answer, "usage": _usage(completion, generated)})
 
     async def _stream(self, identity: str, completion: Completion, gone: asyncio.Event) -> AsyncGenerator[str]:
         generated = 0
-        try:
-            async with contextlib.aclosing(self._run(identity, completion, gone)) as outputs:
-                async for index, output in outputs:
-                    if output.error is not None:
-                        yield _event(_failure(output.error))
-                        yield DONE
-                        return
-                    if output.token is not None:
-                        generated += 1
-                        choice = _choice(index, decode(output.token), output.finish_reason)
-                        yield _event(self._envelope(identity, [choice]))
-        except _ClientGoneError:
-            return
+        async with contextlib.aclosing(self._run(identity, completion, gone)) as outputs:
+            async for index, output in outputs:
+                if output.error is not None:
+                    yield _event(_failure(output.error))
+                    yield DONE
+                    return
+                if output.token is not None:
+                    generated += 1
+                    choice = _choice(index, decode(output.token), output.finish_reason)
+                    yield _event(self._envelope(identity, [choice]))
         if completion.include_usage:
             yield _event({**self._envelope(identity, []), "usage": _usage(completion, generated)})
         yield DONE
@@ -149,7 +143,12 @@ class Api:
     async def _run(
         self, identity: str, completion: Completion, gone: asyncio.Event
     ) -> AsyncGenerator[tuple[int, Output]]:
-        """What the engine makes of each prompt, with the prompt's index; whoever stops listening aborts the rest."""
+        """What the engine makes of each prompt, with the prompt's index; whoever stops listening aborts the rest.
+
+        Raises:
+            _ClientGoneError: the client hung up before all of it had come.
+
+        """
         outputs: Outputs = asyncio.Queue()
         now = time.monotonic()
         requests = {

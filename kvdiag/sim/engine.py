@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvdiag.sim.blocks import BlockPool
+from kvdiag.sim.checkpoint import BFLOAT16_BYTES
 from kvdiag.sim.gpu import Block, CachingAllocator, DeviceFullError, Gpu, OutOfMemoryError, round_up
 from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler, SchedulerLimits
 from kvdiag.sim.statistics import Statistics
@@ -165,7 +166,7 @@ class Engine:
         free_at_start = self.gpu.free_bytes
         for _ in range(story.weight_copies):
             for _name, shape in story.model.tensors():
-                self._keep(math.prod(shape) * 2)
+                self._keep(math.prod(shape) * BFLOAT16_BYTES)
         if story.comb is not None:
             self._comb(story.comb)
         self._profile()

@@ -116,6 +116,7 @@ class CachingAllocator:
         self.alloc_retries_total = 0
         self.ooms_total = 0
         self._segments: list[Segment] = []
+        self._holes: dict[Block, None] = {}
 
     @property
     def reserved_bytes(self) -> int:
@@ -130,7 +131,7 @@ class CachingAllocator:
     @property
     def largest_hole_bytes(self) -> int:
         """The largest block that a tensor could have without a new segment."""
-        return max((b.size_bytes for s in self._segments for b in s.blocks if not b.allocated), default=0)
+        return max((hole.size_bytes for hole in self._holes), default=0)
 
     def allocate(self, size_bytes: int) -> Block:
         """A block for a tensor: the smallest hole that fits, else a new segment.
@@ -150,6 +151,7 @@ class CachingAllocator:
             self.ooms_total += 1
             raise OutOfMemoryError(self._oom_message(_segment_bytes(rounded)))
         self._cut(hole, rounded)
+        del self._holes[hole]
         hole.allocated = True
         return hole
 
@@ -164,7 +166,9 @@ class CachingAllocator:
             if 0 <= neighbour < len(blocks) and not blocks[neighbour].allocated:
                 block.size_bytes += blocks[neighbour].size_bytes
                 blocks[neighbour].size_bytes = 0
+                del self._holes[blocks[neighbour]]
         block.segment.blocks = [piece for piece in blocks if piece.size_bytes]
+        self._holes[block] = None
 
     def empty_cache(self) -> None:
         """Give segments that hold no tensor back to the device (torch.cuda.empty_cache)."""
@@ -174,16 +178,11 @@ class CachingAllocator:
                 kept.append(segment)
             else:
                 self.gpu.give_back(self.process, segment.total_bytes)
+                del self._holes[segment.blocks[0]]
         self._segments = kept
 
     def _best_hole(self, pool: str, size_bytes: int) -> Block | None:
-        holes = (
-            block
-            for segment in self._segments
-            if segment.pool == pool
-            for block in segment.blocks
-            if not block.allocated and block.size_bytes >= size_bytes
-        )
+        holes = (hole for hole in self._holes if hole.segment.pool == pool and hole.size_bytes >= size_bytes)
         return min(holes, key=lambda hole: hole.size_bytes, default=None)
 
     def _new_segment(self, pool: Literal["small", "large"], size_bytes: int) -> Block | None:
@@ -192,9 +191,11 @@ class CachingAllocator:
         except DeviceFullError:
             return None
         segment = Segment(pool, taken, [])
-        segment.blocks.append(Block(segment, taken))
+        whole = Block(segment, taken)
+        segment.blocks.append(whole)
         self._segments.append(segment)
-        return segment.blocks[0]
+        self._holes[whole] = None
+        return whole
 
     def _cut(self, hole: Block, size_bytes: int) -> None:
         rest = hole.size_bytes - size_bytes
@@ -202,7 +203,9 @@ class CachingAllocator:
         if rest >= MIN_BLOCK_BYTES if hole.segment.pool == "small" else rest > SMALL_BYTES:
             hole.size_bytes = size_bytes
             blocks = hole.segment.blocks
-            blocks.insert(blocks.index(hole) + 1, Block(hole.segment, rest))
+            remainder = Block(hole.segment, rest)
+            blocks.insert(blocks.index(hole) + 1, remainder)
+            self._holes[remainder] = None
 
     def _oom_message(self, asked_bytes: int) -> str:
         allocated = self.allocated_bytes

@@ -129,6 +129,8 @@ class HttpServer:
         request, keep_alive = parsed
         try:
             response = await self._handler(request)
+        except ConnectionError:
+            return False
         except Exception:  # noqa: BLE001 - whatever it is, the client must get an answer
             response = Response(b"Internal Server Error", status=500, content_type="text/plain; charset=utf-8")
         await _write(writer, response, keep_alive=keep_alive, head_only=request.method == "HEAD")

@@ -1,4 +1,4 @@
-"""baseline.foreign_memory: bytes on the server's devices that are not the server's: a co-tenant, an orphan, a zombie."""
+"""baseline.foreign_memory: bytes on the server's devices that are not its own: a co-tenant, an orphan, a zombie."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _judge_device(device: Device, facts: Facts, limits: Limits) -> Finding:
         return Finding(
             id=ID,
             status="unknown",
-            summary=f"cannot tell: {where} has {len(device.processes)} processes, and which are the server's is not visible",
+            summary=f"cannot tell: {where} has {len(device.processes)} processes, and the server's are not seen",
         )
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)

@@ -60,7 +60,7 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
     if memory.free_bytes < limits.headroom_bytes:
         return (
             "suspect",
-            f"{where}: only {readable_bytes(memory.free_bytes)} are free while idle; the next transient allocation fails",
+            f"{where}: only {readable_bytes(memory.free_bytes)} free while idle: the next transient allocation fails",
         )
     # The fraction says nothing about the device when the pool was sized by hand.
     if pool.memory_fraction_ratio is None or pool.pool_bytes is not None:

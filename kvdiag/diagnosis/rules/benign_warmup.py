@@ -48,7 +48,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 
 def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[int, int]:
-    """Growth by GPU index between the baseline and the first judged cycle: what the unjudged warm-up request brought."""
+    """Growth by GPU index between the baseline and the first cycle: what the unjudged warm-up requests brought."""
     baseline, cycles = timeline.spans(BASELINE), timeline.spans(CYCLES)
     if not baseline or baseline[0].end_seconds is None or not cycles or cycles[0].offer_seconds is None:
         return {}

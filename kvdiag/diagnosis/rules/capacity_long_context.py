@@ -46,7 +46,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             Finding(
                 id=ID,
                 status="fault",
-                summary=f"the pool holds {pool.capacity_tokens:,} tokens; a request of the admitted {longest:,} cannot run",
+                summary=f"the pool holds {pool.capacity_tokens:,} tokens, a request may have {longest:,}: it cannot be",
                 evidence=(
                     number("capacity", pool.capacity_tokens, "tokens", "vllm"),
                     number("max_model_len", longest, "tokens", "vllm"),

@@ -39,7 +39,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
     tolerance = limits.blocks_per_request_tolerance * worst.requests
     if worst.excess_blocks > tolerance and ratio > limits.kv_excess_fault_ratio:
-        summary = f"requests hold {ratio:.1f} times the blocks that their tokens need ({worst.held_blocks} for {worst.need.most_blocks})"
+        blocks = f"{worst.held_blocks} for {worst.need.most_blocks}"
+        summary = f"requests hold {ratio:.1f} times the blocks that their tokens need ({blocks})"
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if worst.excess_blocks > tolerance:
         summary = f"requests hold {worst.excess_blocks} blocks more than their tokens need"

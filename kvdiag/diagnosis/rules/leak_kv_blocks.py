@@ -53,7 +53,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Finding(
             id=ID,
             status="fault",
-            summary=f"{whole_number(held)} of {whole_number(total)} KV blocks{amount} are held while nothing runs{rate}",
+            summary=f"{whole_number(held)} of {whole_number(total)} KV blocks{amount} stay held at idle{rate}",
             evidence=(
                 *evidence,
                 number("held_bytes", None if size is None else held * size, "bytes", "vllm"),

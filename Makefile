@@ -1,0 +1,48 @@
+# Everything runs from a virtual environment of its own, .venv, made here: no root, nothing to activate.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
+
+.PHONY: help demo test check format lock clean
+
+help:  ## Show this help
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
+	@$(BIN)/kvdiag run --simulate healthy
+
+test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
+	@$(BIN)/pytest
+
+check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+
+format: $(VENV)/.dev  ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix-only .
+
+lock: $(VENV)/.dev  ## Lock the newest versions that fit
+	@$(UV) lock --upgrade
+
+clean:  ## Remove what was made here
+	rm -rf $(VENV) .cache dist
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kvdiag needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 3; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "this Python cannot make a virtual environment: install python3-venv" >&2; exit 3; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+
+$(VENV)/.runtime: pyproject.toml uv.lock | $(UV)
+	@$(UV) sync --quiet --frozen --no-dev --inexact --compile-bytecode
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml uv.lock | $(UV)
+	@$(UV) sync --quiet --frozen --inexact --compile-bytecode
+	@touch $@ $(VENV)/.runtime

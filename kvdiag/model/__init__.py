@@ -1,0 +1,44 @@
+"""The values that everything else makes, judges or shows: frozen, keyword-only, refusing the impossible.
+
+Rules of this package: a missing reading is `None`, never 0 or nan; a name carries its unit (`_bytes`, `_ratio`,
+`_seconds`, `_tokens`, `_blocks`, `_total` for a counter); a value that cannot be (free > total, time running
+backwards) cannot be built, so that a source which reads one has to say so with a `Gap`.
+"""
+
+from __future__ import annotations
+
+from kvdiag.model.facts import Facts, KvPool
+from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
+from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process
+from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
+from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_COUNT",
+    "Device",
+    "Diagnosis",
+    "Engine",
+    "Evidence",
+    "Facts",
+    "Finding",
+    "Gap",
+    "GapKind",
+    "HostProcess",
+    "KvPool",
+    "LedgerLine",
+    "Load",
+    "Mark",
+    "Memory",
+    "Outcome",
+    "Phase",
+    "Process",
+    "Provenance",
+    "Quantity",
+    "Sample",
+    "Span",
+    "Status",
+    "StepResult",
+    "Timeline",
+    "Workload",
+]

@@ -1,0 +1,83 @@
+"""What does not change while a timeline is made: the server, its KV pools, its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse
+from kvdiag.model.readings import Gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPool:
+    """One engine's KV-cache pool as the engine itself reports it.
+
+    `block_tokens` is what one block holds, context parallelism included. `usable_blocks` is what requests can hold:
+    vLLM V1 never hands out its null block (id 0). `usage_blocks` is the denominator of the engine's own usage gauge;
+    where it is larger than `usable_blocks` (V1 before 0.10.2) an idle pool shows the null block as used. `pool_bytes`
+    and every count of blocks are per rank.
+    """
+
+    engine: str
+    block_tokens: int
+    total_blocks: int
+    usable_blocks: int
+    usage_blocks: int
+    capacity_tokens: int | None = None
+    max_concurrency: float | None = None
+    pool_bytes: int | None = None
+    cache_dtype: str | None = None
+    sliding_window_tokens: int | None = None
+    memory_fraction_ratio: float | None = None
+    prefix_caching: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty pool, a denominator outside it, and impossible figures."""
+        refuse(
+            self,
+            first(
+                None if 0 < self.block_tokens <= MAX_COUNT else f"block_tokens is {self.block_tokens}",
+                None if 1 < self.total_blocks <= MAX_COUNT else f"total_blocks is {self.total_blocks}",
+                None
+                if 0 < self.usable_blocks <= self.usage_blocks <= self.total_blocks
+                else f"{self.usable_blocks} usable, {self.usage_blocks} in the gauge, {self.total_blocks} in all",
+                count_problem("capacity_tokens", self.capacity_tokens),
+                count_problem("pool_bytes", self.pool_bytes, MAX_BYTES),
+                None
+                if self.memory_fraction_ratio is None or 0 < self.memory_fraction_ratio <= 1
+                else f"memory_fraction_ratio is {self.memory_fraction_ratio}",
+            ),
+        )
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of one block on one rank, where the engine reports its pool's size."""
+        return None if self.pool_bytes is None else self.pool_bytes // self.total_blocks
+
+    def used_blocks(self, usage_ratio: float) -> int:
+        """Blocks held by requests, from the usage gauge (vllm/v1/core/block_pool.py::BlockPool.get_usage)."""
+        return max(round(usage_ratio * self.usage_blocks) - (self.usage_blocks - self.usable_blocks), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What does not change while a timeline is made: the server, its pools, and which processes are its own.
+
+    `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size
+    on disk, all ranks together; `forced` says that other traffic was to be expected.
+    """
+
+    url: str | None = None
+    engine_name: str | None = None
+    engine_version: str | None = None
+    model: str | None = None
+    max_model_len_tokens: int | None = None
+    pools: tuple[KvPool, ...] = ()
+    server_pids: tuple[int, ...] | None = None
+    weights_bytes: int | None = None
+    forced: bool = False
+    gaps: tuple[Gap, ...] = ()
+
+    def pool(self, engine: str) -> KvPool | None:
+        """The pool of one engine, `None` where it did not report one."""
+        return next((pool for pool in self.pools if pool.engine == engine), None)

@@ -1,0 +1,157 @@
+"""What the sources read: devices and their processes, engines, host processes, and what was not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.model.possible import MAX_BYTES, count_problem, first, refuse
+
+GapKind = Literal["absent", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something that was looked for and not seen.
+
+    `absent`: it does not exist here (no GPU, no such metric). `failed`: it should be there and did not answer.
+    """
+
+    source: str
+    kind: GapKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One device's memory as NVML tells it.
+
+    `used_bytes` is `total - free`, one denominator for everything: NVIDIA's documents disagree on whether NVML's own
+    `used` holds the driver's reservation (release notes of R525 against the struct comment of R590), `free` is the same
+    in every version.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    driver_reserved_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a device with no memory, or more free or reserved than there is."""
+        refuse(
+            self,
+            first(
+                None if 0 < self.total_bytes < MAX_BYTES else f"total_bytes is {self.total_bytes}",
+                count_problem("free_bytes", self.free_bytes, self.total_bytes),
+                count_problem("driver_reserved_bytes", self.driver_reserved_bytes, self.total_bytes),
+            ),
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes nobody else can have, the driver's reservation among them."""
+        return self.total_bytes - self.free_bytes
+
+    @property
+    def occupied_ratio(self) -> float:
+        """Share of the device that is taken, 0..1."""
+        return self.used_bytes / self.total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that NVML lists on a device. `used_bytes` is `None` where the driver does not tell."""
+
+    pid: int
+    used_bytes: int | None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible process ids and sizes."""
+        refuse(
+            self,
+            first(count_problem("pid", self.pid, 2**32), count_problem("used_bytes", self.used_bytes, MAX_BYTES)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had."""
+
+    uuid: str
+    index: int
+    name: str
+    memory: Memory | None
+    processes: tuple[Process, ...] | None = None
+    mig_parent_uuid: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a device without an identity."""
+        refuse(self, first(None if self.uuid else "no uuid", count_problem("index", self.index, 1024)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine (data-parallel rank) as its page shows it; `engine` is the page's label, "0" where it has none."""
+
+    engine: str
+    kv_usage_ratio: float | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    requests_waiting_for_capacity: int | None = None
+    preemptions_total: int | None = None
+    prompt_tokens_total: int | None = None
+    generation_tokens_total: int | None = None
+    prefix_queries_total: int | None = None
+    prefix_hits_total: int | None = None
+    asleep: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a usage outside 0..1 and negative counts."""
+        usage = self.kv_usage_ratio
+        refuse(
+            self,
+            first(
+                None if usage is None or 0.0 <= usage <= 1.0 else f"kv_usage_ratio is {usage}, not within 0..1",
+                *(
+                    count_problem(name, getattr(self, name))
+                    for name in (
+                        "requests_running",
+                        "requests_waiting",
+                        "requests_waiting_for_capacity",
+                        "preemptions_total",
+                        "prompt_tokens_total",
+                        "generation_tokens_total",
+                        "prefix_queries_total",
+                        "prefix_hits_total",
+                    )
+                ),
+            ),
+        )
+
+    @property
+    def idle(self) -> bool | None:
+        """Whether the engine says that nothing runs and nothing waits; `None` where it does not say."""
+        if self.requests_running is None or self.requests_waiting is None:
+            return None
+        return self.requests_running == 0 and self.requests_waiting == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProcess:
+    """Host memory of one of the server's processes; `anonymous_bytes` leaves file-backed pages out."""
+
+    pid: int
+    name: str
+    resident_bytes: int
+    anonymous_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        refuse(
+            self,
+            first(
+                count_problem("pid", self.pid, 2**32),
+                count_problem("resident_bytes", self.resident_bytes, MAX_BYTES),
+                count_problem("anonymous_bytes", self.anonymous_bytes, MAX_BYTES),
+            ),
+        )

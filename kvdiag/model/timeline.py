@@ -1,0 +1,199 @@
+"""What is judged: samples and the marks of the test steps, in ascending time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from kvdiag.model.possible import count_problem, first, refuse, time_problem
+from kvdiag.model.readings import Device, Engine, Gap, HostProcess
+
+Phase = Literal["begin", "offer", "release", "end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What kvdiag's own requests held when a sample was taken.
+
+    `requests` are open, waiting ones included; `resident_tokens` has, for each that has produced its first token,
+    the tokens whose keys and values the engine must hold: prompt + output - 1, since the token just sampled has not
+    been through the model yet.
+    """
+
+    requests: int
+    resident_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse more resident requests than open ones."""
+        refuse(
+            self,
+            first(
+                count_problem("requests", self.requests),
+                None
+                if len(self.resident_tokens) <= self.requests
+                else f"{len(self.resident_tokens)} resident requests of {self.requests} open",
+                *(count_problem("resident_tokens", tokens) for tokens in self.resident_tokens),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Everything seen at one moment. A part not due on this tick is `None`; one due and not seen is a `Gap`."""
+
+    at_seconds: float
+    engines: tuple[Engine, ...] | None = None
+    devices: tuple[Device, ...] | None = None
+    host: tuple[HostProcess, ...] | None = None
+    load: Load | None = None
+    gaps: tuple[Gap, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a sample without a time."""
+        refuse(self, time_problem("at_seconds", self.at_seconds))
+
+    @property
+    def engines_idle(self) -> bool | None:
+        """Whether every engine says that it is idle; `None` where one does not say or was not seen."""
+        if not self.engines:
+            return None
+        states = [engine.idle for engine in self.engines]
+        if False in states:
+            return False
+        return None if None in states else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests that a test step offers at once: unique random prompts, all generating `max_tokens`.
+
+    `hold_seconds` is how long all of them should be resident together, so that several samples see them.
+    """
+
+    requests: int
+    prompt_tokens: int
+    max_tokens: int
+    hold_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse negative amounts."""
+        refuse(
+            self,
+            first(
+                count_problem("requests", self.requests),
+                count_problem("prompt_tokens", self.prompt_tokens),
+                count_problem("max_tokens", self.max_tokens),
+                time_problem("hold_seconds", self.hold_seconds),
+            ),
+        )
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Tokens a finished request has in the KV cache at its peak (the last sampled one is never stored)."""
+        return max(self.prompt_tokens + self.max_tokens - 1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a step's requests. `errors` are the distinct messages of those that failed, bounded in length."""
+
+    completed: int
+    failed: int
+    prompt_tokens: int
+    generated_tokens: int
+    errors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse negative counts."""
+        refuse(
+            self,
+            first(
+                *(
+                    count_problem(name, getattr(self, name))
+                    for name in ("completed", "failed", "prompt_tokens", "generated_tokens")
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment of a test step: its lead-in begins, its load is offered, its last request is over, it has settled."""
+
+    at_seconds: float
+    step: str
+    cycle: int
+    phase: Phase
+    workload: Workload | None = None
+    outcome: Outcome | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a mark without a time."""
+        refuse(self, first(time_problem("at_seconds", self.at_seconds), count_problem("cycle", self.cycle)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One cycle of one test step, put together from its marks; what never happened is `None`."""
+
+    step: str
+    cycle: int
+    begin_seconds: float
+    offer_seconds: float | None = None
+    release_seconds: float | None = None
+    end_seconds: float | None = None
+    workload: Workload | None = None
+    outcome: Outcome | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the span ran to its end."""
+        return self.end_seconds is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Samples and marks in ascending time: all that is judged, whatever feed made it."""
+
+    samples: tuple[Sample, ...]
+    marks: tuple[Mark, ...] = ()
+    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse time that runs backwards."""
+        times = tuple(sample.at_seconds for sample in self.samples)
+        for name, series in (("samples", times), ("marks", tuple(mark.at_seconds for mark in self.marks))):
+            if any(later < earlier for earlier, later in pairwise(series)):
+                raise ValueError(f"Timeline: {name} are not in ascending time")
+        object.__setattr__(self, "_times", times)
+
+    def between(self, start_seconds: float, end_seconds: float) -> tuple[Sample, ...]:
+        """Samples with start <= time <= end."""
+        return self.samples[bisect_left(self._times, start_seconds) : bisect_right(self._times, end_seconds)]
+
+    def spans(self, step: str | None = None) -> tuple[Span, ...]:
+        """The test steps' spans in order of their beginnings, those of `step` alone where it is named."""
+        spans: dict[tuple[str, int], Span] = {}
+        for mark in self.marks:
+            if step is not None and mark.step != step:
+                continue
+            key = (mark.step, mark.cycle)
+            known = spans.get(key)
+            if known is None:
+                known = Span(step=mark.step, cycle=mark.cycle, begin_seconds=mark.at_seconds)
+            spans[key] = Span(
+                step=known.step,
+                cycle=known.cycle,
+                begin_seconds=known.begin_seconds,
+                offer_seconds=mark.at_seconds if mark.phase == "offer" else known.offer_seconds,
+                release_seconds=mark.at_seconds if mark.phase == "release" else known.release_seconds,
+                end_seconds=mark.at_seconds if mark.phase == "end" else known.end_seconds,
+                workload=mark.workload or known.workload,
+                outcome=mark.outcome or known.outcome,
+                notes=known.notes + mark.notes,
+            )
+        return tuple(spans.values())
