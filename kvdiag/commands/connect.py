@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,11 +22,12 @@ from kvdiag.model import Facts
 from kvdiag.sim import RemoteNvml
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.patience import Patient
+from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import VllmSource
 
 DRILL_HEADER = "kvdiag-drill"
 CONNECT_SECONDS = 5.0
+DRIVER_START_SECONDS = 10.0
 SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,6 +122,9 @@ async def connect(
         source = NvmlSource(RemoteNvml(url) if drill else None)
         nvml: Patient[DeviceReading] = Patient(source.read, "nvml")
         try:
+            # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
+            with contextlib.suppress(StillBusy):
+                await nvml.ask(DRIVER_START_SECONDS, processes=False)
             yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
         finally:
             nvml.close()

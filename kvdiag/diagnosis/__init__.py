@@ -26,7 +26,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     findings = tuple(_informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
-        worst=_worst(timeline, steps, findings),
+        worst=_worst(timeline, steps, findings, limits),
         facts=facts,
         start_seconds=min(times, default=0.0),
         end_seconds=max(times, default=0.0),
@@ -50,15 +50,26 @@ def _informed(finding: Finding) -> Finding:
     )
 
 
-def _worst(timeline: Timeline, steps: tuple[StepResult, ...], findings: tuple[Finding, ...]) -> Status:
+def _worst(timeline: Timeline, steps: tuple[StepResult, ...], findings: tuple[Finding, ...], limits: Limits) -> Status:
     seen = {step.status for step in steps} | {finding.status for finding in findings if finding.status != "unknown"}
     for status in ("fault", "suspect"):
         if status in seen:
             return status
-    last = timeline.samples[-1] if timeline.samples else None
-    lost = last is None or any(gap.kind == "failed" for gap in last.gaps)
     said = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
-    return "unknown" if lost or "unknown" in seen or (not steps and said == {"unknown"}) else "ok"
+    blind = _lost(timeline, limits) or "unknown" in seen or (not steps and said == {"unknown"})
+    return "unknown" if blind else "ok"
+
+
+def _lost(timeline: Timeline, limits: Limits) -> bool:
+    """Whether a source that should be there has failed to the end, or nothing was seen at all."""
+    readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
+    for sample in timeline.samples:
+        failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
+        for source, part in (("vllm", sample.engines), ("nvml", sample.devices)):
+            if part is not None or source in failed:
+                readings[source].append(part is None)
+    last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
+    return not timeline.samples or any(all(failures) for failures in last)
 
 
 def _newest(timeline: Timeline) -> Sample | None:

@@ -15,6 +15,9 @@ class Limits:
     idle_samples: int = 2
     """An idle floor needs this many samples in a row that agree: one alone may fall between two engine steps."""
 
+    lost_readings: int = 3
+    """Readings in a row that failed up to the end before a source counts as lost: one may be late on a busy machine."""
+
     load_samples: int = 2
     """A load has to be seen whole by this many samples, or its step is unknown (a blind spot is no fault)."""
 

@@ -1,11 +1,28 @@
-"""Blocks that resident tokens need, from what the engine reports of its own pool."""
+"""Blocks that resident tokens need: by the engine's own report, and for models whose layers differ by their config.
+
+Every answer is checked against the engine's own figure for one request of `max_model_len` tokens (`total_blocks /
+max_concurrency`, reported since vLLM 0.24): a curve that does not meet it is not used.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from kvdiag.kv.architecture import parse_architecture
+from kvdiag.kv.capacity import CacheLayout, pool_capacity
+from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.residency import ServingTerms, decode_blocks
 from kvdiag.model import Facts, KvPool
+
+FREED_LATE_TOKENS = 2
+"""With async scheduling a step is planned before the last one is processed, so blocks come back this much later."""
+
+BATCHED_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
+"""vLLM's defaults for max_num_batched_tokens, which is in no metric and decides what is planned for windowed layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,27 +40,63 @@ class Need:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Modelled:
+    """A model's cache as its config lays it out, in the two ways that blocks may be returned."""
+
+    layout: CacheLayout
+    prompt: ServingTerms
+    late: ServingTerms
+
+
 def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> Need | None:
-    """Blocks that requests with so many resident tokens each need; `None` where the pool's curve is not known.
+    """Blocks that decoding requests with so many resident tokens each need; `None` where the curve is not known.
 
     Full attention: ceil(tokens / block) for each request (vllm/v1/core/kv_cache_utils.py). A model whose layers all
-    slide holds the blocks that its window touches, and the step's own tokens until the next step frees the rest
+    slide holds the blocks that its window touches
     (vllm/v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens).
     """
     pool = next(iter(facts.pools), None)
     if pool is None or curve_problem(facts) is not None:
         return None
+    modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
     total = Need(least_blocks=0, most_blocks=0)
     for tokens in resident_tokens:
-        total += _one_request(tokens, pool)
+        total += _by_report(tokens, pool) if modelled is None else _by_model(tokens, modelled)
     return total
 
 
-FREED_LATE_TOKENS = 2
-"""With async scheduling a step is planned before the last one is processed, so blocks come back this much later."""
+def curve_problem(facts: Facts) -> str | None:
+    """Why blocks cannot be computed from tokens; `None` where they can."""
+    pool = next(iter(facts.pools), None)
+    if pool is None:
+        return "the engine does not report its KV pool"
+    if pool.sliding_window_tokens is not None or _is_linear(pool, facts) or _modelled(facts, pool) is not None:
+        return None
+    reported = _reported_blocks(pool)
+    return (
+        f"by its own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which neither "
+        "full attention nor the model's config explains (sliding windows, state, several KV groups)"
+    )
 
 
-def _one_request(tokens: int, pool: KvPool) -> Need:
+def grows_with_every_token(facts: Facts) -> bool:
+    """Whether every layer keeps every token, so that blocks grow on a straight line."""
+    pool = next(iter(facts.pools), None)
+    return pool is not None and pool.sliding_window_tokens is None and _is_linear(pool, facts)
+
+
+def _reported_blocks(pool: KvPool) -> int | None:
+    """Blocks that the engine itself plans for a request of max_model_len tokens."""
+    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
+
+
+def _is_linear(pool: KvPool, facts: Facts) -> bool:
+    reported, longest = _reported_blocks(pool), facts.max_model_len_tokens
+    return reported is None or longest is None or abs(reported - -(-longest // pool.block_tokens)) <= 1
+
+
+def _by_report(tokens: int, pool: KvPool) -> Need:
     full = -(-tokens // pool.block_tokens)
     window = pool.sliding_window_tokens
     if window is None:
@@ -54,25 +107,68 @@ def _one_request(tokens: int, pool: KvPool) -> Need:
     )
 
 
-def curve_problem(facts: Facts) -> str | None:
-    """Why blocks cannot be computed from tokens by the engine's report alone; `None` where they can."""
-    pool = next(iter(facts.pools), None)
-    if pool is None:
-        return "the engine does not report its KV pool"
-    longest = facts.max_model_len_tokens
-    if (
-        pool.sliding_window_tokens is not None
-        or pool.max_concurrency is None
-        or not pool.max_concurrency
-        or not longest
-    ):
+def _by_model(tokens: int, modelled: _Modelled) -> Need:
+    held = [
+        decode_blocks(modelled.layout, resident_tokens=tokens, serving=terms)
+        for terms in (modelled.prompt, modelled.late)
+    ]
+    return Need(least_blocks=min(held), most_blocks=max(held))
+
+
+def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
+    if facts.model_config is None or facts.max_model_len_tokens is None:
         return None
-    # The engine's own figure for one request of max_model_len tokens tells whether its layers all cost alike.
-    reported = round(pool.total_blocks / pool.max_concurrency)
-    linear = -(-longest // pool.block_tokens)
-    if abs(reported - linear) <= 1:
-        return None
-    return (
-        f"by its own figures a request of {longest} tokens takes {reported} blocks, not {linear}: "
-        "its layers do not all keep every token (sliding window, state or several KV groups)"
+    return _fitted(
+        facts.model_config,
+        pool.block_tokens,
+        pool.cache_dtype or "auto",
+        pool.prefix_caching is not False,
+        facts.max_model_len_tokens,
+        pool.total_blocks,
+        _reported_blocks(pool),
     )
+
+
+@lru_cache(maxsize=8)
+def _fitted(
+    config: str,
+    block_tokens: int,
+    kv_dtype: str,
+    prefix_caching: bool,
+    longest_tokens: int,
+    total_blocks: int,
+    reported_blocks: int | None,
+) -> _Modelled | None:
+    """The config's layout under the settings that meet the engine's own figure; `None` where none does."""
+    for platform in (Platform.CUDA, Platform.CPU):
+        for batched in BATCHED_TOKENS:
+            try:
+                architecture = parse_architecture(json.loads(config))
+                deployment = Deployment(
+                    block_size_tokens=block_tokens,
+                    kv_dtype=kv_dtype,
+                    prefix_caching=prefix_caching,
+                    max_num_batched_tokens=batched,
+                    platform=platform,
+                )
+                layout = deployed_layout(architecture, deployment)
+                planned = pool_capacity(
+                    layout,
+                    pool_bytes=total_blocks * max(layout.bytes_per_block),
+                    context_tokens=longest_tokens,
+                    terms=deployment.request_terms(architecture),
+                )
+            except KvModelError:
+                return None
+            if reported_blocks is None or planned.blocks_per_request == reported_blocks:
+                terms = deployment.serving_terms(architecture)
+                return _Modelled(
+                    layout=layout,
+                    prompt=ServingTerms(prefill_chunk_tokens=batched, state_cache_mode=terms.state_cache_mode),
+                    late=ServingTerms(
+                        prefill_chunk_tokens=batched,
+                        state_cache_mode=terms.state_cache_mode,
+                        steps_in_flight=1,
+                    ),
+                )
+    return None

@@ -23,6 +23,8 @@ SETTLED_SAMPLES = 3
 SETTLE_SECONDS = 10.0
 """Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
 
+IMPATIENT_SECONDS = 0.5
+
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
 
@@ -70,6 +72,7 @@ class ActiveFeed:
         self._recorder = recorder
         self._clock = clock
         self._progress = progress
+        self._settle_seconds = SETTLE_SECONDS
 
     async def run(self) -> Timeline:
         """All steps in order; what was seen so far where the server stops answering.
@@ -134,7 +137,13 @@ class ActiveFeed:
         for cycle in range(2 * max(len(self._facts.pools), 1)):
             self._mark(WARMUP, cycle, "begin")
             self._mark(WARMUP, cycle, "offer")
-            measured = await self._requests.measure(prompt, output)
+            try:
+                async with asyncio.timeout(STEP_SECONDS):
+                    measured = await self._requests.measure(prompt, output)
+            except TimeoutError:
+                raise KvdiagError(
+                    f"the server did not finish one request of {prompt} tokens in {STEP_SECONDS:.0f} s"
+                ) from None
             if isinstance(measured, str):
                 if measured.startswith("HTTP 4"):
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
@@ -182,16 +191,19 @@ class ActiveFeed:
     async def _settle(self) -> None:
         """Wait until the engine has been idle for some readings, with one reading of the devices among them."""
         first = self._recorder.count
-        await self._checked_wait(lambda samples: _idle_streak(samples) >= SETTLED_SAMPLES, SETTLE_SECONDS)
+        if not await self._checked_wait(lambda samples: _idle_streak(samples) >= SETTLED_SAMPLES, self._settle_seconds):
+            # Other traffic, then: every further wait would be as long and as much in vain.
+            self._settle_seconds = IMPATIENT_SECONDS
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
             await self._sampler.read_devices(processes=True)
         # One more engine reading, so that the device reading lies inside the idle stretch.
-        await self._checked_wait(lambda samples: _idle_streak(samples) >= 1, SETTLE_SECONDS)
+        await self._checked_wait(lambda samples: _idle_streak(samples) >= 1, self._settle_seconds)
 
-    async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> None:
-        await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
+    async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
+        found = await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
         if self._lost():
             raise ServerLostError
+        return found
 
     def _lost(self) -> bool:
         """Whether the engine's last readings all failed."""

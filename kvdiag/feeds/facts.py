@@ -37,6 +37,7 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
             pools=pools,
             server_pids=pids,
             weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
+            model_config=host.model_config(identity.root),
             forced=forced,
             gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
         ),

@@ -64,7 +64,8 @@ class Facts:
     """What does not change while a timeline is made: the server, its pools, and which processes are its own.
 
     `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size
-    on disk, all ranks together; `forced` says that other traffic was to be expected.
+    on disk, all ranks together; `model_config` is the text of its config.json where that is visible; `forced`
+    says that other traffic was to be expected.
     """
 
     url: str | None = None
@@ -75,6 +76,7 @@ class Facts:
     pools: tuple[KvPool, ...] = ()
     server_pids: tuple[int, ...] | None = None
     weights_bytes: int | None = None
+    model_config: str | None = None
     forced: bool = False
     gaps: tuple[Gap, ...] = ()
 

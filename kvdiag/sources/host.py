@@ -7,6 +7,7 @@ to know which process is the server's then says so.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ MAX_PROCESSES = 512
 """A server of 16 engines with 16 workers each has fewer; more in one tree is somebody else's process."""
 
 MAX_WEIGHT_FILES = 4096
+
+MAX_CONFIG_BYTES = 256 * 2**10
+"""The longest config.json among those in wide use has 60 KB (a multimodal one with all its labels)."""
 
 
 def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
@@ -108,6 +112,19 @@ def _host_process(pid: int) -> HostProcess | None:
             anonymous_bytes=max(memory.rss - memory.shared, 0) if hasattr(memory, "shared") else None,
         )
     except (psutil.Error, ValueError):
+        return None
+
+
+def model_config(root: str | None) -> str | None:
+    """The text of config.json in the model's folder `root`; `None` where it is not visible, too long or not JSON."""
+    path = Path(root or "") / "config.json"
+    if not root or not path.is_absolute():
+        return None
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        return json.dumps(json.loads(content)) if len(content) <= MAX_CONFIG_BYTES else None
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.growth import highest_blocks, judge_load, nominal_need
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.need import grows_with_every_token
 from kvdiag.diagnosis.observe import whole_number
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
@@ -23,7 +24,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     if result.status == "unknown" or span is None:
         return result
     highest, most = highest_blocks(timeline, facts, span, limits), nominal_need(facts, span)
-    if highest is None or most is None or any(pool.sliding_window_tokens for pool in facts.pools):
+    if highest is None or most is None or not grows_with_every_token(facts):
         return result
     overshoot = highest - most.most_blocks
     linear = overshoot <= limits.blocks_per_request_tolerance

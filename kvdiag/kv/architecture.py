@@ -1,0 +1,154 @@
+"""A parsed Hugging Face config.json -> Architecture.
+
+The dimensions come from where vLLM takes them: transformers_utils/model_arch_config_convertor.py and the model file
+of each family. A model type that is not in families.py is an error: the textbook formula is never a silent fallback,
+since it is wrong 4 to 25 times on latent, windowed and state layers.
+"""
+
+from collections.abc import Mapping
+
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.fields import Fields
+from kvdiag.kv.hf_defaults import HF_DEFAULTS
+from kvdiag.kv.layers import Architecture
+
+# Where multimodal configs keep the language model, in the order tried
+# (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
+_TEXT_CONFIGS = (
+    "thinker_config",
+    "text_config",
+    "llm_config",
+    "language_config",
+    "text_model_config",
+    "language_model",
+)
+_MODEL_DTYPES = {
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
+    "float32": "float16",
+    "float": "float16",
+}
+_NEVER_ASSUMED = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "d_model"}
+)
+_OVERRIDE = "pass --kv-bytes-per-token to say the cost yourself"
+
+
+def parse_architecture(config: Mapping[str, object]) -> Architecture:
+    """The layers of a model, from its config.json. Raises KvModelError with the field that decided so."""
+    if not isinstance(config, Mapping):
+        msg = f"config is a {type(config).__name__}, not a JSON object"
+        raise KvModelError(msg, "config")
+    top = Fields(config)
+    text = _text_config(top)
+    model_type = _model_type(top, text)
+    family = FAMILIES.get(model_type)
+    if family is None:
+        field = text.path("model_type")
+        msg = f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}"
+        raise KvModelError(msg, field)
+    parts = family(_filled(text, model_type, nested=text is not top), top)
+    return Architecture(
+        model_type=model_type,
+        depth=parts.depth,
+        attention_heads=parts.attention_heads,
+        layers=parts.layers,
+        draft_layers=parts.draft_layers,
+        dtype=_dtype(top, text),
+        declared_kv_dtype=_declared_kv_dtype(top, text),
+        state_dtype=parts.state_dtype,
+        max_context_tokens=_max_context(text),
+    )
+
+
+def _text_config(top: Fields) -> Fields:
+    """The language model's own config: the first nested one that names a depth or a model type."""
+    current = top
+    while True:
+        nested = next(
+            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None),
+            None,
+        )
+        if nested is None:
+            return current
+        current = nested
+
+
+def _model_type(top: Fields, text: Fields) -> str:
+    model_type = text.text("model_type") or top.text("model_type")
+    if model_type in FAMILIES:
+        return str(model_type)
+    for source in (text, top):
+        for architecture in source.strings("architectures") or ():
+            if architecture in TYPE_OF_ARCHITECTURE:
+                return TYPE_OF_ARCHITECTURE[architecture]
+    if model_type is None:
+        msg = f"config has neither model_type nor a known entry in architectures; is it a model's config.json? Else {_OVERRIDE}"
+        raise KvModelError(msg, "model_type")
+    return model_type
+
+
+def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
+    """The config with what its transformers class fills in.
+
+    How deep and how wide a model is must stand in a config of its own: only nested text configs, which are written as
+    differences from their class, may leave that out.
+    """
+    defaults = HF_DEFAULTS.get(model_type, {})
+    if not nested:
+        defaults = {name: value for name, value in defaults.items() if name not in _NEVER_ASSUMED}
+    return text.filled(defaults)
+
+
+def _dtype(top: Fields, text: Fields) -> str:
+    """The dtype the model runs in (config/model.py::_get_and_verify_dtype; the text config's, else the top's)."""
+    for source in (top, text):
+        for name in ("dtype", "torch_dtype"):
+            value = source.text(name)
+            if value is None or value == "auto":
+                continue
+            short = value.removeprefix("torch.")
+            if short not in _MODEL_DTYPES:
+                msg = f"{source.path(name)} {short!r} is not a dtype that a model is served in"
+                raise KvModelError(msg, source.path(name))
+            return _MODEL_DTYPES[short]
+    return "bfloat16"
+
+
+def _declared_kv_dtype(top: Fields, text: Fields) -> str | None:
+    """The KV format a quantized checkpoint asks for, used where --kv-cache-dtype is auto.
+
+    utils/torch_utils.py::get_kv_cache_quant_algo_string (ModelOpt), model_executor/layers/attention/attention.py
+    (compressed-tensors kv_cache_scheme).
+    """
+    for source in (top, text):
+        for name in ("quantization_config", "compression_config"):
+            quantization = source.child(name)
+            if quantization is None:
+                continue
+            inner = quantization.child("quantization") or quantization
+            for holder in (inner, quantization):
+                for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+                    scheme = holder.raw(key)
+                    if isinstance(scheme, str):
+                        return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
+                    if isinstance(scheme, Mapping):
+                        bits = scheme.get("num_bits")
+                        return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
+    return None
+
+
+def _max_context(text: Fields) -> int | None:
+    """The longest context the config promises, before rope scaling (config/model.py::_get_and_verify_max_len)."""
+    return text.maybe_integer(
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "model_max_length",
+        "max_sequence_length",
+        "max_target_positions",
+    )

@@ -1,0 +1,427 @@
+"""Families whose layers all keep K and V per head: dense, windowed, chunked, shared and cross-attention models.
+
+Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
+config class do; the docstring names the file. Layers without `layer_types` follow the pattern the config class fills in.
+"""
+
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.family import (
+    Family,
+    Heads,
+    Parts,
+    full_layer,
+    full_layers,
+    layer_names,
+    read_depth,
+    read_heads,
+    sliding_layer,
+    typed_layers,
+    window_of,
+)
+from kvdiag.kv.fields import Fields
+from kvdiag.kv.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
+
+MOST_HEADS = 4096
+
+
+def dense(text: Fields, top: Fields) -> Parts:
+    """Llama-like models (llama.py): layers as `layer_types` says.
+
+    Without `layer_types` one `sliding_window` holds for all layers, and with mixed ones only for the named layers
+    (engine/arg_utils.py::create_engine_config, attention.py::Attention.__init__).
+    """
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    window = window_of(text)
+    if names is None:
+        names = ("sliding_attention" if window is not None else "full_attention",) * depth
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=typed_layers(text, names, heads, window_tokens=window),
+    )
+
+
+def mistral(text: Fields, top: Fields) -> Parts:
+    """Mistral and Ministral (mistral.py, transformers backend): as Llama, with a window of 4,096 unless it is null.
+
+    The config class fills the window in, so a config that could be served (it names architectures) and leaves the field
+    out has one. `sliding_window` may also be a list that repeats over the layers (configs/mistral.py).
+    """
+    windows = text.raw("sliding_window")
+    if isinstance(windows, list | tuple):
+        return _repeated_windows(text)
+    names_a_class = text.has("architectures") or top.has("text_config")
+    if "sliding_window" not in text.names() and names_a_class:
+        text = text.filled({"sliding_window": 4096})
+    return dense(text, top)
+
+
+def _repeated_windows(text: Fields) -> Parts:
+    depth = read_depth(text)
+    heads = read_heads(text)
+    windows: list[int | None] = []
+    for window in text.sequence("sliding_window") or ():
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            field = text.path("sliding_window")
+            msg = f"{field} holds something that is neither a window nor null"
+            raise KvModelError(msg, field)
+        windows.append(window)
+    if not windows or len(set(windows) - {None}) > 1:
+        field = text.path("sliding_window")
+        msg = f"{field} is a list of no or several windows; one window and null are understood"
+        raise KvModelError(msg, field)
+    layers = tuple(
+        full_layer(index, heads)
+        if (window := windows[index % len(windows)]) is None
+        else sliding_layer(index, heads, window)
+        for index in range(depth)
+    )
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+
+
+def with_heads(*, kv_heads_field: tuple[str, ...], holder: str | None = None) -> Family:
+    """Dense models that keep the number of KV heads somewhere else (dbrx.py: attn_config.kv_n_heads)."""
+
+    def read(text: Fields, top: Fields) -> Parts:
+        del top
+        depth = read_depth(text)
+        source = text if holder is None else text.child(holder)
+        kv_heads = None if source is None else source.maybe_integer(*kv_heads_field, high=MOST_HEADS)
+        heads = read_heads(text, kv_heads=kv_heads)
+        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+
+    return read
+
+
+def falcon(text: Fields, top: Fields) -> Parts:
+    """Falcon (FalconModelArchConfigConvertor): multi_query means one KV head unless the new decoder is used."""
+    del top
+    depth = read_depth(text)
+    single = text.flag("multi_query", default=True) and not text.flag("new_decoder_architecture", default=False)
+    heads = read_heads(text, kv_heads=1 if single else None)
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+
+
+def qwen2(text: Fields, top: Fields) -> Parts:
+    """Qwen2 and Qwen3 (qwen2.py): a window counts only with use_sliding_window, and only for all layers at once."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    window = window_of(text) if text.flag("use_sliding_window", default=False) else None
+    names = layer_names(text, depth)
+    if names is None:
+        first = text.integer("max_window_layers", default=28, low=0, high=1 << 20)
+        names = tuple(
+            "sliding_attention" if window is not None and index >= first else "full_attention" for index in range(depth)
+        )
+    if len(set(names)) > 1:
+        field = text.path("max_window_layers")
+        msg = f"{field}: vLLM refuses a window for some but not all layers of this model; pass --kv-bytes-per-token"
+        raise KvModelError(msg, field)
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=typed_layers(text, names, heads, window_tokens=window),
+    )
+
+
+def qwen_moe(text: Fields, top: Fields) -> Parts:
+    """Qwen2-MoE and Qwen3-MoE (qwen2_moe.py, qwen3_moe.py): all layers take the window, or none."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    window = window_of(text) if text.flag("use_sliding_window", default=False) else None
+    names = layer_names(text, depth)
+    everywhere = window is not None and (names is None or set(names) == {"sliding_attention"})
+    layers = (
+        tuple(sliding_layer(index, heads, window) for index in range(depth))
+        if everywhere and window is not None
+        else full_layers(depth, heads)
+    )
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+
+
+def interleaved(
+    *,
+    period: int,
+    period_fields: tuple[str, ...] = ("sliding_window_pattern",),
+    extra_window: int = 0,
+    first: bool = False,
+) -> Family:
+    """Models that interleave sliding and full layers: every `period`-th layer is full (the first of each, if `first`).
+
+    gemma2.py, gemma3.py, gpt_oss.py, commandr.py (its window is one token longer), afmoe.py, granite.py, olmo3.
+    """
+
+    def read(text: Fields, top: Fields) -> Parts:
+        del top
+        depth = read_depth(text)
+        heads = read_heads(text)
+        names = layer_names(text, depth)
+        if names is None:
+            every = text.integer(*period_fields, default=period, high=1 << 20)
+            remainder = 0 if first else every - 1
+            names = tuple(
+                "full_attention" if index % every == remainder else "sliding_attention" for index in range(depth)
+            )
+        window = window_of(text)
+        return Parts(
+            depth=depth,
+            attention_heads=heads.attention_heads,
+            layers=typed_layers(text, names, heads, window_tokens=None if window is None else window + extra_window),
+        )
+
+    return read
+
+
+def laguna(text: Fields, top: Fields) -> Parts:
+    """Laguna (laguna.py): as layer_types says; without it every layer is full, whatever sliding_window is."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth) or ("full_attention",) * depth
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=typed_layers(text, names, heads, window_tokens=window_of(text)),
+    )
+
+
+def exaone4(text: Fields, top: Fields) -> Parts:
+    """EXAONE 4 and EXAONE MoE (exaone4.py, exaone_moe.py): no window, no sliding layers; the pattern may be a word
+    such as LLLG; `sliding_windows` may give each layer its own."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    window = window_of(text)
+    names = layer_names(text, depth)
+    if names is None:
+        names = _exaone_names(text, depth, window)
+    windows = text.integers("sliding_windows", low=0, high=1 << 30)
+    if windows is not None and len(windows) < depth:
+        field = text.path("sliding_windows")
+        msg = f"{field} has {len(windows)} windows and num_hidden_layers is {depth}"
+        raise KvModelError(msg, field)
+    layers: list[AttentionLayer] = []
+    for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window)):
+        own = windows[index] if windows is not None and layer.kind is LayerKind.SLIDING else None
+        layers.append(sliding_layer(index, heads, own) if own else layer)
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+
+
+def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ...]:
+    if window is None:
+        return ("full_attention",) * depth
+    pattern = text.raw("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        word = pattern
+    else:
+        every = text.integer("sliding_window_pattern", default=4, high=1 << 20)
+        word = "L" * (every - 1) + "G"
+    return tuple("full_attention" if word[index % len(word)] == "G" else "sliding_attention" for index in range(depth))
+
+
+def gemma3n(text: Fields, top: Fields) -> Parts:
+    """Gemma 3n (gemma3n.py): the last num_kv_shared_layers reuse an earlier layer's cache."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth) or tuple(
+        "full_attention" if index % 5 == 4 else "sliding_attention" for index in range(depth)
+    )
+    layers = typed_layers(text, names, heads, window_tokens=window_of(text))
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+
+
+def gemma4(text: Fields, top: Fields) -> Parts:
+    """Gemma 4 (gemma4.py): full layers have their own head size and KV heads, the last layer is full, the last
+    num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still stored twice."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth) or tuple(
+        "full_attention" if index % 6 == 5 else "sliding_attention" for index in range(depth)
+    )
+    names = (*names[:-1], "full_attention")
+    global_heads = heads.kv_heads
+    if text.flag("attention_k_eq_v", default=False):
+        global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MOST_HEADS)
+    global_size = text.integer("global_head_dim", default=512, high=1 << 14)
+    wide = Heads(attention_heads=heads.attention_heads, kv_heads=global_heads, head_size=global_size)
+    window = window_of(text)
+    layers = tuple(
+        full_layer(index, wide) if layer.kind is LayerKind.FULL else layer
+        for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window))
+    )
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+
+
+def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer, ...]:
+    shared = text.integer("num_kv_shared_layers", default=0, low=0, high=1 << 20)
+    first = len(layers) - shared
+    if first < 1:
+        field = text.path("num_kv_shared_layers")
+        msg = f"{field} {shared} leaves none of the {len(layers)} layers with a cache"
+        raise KvModelError(msg, field)
+    own: tuple[Layer, ...] = layers[:first]
+    return own + tuple(CachelessLayer(index=index, kind=LayerKind.SHARED) for index in range(first, len(layers)))
+
+
+def llama4(text: Fields, top: Fields) -> Parts:
+    """Llama 4 (llama4.py): layers with rope attend within chunks, layers without rope attend to everything."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    rope = text.integers("no_rope_layers", low=0, high=1)
+    if rope:
+        if len(rope) < depth:
+            field = text.path("no_rope_layers")
+            msg = f"{field} has {len(rope)} entries and num_hidden_layers is {depth}"
+            raise KvModelError(msg, field)
+        names = tuple("chunked_attention" if flag else "full_attention" for flag in rope[:depth])
+    else:
+        every = text.integer("no_rope_layer_interval", default=4, high=1 << 20)
+        names = layer_names(text, depth) or tuple(
+            "full_attention" if (index + 1) % every == 0 else "chunked_attention" for index in range(depth)
+        )
+    if not text.has("attention_chunk_size"):
+        names = ("full_attention",) * depth
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=typed_layers(text, names, heads, window_tokens=None),
+    )
+
+
+def nemotron_nas(text: Fields, top: Fields) -> Parts:
+    """Nemotron-NAS (nemotron_nas.py): each block says how many query heads share a KV head, or has no attention."""
+    del top
+    blocks = text.children("block_configs")
+    if not blocks:
+        field = text.path("block_configs")
+        msg = f"config has no {field}; the KV heads of a Nemotron-NAS model stand there"
+        raise KvModelError(msg, field)
+    depth = read_depth(text)
+    if len(blocks) < depth:
+        field = text.path("block_configs")
+        msg = f"{field} has {len(blocks)} blocks and num_hidden_layers is {depth}"
+        raise KvModelError(msg, field)
+    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    layers: list[Layer] = []
+    for index, block in enumerate(blocks[:depth]):
+        attention = block.child("attention")
+        if attention is None or attention.flag("no_op", default=False) or not attention.has("n_heads_in_group"):
+            layers.append(CachelessLayer(index=index, kind=LayerKind.NO_CACHE))
+            continue
+        group = attention.integer("n_heads_in_group", high=MOST_HEADS)
+        heads = read_heads(text, kv_heads=max(1, attention_heads // group))
+        layers.append(full_layer(index, heads))
+    return Parts(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+
+
+def mimo_v2(text: Fields, top: Fields) -> Parts:
+    """MiMo-V2 (mimo_v2.py): sliding layers have KV heads and head sizes of their own, and V is narrower than K."""
+    del top
+    depth = read_depth(text)
+    full = read_heads(text)
+    narrow = Heads(
+        attention_heads=text.integer("swa_num_attention_heads", default=full.attention_heads, high=MOST_HEADS),
+        kv_heads=text.integer("swa_num_key_value_heads", default=full.kv_heads, high=MOST_HEADS),
+        head_size=text.integer("swa_head_dim", default=full.head_size, high=1 << 14),
+    )
+    value = text.integer("v_head_dim", default=full.head_size, high=1 << 14)
+    narrow_value = text.integer("swa_v_head_dim", default=narrow.head_size, high=1 << 14)
+    window = text.integer("sliding_window_size", "sliding_window", high=1 << 30)
+    pattern = text.integers("hybrid_layer_pattern", high=1)
+    names = layer_names(text, depth)
+    if pattern is not None:
+        names = tuple("sliding_attention" if flag else "full_attention" for flag in pattern)
+    if names is None or len(names) < depth:
+        field = text.path("hybrid_layer_pattern")
+        msg = f"config has no {field} with {depth} entries; it tells sliding layers from full ones"
+        raise KvModelError(msg, field)
+    layers = tuple(
+        sliding_layer(index, narrow, window, head_size_v=narrow_value)
+        if name == "sliding_attention"
+        else full_layer(index, full, head_size_v=value)
+        for index, name in enumerate(names[:depth])
+    )
+    return Parts(depth=depth, attention_heads=full.attention_heads, layers=layers)
+
+
+def step3p5(text: Fields, top: Fields) -> Parts:
+    """Step-3.5 and 3.7 (step3p5.py): layers of the type named in attention_other_setting have other heads."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        names = tuple("full_attention" if index % 2 else "sliding_attention" for index in range(depth))
+    window = window_of(text)
+    other = text.child("attention_other_setting")
+    other_name = None if other is None else other.text("attention_type")
+    other_heads = heads
+    if other is not None:
+        other_heads = Heads(
+            attention_heads=other.integer("num_attention_heads", default=heads.attention_heads, high=MOST_HEADS),
+            kv_heads=other.integer("num_attention_groups", default=heads.kv_heads, high=MOST_HEADS),
+            head_size=other.integer("head_dim", default=heads.head_size, high=1 << 14),
+        )
+    layers: list[AttentionLayer] = []
+    for index, name in enumerate(names):
+        chosen = other_heads if name == other_name else heads
+        if name == "sliding_attention" and window is not None:
+            layers.append(sliding_layer(index, chosen, window))
+        else:
+            layers.append(full_layer(index, chosen))
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+
+
+def minicpm3(text: Fields, top: Fields) -> Parts:
+    """MiniCPM3 (minicpm3.py): a latent model that is served unpacked, every head keeping its own K and V."""
+    del top
+    depth = read_depth(text)
+    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    size = text.integer("qk_nope_head_dim") + text.integer("qk_rope_head_dim")
+    heads = Heads(attention_heads=attention_heads, kv_heads=attention_heads, head_size=size)
+    return Parts(depth=depth, attention_heads=attention_heads, layers=full_layers(depth, heads))
+
+
+def whisper(text: Fields, top: Fields) -> Parts:
+    """Whisper (whisper.py): every decoder layer has self-attention and cross-attention; the encoder keeps nothing."""
+    del top
+    depth = text.integer("decoder_layers", "num_hidden_layers", high=1024)
+    attention_heads = text.integer("decoder_attention_heads", "num_attention_heads", high=MOST_HEADS)
+    width = text.integer("d_model", "hidden_size")
+    if width % attention_heads:
+        field = text.path("d_model")
+        msg = f"{field} {width} is not a multiple of decoder_attention_heads {attention_heads}"
+        raise KvModelError(msg, field)
+    heads = Heads(attention_heads=attention_heads, kv_heads=attention_heads, head_size=width // attention_heads)
+    layers: list[Layer] = []
+    for index in range(depth):
+        layers.append(full_layer(index, heads))
+        layers.append(
+            AttentionLayer(
+                index=index,
+                kind=LayerKind.CROSS_ATTENTION,
+                kv_heads=heads.kv_heads,
+                head_size=heads.head_size,
+                head_size_v=heads.head_size,
+            )
+        )
+    return Parts(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+
+
+def encoder_only(text: Fields, top: Fields) -> Parts:
+    """BERT-like models (encoder_only_attention.py): no layer keeps anything between requests."""
+    del top
+    depth = read_depth(text)
+    return Parts(
+        depth=depth,
+        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
+        layers=tuple(CachelessLayer(index=index, kind=LayerKind.ENCODER_ONLY) for index in range(depth)),
+    )

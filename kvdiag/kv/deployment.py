@@ -1,0 +1,323 @@
+"""How a model is served, and the cache layout that follows: Architecture x Deployment -> pages on every rank.
+
+Tensor parallel divides heads and states, pipeline parallel divides layers, MLA is on every tensor-parallel rank in full.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvdiag.kv.capacity import CacheLayout, plan_layout
+from kvdiag.kv.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
+from kvdiag.kv.residency import ServingTerms
+
+_MOST_RANKS = 4096
+# config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
+_DEFAULT_BLOCK_TOKENS = 16
+_CPU_BLOCK_TOKENS = 128
+_LATENT_BLOCK_TOKENS = 64
+# MLA beside states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
+_LATENT_STATE_ALIGNMENT_TOKENS = 128
+# SchedulerConfig: what `vllm serve` uses on devices below 70 GiB.
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+class Platform(StrEnum):
+    """Which backend's block sizes and scheduling hold."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+# The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
+# get_supported_kernel_block_sizes.
+_KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    decode_context_parallel: int = 1
+    pipeline_partition: tuple[int, ...] | None = None
+    block_size_tokens: int | None = None
+    kernel_block_tokens: int | None = None
+    kv_dtype: str = "auto"
+    state_dtype: str | None = None
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_in_flight_tokens: int | None = None
+    max_encoder_tokens: int | None = None
+    async_scheduling: bool | None = None
+    prefix_caching: bool = True
+    state_cache_mode: StateCacheMode | None = None
+    hybrid_manager: bool | None = None
+    speculative_tokens: int = 0
+    draft_layers: tuple[Layer, ...] = ()
+    platform: Platform = Platform.CUDA
+
+    def __post_init__(self) -> None:
+        for name, value, high in (
+            ("tensor_parallel", self.tensor_parallel, _MOST_RANKS),
+            ("pipeline_parallel", self.pipeline_parallel, _MOST_RANKS),
+            ("decode_context_parallel", self.decode_context_parallel, _MOST_RANKS),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 30),
+            ("block_size", 1 if self.block_size_tokens is None else self.block_size_tokens, 1 << 20),
+            ("kernel_block_tokens", 1 if self.kernel_block_tokens is None else self.kernel_block_tokens, 1 << 20),
+            ("max_in_flight_tokens", 1 if self.max_in_flight_tokens is None else self.max_in_flight_tokens, 1 << 30),
+        ):
+            if not 1 <= value <= high:
+                msg = f"{name} is {value}; it must lie between 1 and {high}"
+                raise KvModelError(msg, name)
+        if not 0 <= self.speculative_tokens <= 1 << 10:
+            msg = f"num_speculative_tokens is {self.speculative_tokens}; it must lie between 0 and {1 << 10}"
+            raise KvModelError(msg, "num_speculative_tokens")
+        if self.tensor_parallel % self.decode_context_parallel:
+            msg = f"decode_context_parallel {self.decode_context_parallel} does not divide tensor_parallel {self.tensor_parallel}"
+            raise KvModelError(msg, "decode_context_parallel")
+        if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel:
+            msg = f"pipeline_partition has {len(self.pipeline_partition)} stages and pipeline_parallel is {self.pipeline_parallel}"
+            raise KvModelError(msg, "pipeline_partition")
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps scheduled before the running one is done: 1 with async scheduling."""
+        chosen = self.async_scheduling
+        if chosen is None:
+            chosen = self.platform is Platform.CUDA
+        return 1 if chosen else 0
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """config/vllm.py::VllmConfig.max_in_flight_tokens: concurrent batches x tokens of a batch."""
+        if self.max_in_flight_tokens is not None:
+            return self.max_in_flight_tokens
+        return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
+
+    def request_terms(self, architecture: Architecture) -> RequestTerms:
+        """What decides the blocks planned for one request."""
+        encoder = self.max_encoder_tokens
+        return RequestTerms(
+            max_in_flight_tokens=self.in_flight_tokens,
+            # config/scheduler.py: max_num_encoder_input_tokens = max_num_batched_tokens.
+            max_encoder_tokens=self.max_num_batched_tokens if encoder is None else encoder,
+            decode_context_parallel=self.decode_context_parallel,
+            state_cache_mode=self.resolved_state_cache_mode(architecture),
+        )
+
+    def serving_terms(self, architecture: Architecture, *, encoder_tokens: int = 0) -> ServingTerms:
+        """What decides the blocks a request really holds."""
+        return ServingTerms(
+            prefill_chunk_tokens=self.max_num_batched_tokens,
+            steps_in_flight=self.steps_in_flight,
+            encoder_tokens=encoder_tokens,
+            decode_context_parallel=self.decode_context_parallel,
+            state_cache_mode=self.resolved_state_cache_mode(architecture),
+        )
+
+    def resolved_state_cache_mode(self, architecture: Architecture) -> StateCacheMode:
+        """`--mamba-cache-mode`: unless told, `align` where prefix caching runs on a model with states."""
+        if self.state_cache_mode is not None:
+            return self.state_cache_mode
+        if architecture.is_hybrid and self.prefix_caching:
+            return StateCacheMode.ALIGN
+        return StateCacheMode.NONE
+
+
+def deployed_layout(architecture: Architecture, deployment: Deployment) -> CacheLayout:
+    """The pages of every layer on every pipeline stage, grouped as the engine groups them."""
+    _check_division(architecture, deployment)
+    kv_dtype = resolve_kv_dtype(
+        deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
+    )
+    bounds = _stage_bounds(architecture.depth, deployment)
+    placed: list[tuple[Layer, int]] = [
+        (layer, next(number for number, end in enumerate(bounds) if layer.index < end)) for layer in architecture.layers
+    ]
+    placed.extend((layer, deployment.pipeline_parallel - 1) for layer in deployment.draft_layers)
+    context = _RankContext(
+        architecture=architecture,
+        deployment=deployment,
+        kv_dtype=kv_dtype,
+        block_tokens=_default_block_tokens(architecture, deployment),
+    )
+    context = replace(context, block_tokens=_coupled_block_tokens(context))
+    pages: list[PageSpec] = []
+    stages: list[int] = []
+    for layer, stage in placed:
+        for page in _layer_pages(layer, context):
+            pages.append(page)
+            stages.append(stage)
+    return plan_layout(pages, stages=stages, hybrid_manager=_hybrid_manager(architecture, deployment))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankContext:
+    """What the pages of one rank depend on besides the layer."""
+
+    architecture: Architecture
+    deployment: Deployment
+    kv_dtype: KvDtype
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            msg = f"block size is {self.block_tokens}"
+            raise KvModelError(msg, "block_size")
+
+
+def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
+    """Whether local layers give blocks back: on unless told otherwise, and off for chunked attention with a drafter
+    (config/vllm.py::VllmConfig; before VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE became the default, off for
+    every chunked model)."""
+    if deployment.hybrid_manager is not None:
+        return deployment.hybrid_manager
+    return not (LayerKind.CHUNKED in architecture.kinds and deployment.draft_layers)
+
+
+def _check_division(architecture: Architecture, deployment: Deployment) -> None:
+    """config/model.py::ModelConfig.verify_with_parallel_config."""
+    heads, ranks = architecture.attention_heads, deployment.tensor_parallel
+    if heads and heads % ranks:
+        msg = f"tensor_parallel {ranks} does not divide num_attention_heads {heads}"
+        raise KvModelError(msg, "tensor_parallel")
+    if deployment.pipeline_parallel > architecture.depth:
+        msg = f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}"
+        raise KvModelError(msg, "pipeline_parallel")
+
+
+def _stage_bounds(depth: int, deployment: Deployment) -> tuple[int, ...]:
+    """The first layer beyond each stage (distributed/utils.py::get_pp_indices: what does not divide goes to the stages
+    before the last, from the back)."""
+    stages = deployment.pipeline_parallel
+    sizes = [depth // stages] * stages
+    if deployment.pipeline_partition is not None:
+        sizes = list(deployment.pipeline_partition)
+        if sum(sizes) != depth or min(sizes) < 0:
+            msg = f"pipeline_partition {deployment.pipeline_partition} does not add up to num_hidden_layers {depth}"
+            raise KvModelError(msg, "pipeline_partition")
+    else:
+        for place in range(2, depth % stages + 2):
+            sizes[-place] += 1
+    return tuple(sum(sizes[: number + 1]) for number in range(stages))
+
+
+def _default_block_tokens(architecture: Architecture, deployment: Deployment) -> int:
+    if deployment.block_size_tokens is not None:
+        return deployment.block_size_tokens
+    if deployment.platform is Platform.CPU:
+        return _CPU_BLOCK_TOKENS
+    # FlashMLA and the indexer read pages of 64 tokens (v1/attention/backends/mla/flashmla.py, indexer.py).
+    return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
+
+
+def _coupled_block_tokens(context: _RankContext) -> int:
+    """The block size once attention pages are as large as state pages
+    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping."""
+    block = context.block_tokens
+    states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
+    rows = _attention_row_bytes(context)
+    if not states or rows is None:
+        return block
+    kernel = context.deployment.kernel_block_tokens or _KERNEL_BLOCK_TOKENS[context.deployment.platform]
+    align = max(kernel, block)
+    if context.architecture.uses_mla:
+        align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
+    state_bytes = max(_state_page(layer, context).page_bytes for layer in states)
+    coupled = ceil_div(ceil_div(state_bytes, align * rows) * align, kernel) * kernel
+    return max(block, coupled)
+
+
+def _attention_row_bytes(context: _RankContext) -> int | None:
+    """Bytes one token takes in one attention layer, or None for a model without attention."""
+    one_token = replace(context, block_tokens=1)
+    for layer in context.architecture.layers:
+        if isinstance(layer, AttentionLayer | LatentLayer):
+            return _layer_pages(layer, one_token)[0].page_bytes
+    return None
+
+
+def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
+    """The pages one layer has on one rank."""
+    match layer:
+        case AttentionLayer():
+            return (_attention_page(layer, context),)
+        case LatentLayer():
+            return _latent_pages(layer, context)
+        case StateLayer():
+            return (_padded_state_page(layer, context),)
+        case _:
+            return ()
+
+
+def _padded_state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
+    """A state page as large as the attention pages beside it."""
+    page = _state_page(layer, context)
+    rows = _attention_row_bytes(context)
+    if rows is None or rows * context.block_tokens <= page.page_bytes:
+        return page
+    return replace(page, padded_page_bytes=rows * context.block_tokens)
+
+
+def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
+    kv_dtype = context.kv_dtype
+    kinds = {
+        LayerKind.FULL: PageKind.FULL,
+        LayerKind.SLIDING: PageKind.SLIDING,
+        LayerKind.CHUNKED: PageKind.CHUNKED,
+        LayerKind.CROSS_ATTENTION: PageKind.CROSS,
+    }
+    ranks = context.deployment.tensor_parallel
+    if layer.kv_heads % ranks and ranks % layer.kv_heads:
+        msg = f"tensor_parallel {ranks} neither divides the {layer.kv_heads} KV heads nor is a multiple of them"
+        raise KvModelError(msg, "tensor_parallel")
+    return PageSpec(
+        kind=kinds[layer.kind],
+        block_size_tokens=context.block_tokens,
+        # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
+        heads=max(1, layer.kv_heads // ranks),
+        row_bytes=kv_dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v),
+        variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
+        window_tokens=layer.window_tokens,
+        chunk_tokens=layer.chunk_tokens,
+    )
+
+
+def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:
+    kv_dtype = context.kv_dtype
+    page = PageSpec(
+        kind=PageKind.MLA,
+        block_size_tokens=context.block_tokens,
+        heads=1,
+        row_bytes=kv_dtype.latent_bytes(latent_size=layer.latent_size),
+        variant=f"{kv_dtype.name} {layer.latent_size} {layer.indexer_row_bytes is not None}",
+    )
+    if layer.indexer_row_bytes is None:
+        return (page,)
+    indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer")
+    return (page, indexer)
+
+
+def _state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
+    architecture, deployment = context.architecture, context.deployment
+    element = model_dtype_bytes(architecture.dtype)
+    recurrent = deployment.state_dtype or layer.state.recurrent_dtype or architecture.state_dtype
+    size = layer.state.rank_bytes(
+        tensor_parallel=deployment.tensor_parallel,
+        speculative_tokens=deployment.speculative_tokens,
+        conv_element_bytes=element,
+        recurrent_element_bytes=element if recurrent is None else model_dtype_bytes(recurrent),
+    )
+    return PageSpec(
+        kind=PageKind.STATE,
+        block_size_tokens=context.block_tokens,
+        heads=1,
+        row_bytes=size,
+        variant=f"{layer.kind}",
+        speculative_blocks=deployment.speculative_tokens,
+        checkpoint_blocks=layer.state.prefill_checkpoints,
+        dcp_sharded=False,
+    )

@@ -1,0 +1,436 @@
+"""Families with layers that keep a state of constant size: Mamba, gated delta net, short convolution, linear attention.
+
+State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that each
+model's get_mamba_state_shape_from_config reads.
+"""
+
+import re
+
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.family import (
+    MOST_LAYERS,
+    Parts,
+    full_layer,
+    layer_names,
+    read_depth,
+    read_heads,
+    sliding_layer,
+    unknown_layer,
+    window_of,
+)
+from kvdiag.kv.fields import Fields
+from kvdiag.kv.latent_families import latent_layer, latent_size
+from kvdiag.kv.layers import CachelessLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.states import StateShape
+
+_MOST_HEADS = 4096
+_ATTENTION_NAMES = frozenset({"full_attention", "attention"})
+_STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
+
+
+def mamba1_state(inner_size: int, state_size: int, kernel: int) -> StateShape:
+    """mamba1_state_shape: drafts do not lengthen its convolution."""
+    return StateShape(
+        conv_channels=inner_size,
+        conv_steps=kernel - 1,
+        drafts_lengthen_conv=False,
+        recurrent_heads=inner_size,
+        recurrent_head_elements=state_size,
+    )
+
+
+def mamba2_state(
+    *, inner_size: int, groups: int, heads: int, head_size: int, state_size: int, kernel: int
+) -> StateShape:
+    """mamba2_state_shape."""
+    return StateShape(
+        conv_channels=inner_size,
+        conv_steps=kernel - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=heads,
+        recurrent_head_elements=head_size * state_size,
+        conv_groups=groups,
+        conv_group_channels=2 * state_size,
+        prefill_checkpoints=1,
+    )
+
+
+def delta_state(text: Fields) -> StateShape:
+    """gated_delta_net_state_shape, from the linear_* fields."""
+    key_heads = text.integer("linear_num_key_heads", high=_MOST_HEADS)
+    value_heads = text.integer("linear_num_value_heads", high=_MOST_HEADS)
+    key_size = text.integer("linear_key_head_dim", high=1 << 14)
+    value_size = text.integer("linear_value_head_dim", high=1 << 14)
+    return StateShape(
+        conv_channels=2 * key_size * key_heads + value_size * value_heads,
+        conv_steps=text.integer("linear_conv_kernel_dim", high=1 << 10) - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=value_heads,
+        recurrent_head_elements=value_size * key_size,
+    )
+
+
+def qwen_delta(text: Fields, top: Fields) -> Parts:
+    """Qwen3-Next and Qwen3.5 to 3.8 (qwen3_next.py, qwen3_5.py): full attention every full_attention_interval layers,
+    gated delta net between them."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        every = text.integer("full_attention_interval", default=4, high=MOST_LAYERS)
+        names = tuple("linear_attention" if (index + 1) % every else "full_attention" for index in range(depth))
+    drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=_mixed(text, names, LayerKind.GATED_DELTA_NET, delta_state(text)),
+        draft_layers=tuple(full_layer(depth - 1, heads) for _ in range(drafts)),
+        state_dtype=text.text("mamba_ssm_dtype"),
+    )
+
+
+def olmo_hybrid(text: Fields, top: Fields) -> Parts:
+    """OLMo Hybrid (olmo_hybrid.py): as Qwen3-Next, with sizes that follow from the attention heads."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        names = tuple("full_attention" if index % 4 == 3 else "linear_attention" for index in range(depth))
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=_mixed(text, names, LayerKind.GATED_DELTA_NET, delta_state(_olmo_sizes(text))),
+    )
+
+
+def _olmo_sizes(text: Fields) -> Fields:
+    """The sizes that transformers OlmoHybridConfig fills in where they are missing."""
+    heads = text.integer("num_attention_heads", high=_MOST_HEADS)
+    key_heads = text.integer("linear_num_key_heads", default=heads, high=_MOST_HEADS)
+    key_size = text.integer(
+        "linear_key_head_dim", default=max(1, 3 * text.integer("hidden_size") // (4 * key_heads)), high=1 << 14
+    )
+    return text.filled(
+        {
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": key_size,
+            "linear_value_head_dim": 2 * key_size,
+            "linear_conv_kernel_dim": 4,
+        }
+    )
+
+
+def jamba(text: Fields, top: Fields) -> Parts:
+    """Jamba (jamba.py): attention every attn_layer_period layers from attn_layer_offset, Mamba-1 elsewhere."""
+    del top
+    depth = read_depth(text)
+    period = text.integer("attn_layer_period", high=MOST_LAYERS)
+    offset = text.integer("attn_layer_offset", low=0, high=MOST_LAYERS)
+    heads = read_heads(text)
+    state = mamba1_state(
+        text.integer("mamba_expand", high=64) * text.integer("hidden_size"),
+        text.integer("mamba_d_state", high=1 << 14),
+        text.integer("mamba_d_conv", high=1 << 10),
+    )
+    names = tuple("attention" if index % period == offset else "mamba" for index in range(depth))
+    return Parts(
+        depth=depth, attention_heads=heads.attention_heads, layers=_mixed(text, names, LayerKind.MAMBA1, state)
+    )
+
+
+def mamba1(text: Fields, top: Fields) -> Parts:
+    """Mamba and Falcon-Mamba (mamba.py): states only."""
+    del top
+    depth = read_depth(text)
+    inner = text.maybe_integer("intermediate_size")
+    if inner is None:
+        inner = text.integer("expand", high=64) * text.integer("hidden_size")
+    state = mamba1_state(inner, text.integer("state_size", high=1 << 14), text.integer("conv_kernel", high=1 << 10))
+    return Parts(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA1, state))
+
+
+def mamba2(text: Fields, top: Fields) -> Parts:
+    """Mamba-2 (mamba2.py): states only."""
+    del top
+    depth = read_depth(text)
+    state = mamba2_state(
+        inner_size=text.integer("expand", high=64) * text.integer("hidden_size"),
+        groups=text.integer("n_groups", high=_MOST_HEADS),
+        heads=text.integer("num_heads", high=_MOST_HEADS),
+        head_size=text.integer("head_dim", high=1 << 14),
+        state_size=text.integer("state_size", high=1 << 14),
+        kernel=text.integer("conv_kernel", high=1 << 10),
+    )
+    return Parts(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA2, state))
+
+
+def granite_hybrid(text: Fields, top: Fields) -> Parts:
+    """Granite 4 hybrid (granitemoehybrid.py): layer_types names attention and Mamba-2 layers."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth) or ("mamba",) * depth
+    if set(names) <= _ATTENTION_NAMES:
+        layers: tuple[Layer, ...] = tuple(full_layer(index, heads) for index in range(depth))
+        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+    state = _prefixed_mamba2(text)
+    return Parts(
+        depth=depth, attention_heads=heads.attention_heads, layers=_mixed(text, names, LayerKind.MAMBA2, state)
+    )
+
+
+def bamba(text: Fields, top: Fields) -> Parts:
+    """Bamba (bamba.py): attention at attn_layer_indices, Mamba-2 elsewhere."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    attention = frozenset(text.integers("attn_layer_indices", high=MOST_LAYERS) or ())
+    names = tuple("attention" if index in attention else "mamba" for index in range(depth))
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=_mixed(text, names, LayerKind.MAMBA2, _prefixed_mamba2(text)),
+    )
+
+
+def _prefixed_mamba2(text: Fields) -> StateShape:
+    """A Mamba-2 state from mamba_* fields, with the head size that follows where it is missing or "auto"."""
+    expanded = text.integer("mamba_expand", default=2, high=64) * text.integer("hidden_size")
+    inner = text.integer("mamba_d_ssm", default=expanded)
+    heads = text.integer("mamba_n_heads", high=_MOST_HEADS)
+    size = inner // heads if text.raw("mamba_d_head") in (None, "auto") else text.integer("mamba_d_head", high=1 << 14)
+    return mamba2_state(
+        inner_size=inner,
+        groups=text.integer("mamba_n_groups", high=_MOST_HEADS),
+        heads=heads,
+        head_size=size,
+        state_size=text.integer("mamba_d_state", high=1 << 14),
+        kernel=text.integer("mamba_d_conv", high=1 << 10),
+    )
+
+
+def falcon_h1(text: Fields, top: Fields) -> Parts:
+    """Falcon-H1 (falcon_h1.py): attention and Mamba-2 side by side in every layer."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    state = _prefixed_mamba2(text)
+    layers: list[Layer] = []
+    for index in range(depth):
+        layers.append(full_layer(index, heads))
+        layers.append(StateLayer(index=index, kind=LayerKind.MAMBA2, state=state))
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+
+
+def zamba2(text: Fields, top: Fields) -> Parts:
+    """Zamba2 (zamba2.py): Mamba-2 in every layer; hybrid layers run a shared attention block, each with its own cache
+    and heads twice as wide."""
+    del top
+    depth = read_depth(text)
+    attention_heads = text.integer("num_attention_heads", high=_MOST_HEADS)
+    hidden = text.integer("hidden_size")
+    hybrid = frozenset(text.integers("hybrid_layer_ids", high=MOST_LAYERS) or ())
+    types = text.strings("layers_block_type")
+    if types is not None:
+        hybrid = frozenset(index for index, name in enumerate(types) if name == "hybrid")
+    size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
+    # ModelArchConfigConvertorBase.get_total_num_kv_heads
+    kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=_MOST_HEADS)
+    inner = text.integer("mamba_expand", default=2, high=64) * hidden
+    heads = text.integer("n_mamba_heads", high=_MOST_HEADS)
+    state = mamba2_state(
+        inner_size=inner,
+        groups=text.integer("mamba_ngroups", high=_MOST_HEADS),
+        heads=heads,
+        head_size=text.integer("mamba_headdim", default=max(1, inner // heads), high=1 << 14),
+        state_size=text.integer("mamba_d_state", high=1 << 14),
+        kernel=text.integer("mamba_d_conv", high=1 << 10),
+    )
+    wide = read_heads(text.filled({"head_dim": size}, override=True), kv_heads=kv_heads)
+    layers: list[Layer] = []
+    for index in range(depth):
+        if index in hybrid:
+            layers.append(full_layer(index, wide))
+        layers.append(StateLayer(index=index, kind=LayerKind.MAMBA2, state=state))
+    return Parts(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+
+
+def nemotron_h(text: Fields, top: Fields) -> Parts:
+    """Nemotron-H, Nano and Super (nemotron_h.py): hybrid_override_pattern has a letter per layer, M a Mamba-2 layer,
+    * attention, - and E feed-forward only. The recurrent state is float32 unless the config says otherwise
+    (models/config.py::NemotronHForCausalLMConfig)."""
+    del top
+    pattern = _nemotron_pattern(text)
+    heads = read_heads(text)
+    state_heads = text.integer("mamba_num_heads", high=_MOST_HEADS)
+    state_head_size = text.integer("mamba_head_dim", high=1 << 14)
+    state = mamba2_state(
+        inner_size=state_heads * state_head_size,
+        groups=text.integer("n_groups", high=_MOST_HEADS),
+        heads=state_heads,
+        head_size=state_head_size,
+        state_size=text.integer("ssm_state_size", high=1 << 14),
+        kernel=text.integer("conv_kernel", high=1 << 10),
+    )
+    window = window_of(text)
+    layers: list[Layer] = []
+    for index, letter in enumerate(pattern):
+        match letter:
+            case "M":
+                layers.append(StateLayer(index=index, kind=LayerKind.MAMBA2, state=state))
+            case "*":
+                attention = full_layer(index, heads) if window is None else sliding_layer(index, heads, window)
+                layers.append(attention)
+            case _:
+                layers.append(CachelessLayer(index=index, kind=LayerKind.NO_CACHE))
+    return Parts(
+        depth=len(pattern),
+        attention_heads=heads.attention_heads,
+        layers=tuple(layers),
+        state_dtype=text.text("mamba_ssm_cache_dtype") or "float32",
+    )
+
+
+_BLOCK_LETTERS = {
+    "mamba": "M",
+    "mamba2": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+
+
+def _nemotron_pattern(text: Fields) -> str:
+    names = text.strings("layers_block_type") or text.strings("layer_types")
+    if names is not None:
+        return "".join(_letter(text, name) for name in names)
+    pattern = text.text("hybrid_override_pattern")
+    if pattern is None:
+        field = text.path("hybrid_override_pattern")
+        msg = f"config has no {field}; it tells Mamba layers from attention"
+        raise KvModelError(msg, field)
+    if len(pattern) <= MOST_LAYERS and pattern and set(pattern) <= set("M*-E|"):
+        return pattern.replace("|", "")
+    summary = re.findall(r"(\d{1,4})\s*(mamba2|mamba|attention|mlp|moe)", pattern[:200])
+    if summary and sum(int(count) for count, _ in summary) <= MOST_LAYERS:
+        # A summary in words ("27 mamba2 + 4 attention (+25 mlp)"): the order matters to pipeline stages only.
+        return "".join(_BLOCK_LETTERS[name] * int(count) for count, name in summary)
+    field = text.path("hybrid_override_pattern")
+    msg = f"{field} {ascii(pattern[:40])} is not a pattern of the letters M, *, - and E, at most {MOST_LAYERS} of them"
+    raise KvModelError(msg, field)
+
+
+def _letter(text: Fields, name: str) -> str:
+    if name not in _BLOCK_LETTERS:
+        raise unknown_layer(text, name)
+    return _BLOCK_LETTERS[name]
+
+
+def lfm2(text: Fields, top: Fields) -> Parts:
+    """LFM2 (lfm2.py, lfm2_moe.py): full attention at full_attn_idxs or as layer_types says, short convolutions
+    elsewhere, conv_L_cache - 1 steps long."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        attention = text.integers("full_attn_idxs", high=MOST_LAYERS)
+        chosen = frozenset(range(depth) if attention is None else attention)
+        names = tuple("full_attention" if index in chosen else "conv" for index in range(depth))
+    channels = text.integer("conv_dim", "hidden_size")
+    state = StateShape(
+        conv_channels=channels,
+        conv_steps=text.integer("conv_L_cache", default=3, high=1 << 10) - 1,
+        drafts_lengthen_conv=False,
+        recurrent_heads=0,
+        recurrent_head_elements=0,
+    )
+    return Parts(
+        depth=depth, attention_heads=heads.attention_heads, layers=_mixed(text, names, LayerKind.SHORT_CONV, state)
+    )
+
+
+def kimi_linear(text: Fields, top: Fields) -> Parts:
+    """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
+    elsewhere; layers are counted from 1 and the recurrent state is float32."""
+    del top
+    depth = read_depth(text)
+    linear = text.child("linear_attn_config")
+    if linear is None:
+        field = text.path("linear_attn_config")
+        msg = f"config has no {field}; it tells delta-attention layers from MLA"
+        raise KvModelError(msg, field)
+    kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
+    heads = linear.integer("num_heads", high=_MOST_HEADS)
+    size = linear.integer("head_dim", high=1 << 14)
+    state = delta_attention_state(heads, size, linear.integer("short_conv_kernel_size", default=4, high=1 << 10))
+    row = latent_size(text)
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if index + 1 in kda
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(
+        depth=depth, attention_heads=text.integer("num_attention_heads", high=_MOST_HEADS), layers=tuple(layers)
+    )
+
+
+def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape:
+    """kda_state_shape and kda_state_dtype."""
+    return StateShape(
+        conv_channels=3 * heads * head_size,
+        conv_steps=kernel - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=heads,
+        recurrent_head_elements=head_size * head_size,
+        recurrent_dtype="float32",
+    )
+
+
+def bailing_linear(text: Fields, top: Fields) -> Parts:
+    """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
+    between them."""
+    del top
+    depth = read_depth(text)
+    group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
+    heads = text.integer("num_attention_heads", high=_MOST_HEADS)
+    size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
+    state = StateShape(
+        conv_channels=0,
+        conv_steps=0,
+        drafts_lengthen_conv=False,
+        recurrent_heads=heads,
+        recurrent_head_elements=size * size,
+    )
+    row = latent_size(text)
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.LINEAR, state=state)
+        if group and (index + 1) % group
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+
+
+def _states(depth: int, kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
+    return tuple(StateLayer(index=index, kind=kind, state=state) for index in range(depth))
+
+
+def _mixed(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
+    """Attention where the name says so, a state elsewhere."""
+    heads = read_heads(text)
+    layers: list[Layer] = []
+    for index, name in enumerate(names):
+        if name in _ATTENTION_NAMES:
+            layers.append(full_layer(index, heads))
+        elif name in _STATE_NAMES:
+            layers.append(StateLayer(index=index, kind=kind, state=state))
+        else:
+            raise unknown_layer(text, name)
+    return tuple(layers)
