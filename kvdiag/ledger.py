@@ -6,12 +6,13 @@ its own: `server_other` inside the server's processes, `unaccounted` outside eve
 
 from __future__ import annotations
 
-from kvdiag.model import Device, Facts, LedgerLine, Process, Provenance, Sample
+from kvdiag.model import Device, Facts, LedgerLine, Process, Provenance, Sample, without_mig_parents
 
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
     """The lines of every device in a sample; without a device, what the engine alone tells of its pool (`gpu` None)."""
-    devices = [] if sample is None else [device for device in sample.devices or () if device.memory is not None]
+    seen = without_mig_parents((sample.devices if sample is not None else None) or ())
+    devices = [device for device in seen if device.memory is not None]
     if not devices:
         return _engine_only(sample, facts)
     ranks = [device for device in devices if _is_servers(device, facts, alone=len(devices) == 1)]
@@ -50,7 +51,7 @@ def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLin
     ]
     rest = memory.used_bytes - sum(line.bytes for line in lines)
     detail = "no process that NVML lists" if own else "the server's own memory is not told apart"
-    return [*lines, LedgerLine(gpu=device.index, component="unaccounted", bytes=rest, source="computed", detail=detail)]
+    return [*lines, _line(device, "unaccounted", rest, "computed", detail)]
 
 
 def _is_own(process: Process, processes: list[Process], facts: Facts, *, ranks: int) -> bool:
@@ -66,10 +67,7 @@ def _server_lines(device: Device, own: list[Process], facts: Facts, ranks: int) 
     pids = ", ".join(str(process.pid) for process in own)
     rest = held - sum(line.bytes for line in parts)
     detail = f"context, activations, graphs, allocator cache of pid {pids}" if parts else f"all of pid {pids}"
-    return [
-        *parts,
-        LedgerLine(gpu=device.index, component="server_other", bytes=rest, source="computed", detail=detail),
-    ]
+    return [*parts, _line(device, "server_other", rest, "computed", detail)]
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
@@ -102,4 +100,4 @@ def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
 
 
 def _line(device: Device, component: str, size: int, source: Provenance, detail: str = "") -> LedgerLine:
-    return LedgerLine(gpu=device.index, component=component, bytes=size, source=source, detail=detail)
+    return LedgerLine(gpu=device.index, uuid=device.uuid, component=component, bytes=size, source=source, detail=detail)

@@ -19,6 +19,7 @@ class DeviceGrowth:
     """One device over equal cycles. `owner` is whose bytes grew: the server's, a neighbour's, or not visible."""
 
     gpu: int
+    uuid: str
     owner: Owner
     warmup_cycles: int
     judged_cycles: int
@@ -72,6 +73,7 @@ def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits)
     rose = total >= limits.device_quantum_bytes
     return DeviceGrowth(
         gpu=series[0].index,
+        uuid=series[0].uuid,
         owner=_owner(series[warmup], series[-1], total, facts),
         warmup_cycles=warmup,
         judged_cycles=len(judged),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.model import Device, Facts, Sample, Span, Timeline
+from kvdiag.model import Device, Facts, Sample, Span, Timeline, without_mig_parents
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -137,12 +137,13 @@ def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | N
 
 def server_devices(devices: tuple[Device, ...] | None, facts: Facts) -> tuple[Device, ...]:
     """The devices on which the server's processes run; all of them where that cannot be seen."""
+    leaves = without_mig_parents(devices or ())
     found = tuple(
         device
-        for device in devices or ()
+        for device in leaves
         if facts.server_pids is not None and any(process.pid in facts.server_pids for process in device.processes or ())
     )
-    return found or tuple(devices or ())
+    return found or leaves
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
-from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process
+from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process, without_mig_parents
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
@@ -41,4 +41,5 @@ __all__ = [
     "StepResult",
     "Timeline",
     "Workload",
+    "without_mig_parents",
 ]

@@ -75,7 +75,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had."""
+    """A GPU or a MIG slice. `memory` and `processes` are `None` where that reading is not to be had.
+
+    `index` is the GPU's as `nvidia-smi -L` counts, so that slices of one GPU share it; `uuid` alone is unique.
+    """
 
     uuid: str
     index: int
@@ -87,6 +90,12 @@ class Device:
     def __post_init__(self) -> None:
         """Refuse a device without an identity."""
         refuse(self, first(None if self.uuid else "no uuid", count_problem("index", self.index, 1024)))
+
+
+def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The devices whose bytes may be added up: a GPU cut into MIG slices repeats what its slices hold."""
+    parents = {device.mig_parent_uuid for device in devices}
+    return tuple(device for device in devices if device.uuid not in parents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class LedgerLine:
     """One part of a device's used bytes. The lines of a device add up to its used bytes exactly.
 
     Only a residual (`unaccounted`, `server_other`) may be negative: then a reported or computed line claims more than
-    was measured, and hiding that would hide an error. `gpu` is `None` where no device was seen.
+    was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` where no device was seen.
     """
 
     gpu: int | None
@@ -70,6 +70,7 @@ class LedgerLine:
     bytes: int
     source: Provenance
     detail: str = ""
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,7 @@ def ledger_line(line: LedgerLine) -> Json:
     """One line of the ledger."""
     return {
         "gpu": line.gpu,
+        "uuid": line.uuid,
         "component": line.component,
         "bytes": line.bytes,
         "source": line.source,

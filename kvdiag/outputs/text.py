@@ -55,7 +55,7 @@ def render_audit(
             f"{readable(memory.free_bytes)} free ({memory.occupied_ratio:.0%} taken)"
         )
         parts += [_heading(f"GPU {device.index}  {device.name}"), Text(f"  {state}")]
-        own = tuple(line for line in lines if line.gpu == device.index)
+        own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
             parts.append(ledger_table(own))
     pool = tuple(line for line in lines if line.gpu is None)

@@ -25,8 +25,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not growths:
         return unseen(ID, "too few equal cycles with device readings after each")
     before = _before_first_request(timeline, facts, limits)
-    largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.gpu, 0))
-    first_touch = largest.warmup_bytes + before.get(largest.gpu, 0)
+    largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
+    first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
     evidence = (
         number("first_touch_growth", first_touch, "bytes", "nvml"),
         number("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
@@ -47,8 +47,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
 
 
-def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[int, int]:
-    """Growth by GPU index between the baseline and the first cycle: what the unjudged warm-up requests brought."""
+def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, int]:
+    """Growth by UUID between the baseline and the first cycle: what the unjudged warm-up requests brought."""
     baseline, cycles = timeline.spans(BASELINE), timeline.spans(CYCLES)
     if not baseline or baseline[0].end_seconds is None or not cycles or cycles[0].offer_seconds is None:
         return {}
@@ -58,7 +58,7 @@ def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> d
         return {}
     used = device_used_bytes(start.devices)
     return {
-        device.index: device.memory.used_bytes - used[device.uuid]
+        device.uuid: device.memory.used_bytes - used[device.uuid]
         for device in end.devices or ()
         if device.memory is not None and device.uuid in used
     }

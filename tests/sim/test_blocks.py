@@ -1,0 +1,150 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvdiag.sim.blocks import NULL_BLOCK, BlockPool, block_hash, blocks_for
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    total=st.integers(2, 40),
+    actions=st.lists(st.tuples(st.sampled_from(["take", "share", "release"]), st.integers(0, 50)), max_size=60),
+)
+def test_every_block_is_free_held_or_null(total: int, actions: list[tuple[str, int]]) -> None:
+    """Whatever is taken, shared and released: free, held and null block make up the pool, and usage says just that."""
+    # GIVEN a pool and the tables that hold its blocks
+    pool = BlockPool(total)
+    tables: list[list[int]] = []
+    for action, number in actions:
+        # WHEN blocks are taken, held once more, or released
+        if action == "take" and number <= pool.free_blocks:
+            tables.append(pool.take(number))
+        elif action == "share" and tables:
+            table = tables[number % len(tables)]
+            pool.hold(table)
+            tables.append(list(table))
+        elif action == "release" and tables:
+            pool.release(tables.pop(number % len(tables)))
+        # THEN the pool accounts for every block, exactly
+        held = {block for table in tables for block in table}
+        assert len(held) == pool.held_blocks
+        assert total == pool.free_blocks + pool.held_blocks + 1
+        assert 1 - pool.free_blocks / (total - 1) == pool.usage_ratio
+        assert NULL_BLOCK not in held
+
+
+def test_blocks_are_taken_in_order_of_disuse() -> None:
+    """Blocks without a hash are reused first, then cached ones, a sequence's tail before its head."""
+    # GIVEN a pool of five, of which two sequences of two were cached, and one block was never used
+    pool = BlockPool(6)
+    first, second = pool.take(2), pool.take(2)
+    for number, block in enumerate([*first, *second]):
+        pool.publish(block, bytes([number]))
+    # WHEN both are released, one after the other
+    pool.release(first)
+    pool.release(second)
+
+    # THEN the unused block comes first, and the sequence that was released earlier goes before the later one
+    assert [5, *reversed(first), *reversed(second)] == pool.take(5)
+
+
+def test_a_released_prefix_is_found_again() -> None:
+    """Freed blocks stay findable by their chain of hashes, as far as the chain matches."""
+    # GIVEN a released sequence of three cached blocks
+    pool = BlockPool(10)
+    chain = [b"a", b"b", b"c"]
+    table = pool.take(3)
+    for block, known_as in zip(table, chain, strict=True):
+        pool.publish(block, known_as)
+    pool.release(table)
+
+    # WHEN a sequence asks that shares two of them
+    found = pool.find([b"a", b"b", b"x", b"c"])
+
+    # THEN it gets these two, and holding them takes them from the free ones
+    assert table[:2] == found
+    assert pool.free_among(found) == 2
+    pool.hold(found)
+    assert (7, 2) == (pool.free_blocks, pool.held_blocks)
+
+
+def test_a_block_that_is_handed_out_is_forgotten() -> None:
+    """What was cached in a block is no longer found once the block has a new owner."""
+    # GIVEN a pool of one usable block, cached and released
+    pool = BlockPool(2)
+    (block,) = pool.take(1)
+    pool.publish(block, b"a")
+    pool.release([block])
+
+    # WHEN somebody takes it
+    pool.take(1)
+
+    # THEN its old content is gone
+    assert [] == pool.find([b"a"])
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    """A pool with prefix caching off finds nothing, whatever is published."""
+    pool = BlockPool(4, prefix_caching=False)
+    pool.publish(pool.take(1)[0], b"a")
+
+    assert [] == pool.find([b"a"])
+
+
+def test_a_shared_block_is_free_after_the_last_release() -> None:
+    """A block that two requests refer to is held until both have let go."""
+    pool = BlockPool(4)
+    table = pool.take(1)
+    pool.hold(table)
+
+    pool.release(table)
+    assert 1 == pool.held_blocks
+
+    pool.release(table)
+    assert 0 == pool.held_blocks
+
+
+@pytest.mark.parametrize("block", [NULL_BLOCK, 3])
+def test_only_held_blocks_can_be_released(block: int) -> None:
+    """Releasing the null block or a free one is an error, not a second free block."""
+    pool = BlockPool(4)
+
+    with pytest.raises(ValueError, match=f"block {block} is not held"):
+        pool.release([block])
+    assert 3 == pool.free_blocks
+
+
+def test_more_than_is_free_is_refused() -> None:
+    """Asking for more blocks than are free fails and takes none."""
+    pool = BlockPool(4)
+
+    with pytest.raises(ValueError, match="4 blocks asked for, 3 free"):
+        pool.take(4)
+    assert 3 == pool.free_blocks
+
+
+def test_a_pool_needs_a_usable_block() -> None:
+    """A pool of the null block alone is refused."""
+    with pytest.raises(ValueError, match="null block"):
+        BlockPool(1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 2**31), min_size=1, max_size=8), st.lists(st.integers(0, 2**31), min_size=1, max_size=8))
+def test_hashes_tell_tokens_parents_and_salts_apart(tokens: list[int], others: list[int]) -> None:
+    """Two blocks have the same hash exactly when tokens, all tokens before them, and salt are the same."""
+    parent = block_hash(b"", others)
+
+    assert (tokens == others) == (block_hash(b"", tokens) == block_hash(b"", others))
+    assert block_hash(b"", tokens) != block_hash(parent, tokens)
+    assert block_hash(b"", tokens) != block_hash(b"", tokens, "salt")
+    assert block_hash(b"", tokens, "salt") == block_hash(b"", tokens, "salt")
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 1), (16, 1), (17, 2)])
+def test_the_last_block_may_be_partly_empty(tokens: int, expected: int) -> None:
+    """Tokens take whole blocks."""
+    assert expected == blocks_for(tokens, 16)

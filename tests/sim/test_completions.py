@@ -1,0 +1,128 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, encode, parse_completion, tokenize
+
+LIMITS = ModelLimits(name="drill", vocab=1000, max_model_len_tokens=100)
+
+
+def completion(**fields: Any) -> Completion:
+    """The completion that these fields ask for."""
+    return parse_completion(json.dumps({"prompt": [1, 2, 3], **fields}).encode(), LIMITS)
+
+
+def test_a_plain_request_has_openai_s_defaults() -> None:
+    """A prompt alone gives sixteen tokens, whole, with end token and cache as they come."""
+    expected = Completion(
+        prompts=((1, 2, 3),),
+        max_tokens=16,
+        min_tokens=0,
+        ignore_eos=False,
+        cache_salt=None,
+        stream=False,
+        include_usage=False,
+    )
+
+    assert expected == completion()
+
+
+def test_all_that_a_probe_asks_for_is_read() -> None:
+    """Streaming, usage, lengths, end token and salt arrive as asked for; fields that are not known are ignored."""
+    actual = completion(
+        model="drill",
+        max_tokens=9,
+        min_tokens=9,
+        ignore_eos=True,
+        cache_salt="pepper",
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=0,
+    )
+
+    expected = Completion(
+        prompts=((1, 2, 3),),
+        max_tokens=9,
+        min_tokens=9,
+        ignore_eos=True,
+        cache_salt="pepper",
+        stream=True,
+        include_usage=True,
+    )
+    assert expected == actual
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("AB", ((68, 69),)), ([7], ((7,),)), ([[7, 8], [9]], ((7, 8), (9,))), (["A", "B"], ((68,), (69,)))],
+)
+def test_prompts_come_as_text_or_tokens_alone_or_several(prompt: Any, expected: tuple[tuple[int, ...], ...]) -> None:
+    """All four forms of a prompt give token ids."""
+    assert expected == completion(prompt=prompt).prompts
+
+
+def test_output_is_cut_to_the_context() -> None:
+    """A longer output than the context has room for is silently cut, as vLLM 0.32 does."""
+    assert 2 == completion(prompt=[5] * 98, max_tokens=50).max_tokens
+    assert 97 == completion(max_tokens=None).max_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        (
+            {"prompt": [5] * 101},
+            400,
+            "This model's maximum context length is 100 tokens. However, your prompt contains",
+        ),
+        ({"prompt": [5] * 100}, 400, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"),
+        ({"prompt": [1, 1000]}, 400, "Token id 1000 is out of vocabulary"),
+        ({"prompt": [-1]}, 400, "1 validation error"),
+        ({"prompt": {"a": 1}}, 400, "1 validation error"),
+        ({"prompt": []}, 400, "You must pass at least one prompt"),
+        ({"prompt": [[]]}, 400, "The decoder prompt cannot be empty"),
+        ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
+        ({"prompt": None}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
+        ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+        ({"max_tokens": "9"}, 400, "1 validation error"),
+        ({"max_tokens": 3, "min_tokens": 7}, 400, "min_tokens must be less than or equal to max_tokens=3, got 7."),
+        ({"cache_salt": ""}, 400, "Parameter 'cache_salt' must be a non-empty string if provided."),
+        ({"stream_options": {}}, 400, "Stream options can only be defined when `stream=True`."),
+        ({"stream": "yes"}, 400, "1 validation error"),
+        ({"model": "nope"}, 404, "The model `nope` does not exist."),
+    ],
+)
+def test_bad_requests_are_refused_in_vllm_s_words(fields: dict[str, Any], code: int, message: str) -> None:
+    """What vLLM 0.32 refuses is refused with its status and the beginning of its message."""
+    with pytest.raises(ApiError) as refused:
+        completion(**fields)
+
+    assert message == str(refused.value)[: len(message)]
+    assert code == refused.value.code == refused.value.body["error"]["code"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"prompt"', b"[" * 100_000])
+def test_bodies_that_are_no_object_are_refused(body: bytes) -> None:
+    """Anything but a JSON object is the client's error."""
+    with pytest.raises(ApiError) as refused:
+        parse_completion(body, LIMITS)
+
+    assert 400 == refused.value.code
+
+
+def test_tokenize_counts_bytes() -> None:
+    """Each byte of a text is a token, and decoding gives printable ones back."""
+    actual = tokenize(b'{"prompt": "Hi"}', LIMITS)
+
+    assert {"count": 2, "max_model_len": 100, "tokens": [75, 108], "token_strs": None} == actual
+    assert ("Hi", "<x1>") == ("".join(decode(token) for token in encode("Hi")), decode(1))
+
+
+def test_tokenize_needs_a_prompt() -> None:
+    """Without a text there is nothing to count."""
+    with pytest.raises(ApiError, match="Field required"):
+        tokenize(b"{}", LIMITS)
