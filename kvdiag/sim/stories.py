@@ -90,10 +90,10 @@ _ALL = (
     ),
     Story(
         name="fragmentation",
-        summary="torch holds 3 GiB in holes of 62 MiB: ten requests need 2.5 GiB in one piece and run out of memory.",
-        kv_cache_memory_bytes=12 * GIB,
-        max_batched_tokens=8192,
-        activation_bytes_per_batched_token=320 * KIB,
+        summary="torch holds 3 GiB in holes of 62 MiB: ten requests need 2.75 GiB in one piece and run out of memory.",
+        kv_cache_memory_bytes=11 * GIB + 512 * MIB,
+        max_batched_tokens=4096,
+        activation_bytes_per_batched_token=704 * KIB,
         comb=Comb(teeth=48, hole_bytes=62 * MIB, tooth_bytes=2 * MIB),
     ),
     Story(

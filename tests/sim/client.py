@@ -116,6 +116,11 @@ class Client:
             usage=next((event["usage"] for event in events if "usage" in event), None),
         )
 
+    def batch(self, prompts: int, prompt_tokens: int, max_tokens: int) -> tuple[int, dict[str, Any]]:
+        """Run several prompts in one request, so that all of them arrive in the same step; status and answer."""
+        prompt = [[5 + number] * prompt_tokens for number in range(prompts)]
+        return self.post("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True})
+
     def load(self, requests: int, prompt_tokens: int, max_tokens: int) -> list[Answer]:
         """Run equal requests at once."""
         with ThreadPoolExecutor(requests) as pool:

@@ -110,7 +110,7 @@ def test_counters_count_what_ran(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_hanging_up_aborts(client: Client, stream: bool) -> None:  # noqa: FBT001 - the condition under test
+def test_hanging_up_aborts(client: Client, stream: bool) -> None:
     """A client that hangs up in mid-answer has its request dropped and its blocks freed."""
     # GIVEN a request that would run for minutes
     connection = http.client.HTTPConnection(client.host)

@@ -11,7 +11,7 @@ import pytest
 
 from kvdiag.sim import STORIES, RemoteNvml
 from kvdiag.sim.gpu import GIB, MIB
-from tests.sim.client import Answer, Client
+from tests.sim.client import Client
 from tests.sim.conftest import Serve
 
 
@@ -29,15 +29,15 @@ def taken_bytes(client: Client, nvml: RemoteNvml, requests: int) -> list[int]:
     return [before - after for before, after in pairwise(free)]
 
 
-def oom(answer: Answer) -> dict[str, float]:
+def oom(message: str | None) -> dict[str, float]:
     """The figures of torch's out-of-memory message, in GiB."""
-    assert answer.error is not None
+    assert message is not None
     patterns = {
         "asked": r"Tried to allocate ([\d.]+) (\w+)\.",
         "free": r"of which ([\d.]+) (\w+) is free",
         "cached": r"and ([\d.]+) (\w+) is reserved by PyTorch but unallocated",
     }
-    found = {name: re.search(pattern, answer.error) for name, pattern in patterns.items()}
+    found = {name: re.search(pattern, message) for name, pattern in patterns.items()}
     return {name: float(m[1]) * {"MiB": 2**-10, "GiB": 1}[m[2]] for name, m in found.items() if m}
 
 
@@ -107,13 +107,11 @@ def test_fragmentation_fails_with_memory_left(serve: Serve) -> None:
     client, nvml = serve("fragmentation")
     assert "length" == client.complete(2048, 4).finish_reason
 
-    answers = client.load(10, 2048, 20)
+    status, answer = client.batch(10, 2048, 20)
 
-    failures = [oom(answer) for answer in answers if answer.error is not None]
-    assert failures
-    for failure in failures:
-        assert failure["free"] < failure["asked"] < failure["free"] + failure["cached"]
-    assert {"length", None} >= {answer.finish_reason for answer in answers}
+    failure = oom(answer["error"]["message"])
+    assert 500 == status
+    assert failure["free"] < failure["asked"] < failure["free"] + failure["cached"]
     assert "length" == client.complete(2048, 4).finish_reason
     assert free_bytes(nvml) > 0
     assert 0 == client.used_blocks
@@ -146,13 +144,13 @@ def test_concurrency_thrash_preempts_and_waits(serve: Serve) -> None:
     waiting = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
 
     with client.peaks("vllm:kv_cache_usage_perc", "vllm:num_requests_waiting_by_reason") as peaks:
-        answers = client.load(10, 2048, 100)
+        status, answer = client.batch(10, 2048, 100)
 
     assert 895 < client.blocks < 920
     assert peaks.highest["vllm:kv_cache_usage_perc"] > 0.95
     assert peaks.highest[waiting] >= 3
     assert client.gauge("num_preemptions_total") > 3
-    assert ({"length"}, {100}) == ({a.finish_reason for a in answers}, {a.chunks for a in answers})
+    assert (200, 1000) == (status, answer["usage"]["completion_tokens"])
     assert 0 == client.used_blocks
 
 
@@ -161,7 +159,7 @@ def test_long_context_oom_fails_for_want_of_memory(serve: Serve) -> None:
     client, _ = serve("long-context-oom")
     before = client.load(10, 2048, 4)
 
-    failure = oom(client.complete(16_384, 4))
+    failure = oom(client.complete(16_384, 4).error)
     after = client.load(10, 2048, 4)
 
     assert failure["free"] + failure["cached"] < failure["asked"]
