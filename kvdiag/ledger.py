@@ -15,18 +15,17 @@ def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
     devices = [device for device in seen if device.memory is not None]
     if not devices:
         return _engine_only(sample, facts)
-    ranks = [device for device in devices if _is_servers(device, facts, alone=len(devices) == 1)]
+    ranks = [device for device in devices if _shows_server(device, facts)]
+    if not ranks and len(devices) == 1:
+        ranks = devices  # containers often see host pids, or none: a lone device is taken to be the server's
     lines: list[LedgerLine] = []
     for device in devices:
         lines += _device_lines(device, facts, ranks=len(ranks) if device in ranks else 0)
     return tuple(lines)
 
 
-def _is_servers(device: Device, facts: Facts, *, alone: bool) -> bool:
-    processes = device.processes or ()
-    if facts.server_pids is None or not processes:
-        return alone
-    return any(process.pid in facts.server_pids for process in processes)
+def _shows_server(device: Device, facts: Facts) -> bool:
+    return any(process.pid in (facts.server_pids or ()) for process in device.processes or ())
 
 
 def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLine]:
@@ -37,15 +36,16 @@ def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLin
     if memory.driver_reserved_bytes is not None:
         lines.append(_line(device, "driver_reserved", memory.driver_reserved_bytes, "measured"))
     processes = [process for process in device.processes or () if process.used_bytes is not None]
-    own = [process for process in processes if _is_own(process, processes, facts, ranks=ranks)]
+    shown = _shows_server(device, facts)
+    own = [process for process in processes if _is_own(process, device, facts, ranks=ranks)]
     if own:
         lines += _server_lines(device, own, facts, ranks)
-    elif ranks:
+    elif ranks and (shown or not processes):
         lines += _parts(device, facts, ranks)
+    # Where the server is one of several processes and it cannot be told which, none is called another's.
+    component = "process" if ranks and not shown else "other_process"
     lines += [
-        _line(
-            device, "other_process", process.used_bytes or 0, "measured", f"{process.name or 'process'} {process.pid}"
-        )
+        _line(device, component, process.used_bytes or 0, "measured", f"{process.name or 'process'} {process.pid}")
         for process in processes
         if process not in own
     ]
@@ -54,11 +54,11 @@ def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLin
     return [*lines, _line(device, "unaccounted", rest, "computed", detail)]
 
 
-def _is_own(process: Process, processes: list[Process], facts: Facts, *, ranks: int) -> bool:
-    if facts.server_pids is not None and any(other.pid in facts.server_pids for other in processes):
-        return process.pid in facts.server_pids
+def _is_own(process: Process, device: Device, facts: Facts, *, ranks: int) -> bool:
+    if _shows_server(device, facts):
+        return process.pid in (facts.server_pids or ())
     # Containers often see host pids: a lone process on the server's device is taken to be the server.
-    return ranks > 0 and len(processes) == 1
+    return ranks > 0 and len(device.processes or ()) == 1
 
 
 def _server_lines(device: Device, own: list[Process], facts: Facts, ranks: int) -> list[LedgerLine]:

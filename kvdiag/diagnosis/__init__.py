@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.observe import server_devices, server_uuids
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.ledger import ledger
@@ -26,14 +27,14 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     findings = tuple(_informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
-        worst=_worst(timeline, steps, findings, limits),
+        worst=_worst(timeline, facts, steps, findings, limits),
         facts=facts,
         start_seconds=min(times, default=0.0),
         end_seconds=max(times, default=0.0),
         samples=len(times),
         steps=steps,
         findings=findings,
-        ledger=ledger(_newest(timeline), facts),
+        ledger=ledger(_newest(timeline, limits), facts),
         gaps=_distinct_gaps(timeline, facts),
     )
 
@@ -50,35 +51,53 @@ def _informed(finding: Finding) -> Finding:
     )
 
 
-def _worst(timeline: Timeline, steps: tuple[StepResult, ...], findings: tuple[Finding, ...], limits: Limits) -> Status:
+def _worst(
+    timeline: Timeline,
+    facts: Facts,
+    steps: tuple[StepResult, ...],
+    findings: tuple[Finding, ...],
+    limits: Limits,
+) -> Status:
     seen = {step.status for step in steps} | {finding.status for finding in findings if finding.status != "unknown"}
     for status in ("fault", "suspect"):
         if status in seen:
             return status
     said = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
-    blind = _lost(timeline, limits) or "unknown" in seen or (not steps and said == {"unknown"})
+    blind = _lost(timeline, facts, limits) or "unknown" in seen or (not steps and said == {"unknown"})
     return "unknown" if blind else "ok"
 
 
-def _lost(timeline: Timeline, limits: Limits) -> bool:
-    """Whether a source that should be there has failed to the end, or nothing was seen at all."""
+def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
+    """Whether a source, or one of the server's GPUs, has failed to the end, or nothing was seen at all."""
+    own = server_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
-        for source, part in (("vllm", sample.engines), ("nvml", sample.devices)):
-            if part is not None or source in failed:
-                readings[source].append(part is None)
+        if sample.engines is not None or "vllm" in failed:
+            readings["vllm"].append(sample.engines is None)
+        if sample.devices is not None or "nvml" in failed:
+            dark = any(device.memory is None for device in server_devices(sample.devices, own))
+            readings["nvml"].append(sample.devices is None or (dark and "nvml" in failed))
     last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
     return not timeline.samples or any(all(failures) for failures in last)
 
 
-def _newest(timeline: Timeline) -> Sample | None:
-    """The newest engines and devices in one sample: they are read at different rates."""
+def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
+    """The newest engines and devices in one sample: they are read at different rates, process lists at a third."""
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
-    devices = next((sample.devices for sample in reversed(timeline.samples) if sample.devices), None)
+    readings = [sample for sample in timeline.samples if sample.devices]
+    newest = readings[-1] if readings else None
+    told = next((sample for sample in reversed(readings) if _lists_processes(sample)), None)
+    if newest is not None and told is not None and newest.at_seconds - told.at_seconds <= limits.process_lists_seconds:
+        newest = told
+    devices = None if newest is None else newest.devices
     return replace(timeline.samples[-1], engines=engines, devices=devices)
+
+
+def _lists_processes(sample: Sample) -> bool:
+    return any(device.processes is not None for device in sample.devices or ())
 
 
 def _distinct_gaps(timeline: Timeline, facts: Facts) -> tuple[Gap, ...]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import floor_within, server_bytes
+from kvdiag.diagnosis.observe import floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, Timeline
 
 Owner = Literal["server", "neighbour", "unseen"]
@@ -16,7 +16,7 @@ Owner = Literal["server", "neighbour", "unseen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrowth:
-    """One device over equal cycles. `owner` is whose bytes grew: the server's, a neighbour's, or not visible."""
+    """One device over equal cycles. `owner` is whose bytes these are: the server's, a neighbour's, or not visible."""
 
     gpu: int
     uuid: str
@@ -37,13 +37,17 @@ class DeviceGrowth:
 
 
 def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
-    """Each device that was read after every cycle of `step`; empty where there are too few cycles or readings."""
-    readings = _after_each_cycle(timeline, facts, limits, step)
+    """Each of the server's devices over the cycles of `step`; empty where there are too few cycles or readings."""
+    own = server_uuids(timeline, facts)
+    readings = [server_devices(devices, own) for devices in _after_each_cycle(timeline, facts, limits, step)]
     cycles = len(readings) - 1
     warmup = max(2, round(cycles * limits.warmup_cycles_ratio))
     if cycles - warmup < limits.judged_cycles:
         return ()
-    uuids = set.intersection(*({device.uuid for device in devices if device.memory} for devices in readings))
+    seen = [{device.uuid for device in devices if device.memory} for devices in readings]
+    uuids = own.union(*seen)
+    if any(each != uuids for each in seen):
+        return ()
     growths = []
     for uuid in sorted(uuids):
         series = [next(device for device in devices if device.uuid == uuid) for devices in readings]
@@ -52,8 +56,16 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
 
 
 def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[tuple[Device, ...]]:
-    """Devices before the first cycle and after each: the idle floors around a step's spans."""
-    spans = [span for span in timeline.spans(step) if span.release_seconds is not None and span.end_seconds is not None]
+    """Devices before the first cycle and after each whose requests worked: the idle floors around a step's spans."""
+    spans = [
+        span
+        for span in timeline.spans(step)
+        if span.release_seconds is not None
+        and span.end_seconds is not None
+        and span.outcome is not None
+        and span.outcome.completed
+        and not span.outcome.failed
+    ]
     if not spans or spans[0].offer_seconds is None:
         return []
     windows = [(spans[0].begin_seconds, spans[0].offer_seconds)]
@@ -63,7 +75,17 @@ def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: st
 
 
 def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
-    used = [device.memory.used_bytes for device in series if device.memory is not None]
+    """The server's own bytes where every reading tells them; else the device's, whoever holds them."""
+    totals = [device.memory.used_bytes for device in series if device.memory is not None]
+    own = [size for device in series if (size := server_bytes(device, facts.server_pids)) is not None]
+    if len(own) < len(series):
+        return _over_cycles(series[0], totals, "unseen", warmup, limits)
+    growth = _over_cycles(series[0], own, "server", warmup, limits)
+    whole = _over_cycles(series[0], totals, "neighbour", warmup, limits)
+    return whole if whole.rose and not growth.rose else growth
+
+
+def _over_cycles(device: Device, used: Sequence[int], owner: Owner, warmup: int, limits: Limits) -> DeviceGrowth:
     rises = [later - earlier for earlier, later in pairwise(used)]
     judged = rises[warmup:]
     total = sum(judged)
@@ -72,9 +94,9 @@ def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits)
     early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
     rose = total >= limits.device_quantum_bytes
     return DeviceGrowth(
-        gpu=series[0].index,
-        uuid=series[0].uuid,
-        owner=_owner(series[warmup], series[-1], total, facts),
+        gpu=device.index,
+        uuid=device.uuid,
+        owner=owner,
         warmup_cycles=warmup,
         judged_cycles=len(judged),
         rising_cycles=rising,
@@ -86,10 +108,3 @@ def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits)
         and late >= limits.device_deceleration_ratio * early,
         smallest_visible_bytes=limits.device_quantum_bytes,
     )
-
-
-def _owner(first: Device, last: Device, total: int, facts: Facts) -> Owner:
-    before, after = server_bytes(first, facts.server_pids), server_bytes(last, facts.server_pids)
-    if before is None or after is None:
-        return "unseen"
-    return "server" if after - before >= total / 2 else "neighbour"

@@ -18,6 +18,10 @@ class Limits:
     lost_readings: int = 3
     """Readings in a row that failed up to the end before a source counts as lost: one may be late on a busy machine."""
 
+    process_lists_seconds: float = 15.0
+    """Age of a device reading with process lists that the ledger prefers to a newer one without: they come every 5 s,
+    and after three that are missing their processes may be gone."""
+
     load_samples: int = 2
     """A load has to be seen whole by this many samples, or its step is unknown (a blind spot is no fault)."""
 

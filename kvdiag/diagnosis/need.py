@@ -14,7 +14,6 @@ from functools import lru_cache
 from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.capacity import CacheLayout, pool_capacity
 from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
-from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.residency import ServingTerms, decode_blocks
 from kvdiag.model import Facts, KvPool
 
@@ -158,7 +157,7 @@ def _fitted(
                     context_tokens=longest_tokens,
                     terms=deployment.request_terms(architecture),
                 )
-            except KvModelError:
+            except (ValueError, RecursionError):  # no JSON, nested without end, or a KvModelError: no known model
                 return None
             if reported_blocks is None or planned.blocks_per_request == reported_blocks:
                 terms = deployment.serving_terms(architecture)

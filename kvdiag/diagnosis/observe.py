@@ -31,7 +31,8 @@ def block_bytes(facts: Facts) -> int | None:
 class IdleFloor:
     """What was held while nothing ran: the last samples of one idle stretch that agree.
 
-    `devices` are the newest device readings of the stretch, `None` where it has none.
+    `devices` are the newest device readings of the stretch, those with process lists before those without (they come
+    with some readings only); `None` where it has none.
     """
 
     at_seconds: float
@@ -75,18 +76,16 @@ def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: 
     if len(stretch) < limits.idle_samples:
         return None
     last = [held_blocks(sample, facts) for sample in stretch[-limits.idle_samples :]]
-    devices = next(
-        (
-            sample.devices
-            for sample in reversed(timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds))
-            if sample.devices is not None
-        ),
-        None,
-    )
+    readings = [
+        sample.devices
+        for sample in reversed(timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds))
+        if sample.devices is not None
+    ]
+    newest = readings[0] if readings else None
     return IdleFloor(
         at_seconds=stretch[-1].at_seconds,
         blocks=last[-1] if len(set(last)) == 1 else None,
-        devices=devices,
+        devices=next((devices for devices in readings if any(one.processes is not None for one in devices)), newest),
     )
 
 
@@ -135,15 +134,24 @@ def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | N
     return sum(used for used in own if used is not None)
 
 
-def server_devices(devices: tuple[Device, ...] | None, facts: Facts) -> tuple[Device, ...]:
-    """The devices on which the server's processes run; all of them where that cannot be seen."""
-    leaves = without_mig_parents(devices or ())
-    found = tuple(
-        device
-        for device in leaves
-        if facts.server_pids is not None and any(process.pid in facts.server_pids for process in device.processes or ())
+def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
+    """The devices on which the server's processes were ever seen; none where they cannot be told.
+
+    Over the whole timeline, since only some readings list processes: the devices of one that does not are still known.
+    """
+    pids = frozenset(facts.server_pids or ())
+    return frozenset(
+        device.uuid
+        for sample in (timeline.samples if pids else ())
+        for device in sample.devices or ()
+        if any(process.pid in pids for process in device.processes or ())
     )
-    return found or leaves
+
+
+def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
+    """Those of a reading's devices that are the server's; all of them where that cannot be told."""
+    leaves = without_mig_parents(devices or ())
+    return tuple(device for device in leaves if device.uuid in own) if own else leaves
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:

@@ -44,6 +44,12 @@ class KvPool:
                 count_problem("capacity_tokens", self.capacity_tokens),
                 count_problem("pool_bytes", self.pool_bytes, MAX_BYTES),
                 None
+                if not self.max_concurrency or 1 / MAX_COUNT <= self.max_concurrency <= MAX_COUNT
+                else f"max_concurrency is {self.max_concurrency}",
+                None
+                if self.sliding_window_tokens is None or 0 < self.sliding_window_tokens <= MAX_COUNT
+                else f"sliding_window_tokens is {self.sliding_window_tokens}",
+                None
                 if self.memory_fraction_ratio is None or 0 < self.memory_fraction_ratio <= 1
                 else f"memory_fraction_ratio is {self.memory_fraction_ratio}",
             ),
@@ -79,6 +85,17 @@ class Facts:
     model_config: str | None = None
     forced: bool = False
     gaps: tuple[Gap, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes and process ids."""
+        refuse(
+            self,
+            first(
+                count_problem("max_model_len_tokens", self.max_model_len_tokens),
+                count_problem("weights_bytes", self.weights_bytes, MAX_BYTES),
+                *(count_problem("server_pids", pid, 2**32) for pid in self.server_pids or ()),
+            ),
+        )
 
     def pool(self, engine: str) -> KvPool | None:
         """The pool of one engine, `None` where it did not report one."""

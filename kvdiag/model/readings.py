@@ -161,6 +161,6 @@ class HostProcess:
             first(
                 count_problem("pid", self.pid, 2**32),
                 count_problem("resident_bytes", self.resident_bytes, MAX_BYTES),
-                count_problem("anonymous_bytes", self.anonymous_bytes, MAX_BYTES),
+                count_problem("anonymous_bytes", self.anonymous_bytes, self.resident_bytes),
             ),
         )

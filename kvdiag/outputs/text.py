@@ -1,7 +1,11 @@
-"""The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns."""
+"""The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns.
+
+Names and error texts come from servers and drivers: `_text` is the one door through which any of it gets in.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -54,7 +58,7 @@ def render_audit(
             else f"{readable(memory.used_bytes)} used of {readable(memory.total_bytes)}, "
             f"{readable(memory.free_bytes)} free ({memory.occupied_ratio:.0%} taken)"
         )
-        parts += [_heading(f"GPU {device.index}  {device.name}"), Text(f"  {state}")]
+        parts += [_heading(f"GPU {device.index}  {device.name}"), _text(f"  {state}")]
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
             parts.append(ledger_table(own))
@@ -70,20 +74,19 @@ def _headline(diagnosis: Diagnosis, problems: Sequence[Finding]) -> Text:
     line = Text()
     line.append(f"{WORDS[diagnosis.worst]}", style=f"bold {STYLES[diagnosis.worst]}")
     if problems:
-        line.append(f"  {problems[0].id}: {problems[0].summary}")
+        line.append(_text(f"  {problems[0].id}: {problems[0].summary}"))
         if len(problems) > 1:
             line.append(f" (and {len(problems) - 1} more)")
         return line
     step = next((step for step in diagnosis.steps if step.status == diagnosis.worst != "ok"), None)
     if step is not None:
-        line.append(f"  step {step.id}: {step.summary}")
+        line.append(_text(f"  step {step.id}: {step.summary}"))
         return line
     if diagnosis.worst == "unknown":
         line.append("  not enough was seen to judge")
         return line
     line.append("  no fault found in what could be seen")
-    unseen = sorted({gap.source for gap in diagnosis.gaps if gap.source == "nvml"})
-    if unseen:
+    if all(part.gpu is None for part in diagnosis.ledger):
         line.append("; device memory was not seen")
     return line
 
@@ -102,34 +105,33 @@ def _subject(facts: Facts) -> RenderableType:
     ]
     table = _grid()
     for name, value in rows:
-        table.add_row(Text(name, style="dim"), Text(value))
+        table.add_row(Text(name, style="dim"), _text(value))
     return table
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
     table = _grid()
     for number, step in enumerate(steps, start=1):
-        notes = "".join(f"\n{note}" for note in step.notes)
-        table.add_row(
-            Text(WORDS[step.status], style=STYLES[step.status]),
-            Text.assemble((f"{number} {step.id}: ", "bold"), step.summary, (notes, "dim")),
-        )
+        told = Text.assemble((f"{number} {step.id}: ", "bold"), _text(step.summary))
+        for note in step.notes:
+            told.append("\n").append(_text(note, "dim"))
+        table.add_row(Text(WORDS[step.status], style=STYLES[step.status]), told)
     return table
 
 
 def _problem(finding: Finding) -> RenderableType:
     table = _grid()
-    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), Text(finding.summary))
+    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), _text(finding.summary))
     for one in finding.evidence:
-        table.add_row(Text(""), Text.assemble((f"{one.name.replace('_', ' ')}: ", "dim"), _value(one)))
+        table.add_row(Text(""), Text.assemble(_text(f"{one.name.replace('_', ' ')}: ", "dim"), _text(_value(one))))
     for name, text in (
         ("cause", finding.likely_cause),
         ("confirm", finding.confirm),
-        ("remedy", finding.remedy),
         ("runbook", finding.runbook),
+        ("remedy", finding.remedy),
     ):
         if text:
-            table.add_row(Text(name, style="bold"), Text(text))
+            table.add_row(Text(name, style="bold"), _text(text))
     return table
 
 
@@ -151,7 +153,7 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
     table = _grid()
     for finding in findings:
         summary = finding.summary.removeprefix("cannot tell: ")
-        table.add_row(Text(finding.id, style=STYLES[finding.status]), Text(summary))
+        table.add_row(Text(finding.id, style=STYLES[finding.status]), _text(summary))
     return table
 
 
@@ -162,7 +164,7 @@ def _unknowns(findings: Iterable[Finding]) -> RenderableType:
         reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
     table = _grid()
     for reason, ids in reasons.items():
-        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), Text(reason))
+        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), _text(reason))
     return table
 
 
@@ -175,7 +177,7 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
     table.add_column(overflow="fold")
     for line in lines:
         where = "" if line.gpu is None else f"GPU {line.gpu} "
-        table.add_row(f"{where}{line.component}", readable(line.bytes), line.source, Text(line.detail, style="dim"))
+        table.add_row(f"{where}{line.component}", readable(line.bytes), line.source, _text(line.detail, "dim"))
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -183,7 +185,7 @@ def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
     table = _grid()
     for gap in gaps:
-        table.add_row(Text(gap.source, style="dim"), Text(f"{gap.kind}: {gap.reason}"))
+        table.add_row(_text(gap.source, "dim"), _text(f"{gap.kind}: {gap.reason}"))
     return table
 
 
@@ -197,7 +199,20 @@ def readable(value: float) -> str:
 
 
 def _heading(text: str) -> RenderableType:
-    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
+    return Padding(_text(text, "bold"), (1, 0, 0, 0))
+
+
+def _text(content: str, style: str = "") -> Text:
+    """Text as it may stand on a terminal: no markup, and no character that moves a cursor or turns the line round."""
+    return Text("".join(map(_harmless, content)), style=style)
+
+
+def _harmless(character: str) -> str:
+    category = unicodedata.category(character)
+    if category in {"Zl", "Zp"} or character in "\n\t":
+        return " "
+    # Control characters, formatting ones such as the bidirectional overrides, halves of surrogate pairs.
+    return "\N{REPLACEMENT CHARACTER}" if category in {"Cc", "Cf", "Cs"} else character
 
 
 def _grid() -> Table:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes, server_bytes, server_devices
+from kvdiag.diagnosis.observe import (
+    first_devices,
+    gap_reason,
+    readable_bytes,
+    server_bytes,
+    server_devices,
+    server_uuids,
+)
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Facts, Finding, Status, Timeline
 
@@ -15,7 +22,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     devices = first_devices(timeline)
     if not devices:
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
-    own = server_devices(devices, facts)
+    own = server_devices(devices, server_uuids(timeline, facts))
     held = [_server_bytes(timeline, device.uuid, facts) for device in own]
     pools = [pool.pool_bytes for pool in facts.pools]
     if facts.weights_bytes is None:
@@ -44,7 +51,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     extra_copies = (beyond - limits.least_context_bytes) // weights if weights else 0
     if extra_copies >= 1:
         extra = f"{readable_bytes(beyond)} beyond its pool and one copy of its weights ({readable_bytes(weights)})"
-        # Overhead as large as the weights themselves cannot be told from a copy of them.
+        if weights < allowance and beyond <= allowance:
+            # Context, activations and graphs of a small model weigh more than its weights.
+            summary = f"cannot tell: {extra} may be a copy of them as well as ordinary overhead"
+            return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
         status: Status = "fault" if weights >= allowance else "suspect"
         summary = f"the idle server holds {extra}: the weights are there {extra_copies + 1} times"
         return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)

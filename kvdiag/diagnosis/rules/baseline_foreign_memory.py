@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import gap_reason, newest_devices, readable_bytes, server_devices
+from kvdiag.diagnosis.observe import gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
 
@@ -20,7 +20,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         if newest_devices(timeline) is None:
             return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "NVML lists no processes here")
-    own = server_devices(devices, facts)
+    own = server_devices(devices, server_uuids(timeline, facts))
     judged = [_judge_device(device, facts, limits) for device in own]
     order = ("fault", "suspect", "unknown", "ok")
     return (min(judged, key=lambda finding: order.index(finding.status)),)
@@ -64,6 +64,9 @@ def _judge_device(device: Device, facts: Facts, limits: Limits) -> Finding:
     if len(known) < len(others):
         summary = f"cannot tell: NVML does not say how much {len(others) - len(known)} other processes on {where} hold"
         return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+    if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
+        summary = f"cannot tell: NVML does not say whose {readable_bytes(hidden)} on {where} are, the server's or not"
+        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
     summary = f"{where}: nothing of note but the server" + (
         "" if certain else ", taken to be the only process there is"
     )
@@ -89,3 +92,11 @@ def _unattributed_bytes(device: Device) -> int | None:
         return None
     known = sum(used for used in held if used is not None)
     return device.memory.used_bytes - device.memory.driver_reserved_bytes - known
+
+
+def _unexplained_bytes(device: Device) -> int:
+    """Used bytes that no figure explains, for want of the driver's share or of a process's size; 0 without memory."""
+    if device.memory is None:
+        return 0
+    known = sum(process.used_bytes or 0 for process in device.processes or ())
+    return device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0) - known

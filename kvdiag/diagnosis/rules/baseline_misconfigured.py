@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes, server_devices
+from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Device, Facts, Finding, KvPool, Status, Timeline
 
@@ -15,9 +15,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     pool = next(iter(facts.pools), None)
     if pool is None:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
+    # Any engine may get the longest request: the smallest pool decides.
+    pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
     found = [_pool_problem(pool, facts)]
-    devices = first_devices(timeline)
-    found += [_device_problem(device, pool, facts, limits) for device in server_devices(devices, facts)]
+    own = server_uuids(timeline, facts)
+    devices = server_devices(first_devices(timeline), own)
+    if devices and not own and len(devices) > 1:
+        missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()
+    elif not any(device.memory is not None for device in devices):
+        missing, devices = gap_reason(timeline, facts, "nvml") or "no device memory was read", ()
+    else:
+        missing = ""
+    found += [_device_problem(device, pool, facts, limits) for device in devices]
     problems = [problem for problem in found if problem is not None]
     evidence = (
         number("capacity", pool.capacity_tokens, "tokens", "vllm"),
@@ -26,7 +35,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("memory_fraction", pool.memory_fraction_ratio, "ratio", "vllm"),
         *(
             number(f"gpu_{device.index}_free", device.memory.free_bytes, "bytes", "nvml")
-            for device in devices or ()
+            for device in devices
             if device.memory is not None
         ),
     )
@@ -34,12 +43,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         status: Status = "fault" if any(severity == "fault" for severity, _ in problems) else "suspect"
         summary = "; ".join(text for _, text in problems)
         return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)
-    if not devices:
-        return unseen(
-            ID,
-            "the pool fits the longest request, but whether the memory fraction fits the device is not visible: "
-            f"{gap_reason(timeline, facts, 'nvml') or 'no device was read'}",
-        )
+    if missing:
+        fits = "the pool fits the longest request, but whether the memory fraction fits the device is not visible"
+        return unseen(ID, f"{fits}: {missing}")
     return (Finding(id=ID, status="ok", summary="pool, context length and device fit together", evidence=evidence),)
 
 

@@ -8,8 +8,6 @@ wait counts where the pool has no room for one more request of the mean size of 
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
 from kvdiag.diagnosis.rule import number, unseen
@@ -22,12 +20,10 @@ STEP = "concurrent"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for room."""
     samples = [sample for sample in timeline.samples if sample.engines]
-    counted = [sample for sample in samples if _preemptions(sample) is not None]
+    counted = [sample for sample in samples if _count_preemptions(sample)]
     if len(counted) < limits.idle_samples:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine counts no preemptions")
-    preempted = sum(
-        max((_preemptions(later) or 0) - (_preemptions(earlier) or 0), 0) for earlier, later in pairwise(counted)
-    )
+    preempted = _preempted(counted)
     streak, most = _longest_wait(samples, facts)
     evidence: tuple[Evidence, ...] = (
         number("preemptions", preempted, "requests", "vllm"),
@@ -45,15 +41,25 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = f"up to {most} requests waited for room in the pool{limit}"
         return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
     if not any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP)) and not any(
-        _running(sample) for sample in samples
+        _running(sample) > 1 for sample in samples
     ):
         return unseen(ID, "no requests ran at the same time")
     return (Finding(id=ID, status="ok", summary="no request waited for room, none was preempted", evidence=evidence),)
 
 
-def _preemptions(sample: Sample) -> int | None:
-    counts = [engine.preemptions_total for engine in sample.engines or ()]
-    return None if not counts or None in counts else sum(count for count in counts if count is not None)
+def _count_preemptions(sample: Sample) -> bool:
+    return all(engine.preemptions_total is not None for engine in sample.engines or ())
+
+
+def _preempted(samples: list[Sample]) -> int:
+    """Preemptions over the samples, each engine by its own counter: one may be missing from a page, or start anew."""
+    last: dict[str, int] = {}
+    total = 0
+    for engine in (engine for sample in samples for engine in sample.engines or ()):
+        count = engine.preemptions_total or 0
+        total += max(count - last.get(engine.engine, count), 0)
+        last[engine.engine] = count
+    return total
 
 
 def _running(sample: Sample) -> int:

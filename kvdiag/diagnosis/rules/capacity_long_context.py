@@ -25,12 +25,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         failure = alone[0]
         tokens = failure.span.workload.prompt_tokens if failure.span.workload is not None else 0
         oom = failure.oom
+        free = "" if oom.free_bytes is None else f", {readable_bytes(oom.free_bytes)} were free"
         return (
             Finding(
                 id=ID,
                 status="fault",
                 summary=f"one request of {tokens:,} tokens ran out of memory: it asked for "
-                f"{readable_bytes(oom.asked_bytes)} at once, {readable_bytes(oom.free_bytes or 0)} were free",
+                f"{readable_bytes(oom.asked_bytes)} at once{free}",
                 evidence=(
                     number("prompt", tokens, "tokens", "kvdiag"),
                     number("asked", oom.asked_bytes, "bytes", "torch's message"),
@@ -39,16 +40,17 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
                 ),
             ),
         )
-    pool = next((pool for pool in facts.pools if pool.capacity_tokens is not None), None)
+    # Any engine may get the request: the smallest pool decides.
+    capacity = min((pool.capacity_tokens for pool in facts.pools if pool.capacity_tokens is not None), default=None)
     longest = facts.max_model_len_tokens
-    if pool is not None and pool.capacity_tokens is not None and longest and pool.capacity_tokens < longest:
+    if capacity is not None and longest and capacity < longest:
         return (
             Finding(
                 id=ID,
                 status="fault",
-                summary=f"the pool holds {pool.capacity_tokens:,} tokens, a request may have {longest:,}: it cannot be",
+                summary=f"the pool holds {capacity:,} tokens, a request may have {longest:,}: it cannot be",
                 evidence=(
-                    number("capacity", pool.capacity_tokens, "tokens", "vllm"),
+                    number("capacity", capacity, "tokens", "vllm"),
                     number("max_model_len", longest, "tokens", "vllm"),
                 ),
             ),
@@ -68,6 +70,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     evidence = (
         number("prompt", tokens, "tokens", "kvdiag"),
         number("max_model_len", longest, "tokens", "vllm"),
-        number("capacity", None if pool is None else pool.capacity_tokens, "tokens", "vllm"),
+        number("capacity", capacity, "tokens", "vllm"),
     )
     return (Finding(id=ID, status="ok", summary=f"a request of {tokens:,} tokens ran to its end", evidence=evidence),)

@@ -26,7 +26,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not growths:
         needed = limits.judged_cycles + 2
         return _both("unknown", f"cannot tell: {needed} equal cycles with device readings after each are needed")
-    worst = max(growths, key=lambda growth: growth.bytes_per_cycle)
+    # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
+    worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
     if worst.owner == "neighbour":
         amount = f"{readable_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"cannot tell: another process grows on GPU {worst.gpu} ({amount})", worst)

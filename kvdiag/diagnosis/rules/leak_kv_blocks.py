@@ -6,6 +6,8 @@ The usage gauge counts blocks with a live reference only; cached blocks without 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
     IdleFloor,
@@ -25,9 +27,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks held in every idle stretch with none."""
     if not facts.pools:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
-    floors = [floor for floor in idle_floors(timeline, facts, limits) if floor.blocks is not None]
+    stretches = idle_floors(timeline, facts, limits)
+    floors = [floor for floor in stretches if floor.blocks is not None]
     if not floors:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "no two samples in a row saw every engine idle")
+    if stretches[-1].blocks is None:
+        return unseen(ID, "the pool had not settled when the readings ended")
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
     requests = _requests_between(timeline, first, last)
@@ -40,7 +45,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if held == 0:
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
         return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
-    if len(floors) > 1 and held < before:
+    if held < _highest_since_empty(floors):
         summary = (
             f"{whole_number(held)} blocks are held while nothing runs, but fewer than before: still being returned?"
         )
@@ -67,6 +72,14 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             ),
         ),
     )
+
+
+def _highest_since_empty(floors: Sequence[IdleFloor]) -> int:
+    """The highest floor since the pool was last seen empty: below it, blocks are coming back late."""
+    highest = 0
+    for floor in floors:
+        highest = max(highest, floor.blocks) if floor.blocks else 0
+    return highest
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from kvdiag.diagnosis.explained import explained_bytes
 from kvdiag.diagnosis.growth import unknown
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import floor_within, gap_reason, readable_bytes, server_devices, whole_number
+from kvdiag.diagnosis.observe import (
+    floor_within,
+    gap_reason,
+    readable_bytes,
+    server_devices,
+    server_uuids,
+    whole_number,
+)
 from kvdiag.diagnosis.step import Step
-from kvdiag.model import Facts, Quantity, Status, StepResult, Timeline, Workload
+from kvdiag.model import Facts, Quantity, Span, Status, StepResult, Timeline, Workload
 
 ID = "baseline"
 
@@ -21,10 +28,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     if floor is None:
         reason = gap_reason(timeline, facts, "vllm") or "the server was never idle: other traffic"
         return unknown(ID, reason, span)
-    devices = server_devices(floor.devices, facts)
+    own = server_uuids(timeline, facts)
+    devices = server_devices(floor.devices, own)
     unseen = [device for device in devices if device.memory is None]
     used = sum(device.memory.used_bytes for device in devices if device.memory is not None)
-    explained = explained_bytes(devices, facts, limits)
+    # Where it cannot be told which of several GPUs are the server's, another tenant's bytes are not to be explained.
+    explained = explained_bytes(devices, facts, limits) if own or len(devices) == 1 else None
     expected = (
         Quantity(name="blocks", value=0, unit="blocks"),
         Quantity(name="device_used_bytes", value=explained, unit="bytes"),
@@ -41,9 +50,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         status, parts = "fault", [f"{whole_number(floor.blocks)} blocks are held while nothing runs"]
     else:
         parts = ["no block is held"]
-    if unseen:
+    if unseen and _failed(timeline, span):
         status = "unknown" if status == "ok" else status
         parts.append(f"memory of GPU {unseen[0].index} cannot be read")
+    elif unseen:
+        parts.append(f"GPU {unseen[0].index} does not tell its memory")
     elif not devices:
         parts.append("device memory is not seen")
     elif explained is not None and used > explained:
@@ -56,6 +67,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     return StepResult(
         id=ID, status=status, summary="; ".join(parts), expected=expected, measured=measured, notes=span.notes
     )
+
+
+def _failed(timeline: Timeline, span: Span) -> bool:
+    """Whether a device reading failed meanwhile; memory that a GPU never tells, as the host's own, is no failure."""
+    samples = timeline.between(span.begin_seconds, span.end_seconds or float("inf"))
+    return any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps)
 
 
 STEP = Step(

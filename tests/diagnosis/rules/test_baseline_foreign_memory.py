@@ -1,0 +1,167 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
+from kvdiag.model import Evidence, Facts, Finding
+from tests.builders import GIB, GPU_LOST, MIB, NO_NVML, TRAINING, World, device, evidence, facts, process, run, seen
+
+SERVER = Facts(server_pids=(100, 101))
+
+
+def verdict(world: World) -> Finding:
+    """The rule's one finding on a run."""
+    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    return found
+
+
+def at_idle(*devices: object, of: Facts = SERVER) -> Finding:
+    """The rule's one finding on one reading of some devices."""
+    (found,) = judge(seen(devices=devices), of, DEFAULT_LIMITS)  # type: ignore[arg-type]
+    return found
+
+
+def test_another_programs_memory_is_a_fault() -> None:
+    """Six GiB of somebody else on the server's GPU are named with their process, and priced."""
+    # GIVEN a training job beside the server
+    world = World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB)
+    # WHEN the run is judged
+    actual = verdict(world)
+    # THEN
+    expected = Finding(
+        id="baseline.foreign_memory",
+        status="fault",
+        summary="GPU 0: 6.00 GiB belong to train.py (pid 4242), not to the server",
+        evidence=(
+            Evidence(name="gpu", value=0, unit="index", source="nvml"),
+            Evidence(name="foreign_bytes", value=6 * GIB, unit="bytes", source="nvml"),
+            Evidence(name="process 4242", value=6 * GIB, unit="bytes", source="nvml: train.py"),
+            Evidence(name="held_by_no_process", value=0, unit="bytes", source="computed"),
+        ),
+    )
+
+    assert expected == actual
+
+
+def test_a_server_alone_on_its_gpu_is_ok() -> None:
+    """Driver and server explain every byte."""
+    # GIVEN a healthy server
+    actual = verdict(World())
+
+    # THEN
+    assert ("ok", "GPU 0: nothing of note but the server") == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(nvml=NO_NVML), NO_NVML.reason),
+        (World(nvml=GPU_LOST), GPU_LOST.reason),
+        (World(processes_told=False), "NVML lists no processes here"),
+        (
+            World(foreign={0: (process(7, None),)}),
+            "NVML does not say how much 1 other processes on GPU 0 hold",
+        ),
+        (
+            World(server_seen=False, foreign={0: (TRAINING,)}, device_bytes=48 * GIB),
+            "GPU 0 has 2 processes, and the server's are not seen",
+        ),
+    ],
+    ids=["no NVML", "GPU lost", "no process list", "process of unknown size", "server not among them"],
+)
+def test_what_the_driver_does_not_tell_is_unknown(world: World, reason: str) -> None:
+    """Without processes, their sizes, or knowing the server's, nobody is accused and nobody cleared."""
+    # WHEN such a run is judged
+    actual = verdict(world)
+
+    # THEN
+    assert ("unknown", f"cannot tell: {reason}") == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [(100 * MIB, "ok"), (255 * MIB, "ok"), (256 * MIB, "suspect"), (490 * MIB, "suspect"), (492 * MIB, "fault")],
+)
+def test_what_others_hold_is_weighed_against_the_device(size: int, status: str) -> None:
+    """A desktop's display server is of no note, a CUDA context is suspect, 2 % of the device is a fault."""
+    # GIVEN another process of that size on a GPU of 24 GiB
+    own = process(100, 10 * GIB)
+    actual = at_idle(device(used_bytes=10 * GIB + 464 * MIB + size, processes=(own, process(7, size))))
+
+    # THEN
+    assert status == actual.status
+
+
+def test_bytes_of_no_process_are_suspect() -> None:
+    """Two GiB that neither the driver nor a listed process holds are a zombie's, or of another container."""
+    # GIVEN such bytes
+    actual = verdict(World(zombie_bytes=2 * GIB))
+
+    # THEN
+    assert (
+        "suspect",
+        "GPU 0: 2.00 GiB are held by no process that NVML lists (zombie, other container)",
+    ) == (actual.status, actual.summary)
+
+
+def test_a_lone_process_of_unknown_owner_is_taken_for_the_server() -> None:
+    """A container sees host pids: one process alone on the GPU is the server's for want of anybody else."""
+    # GIVEN one process, whose pid the server's namespace does not know
+    actual = at_idle(device(used_bytes=10 * GIB + 464 * MIB, processes=(process(99_999, 10 * GIB),)))
+
+    # THEN it is cleared, and the assumption is told
+    assert "ok" == actual.status
+    assert "taken to be the only process there is" in actual.summary
+
+
+def test_somebody_elses_gpu_is_not_looked_at() -> None:
+    """On a host of two GPUs only the one with the server's process is judged."""
+    # GIVEN a training job on GPU 1 and the server on GPU 0
+    actual = verdict(World(foreign={1: (TRAINING,)}))
+
+    # THEN
+    assert ("ok", "GPU 0: nothing of note but the server") == (actual.status, actual.summary)
+
+
+def test_the_worst_of_the_servers_gpus_is_told() -> None:
+    """Tensor parallel: a co-tenant on the second GPU is found although the first is clean."""
+    # GIVEN two ranks, and somebody on the second one's GPU
+    actual = verdict(World(gpus=2, foreign={1: (process(7, 3 * GIB),)}))
+
+    # THEN
+    assert ("fault", 1) == (actual.status, evidence(actual)["gpu"])
+
+
+def test_several_processes_of_the_server_are_all_its_own() -> None:
+    """Engine core and workers of one server on one GPU are not foreign to one another."""
+    # GIVEN two processes of the server
+    actual = at_idle(device(used_bytes=12 * GIB + 464 * MIB, processes=(process(100, 10 * GIB), process(101, 2 * GIB))))
+
+    # THEN
+    assert "ok" == actual.status
+
+
+def test_a_mig_slice_is_judged_by_its_own_processes() -> None:
+    """With MIG the parent lists nothing and the neighbour's slice is not the server's."""
+    # GIVEN a parent that may not be read, the server's slice, and a slice with somebody else's jobs
+    parent = device(used_bytes=None)
+    own = device(uuid="MIG-a", mig_parent_uuid="GPU-0", used_bytes=5 * GIB, processes=(process(100, 5 * GIB),))
+    others = device(
+        uuid="MIG-b", mig_parent_uuid="GPU-0", processes=(process(7, 5 * GIB), process(8, 5 * GIB)), used_bytes=11 * GIB
+    )
+
+    # THEN
+    assert "ok" == at_idle(parent, own, others).status
+
+
+def test_unseen_bytes_are_not_cleared_where_the_reservation_is_not_told() -> None:
+    """NVML's first memory call does not tell the driver's share: many GiB of no process are then not called nothing."""
+    # GIVEN 8 GiB that are the driver's or a zombie's
+    actual = at_idle(
+        device(used_bytes=18 * GIB, driver_reserved_bytes=None, processes=(process(100, 10 * GIB),)),
+    )
+
+    # THEN
+    assert "ok" != actual.status

@@ -1,0 +1,191 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_misconfigured import judge
+from kvdiag.model import Evidence, Facts, Finding, KvPool
+from tests.builders import GIB, MIB, NO_NVML, TRAINING, World, device, evidence, facts, pool, process, run, seen
+
+FRACTION = pool(pool_bytes=None)
+"""A pool sized by --gpu-memory-utilization 0.92: on a GPU the engine then reports no bytes."""
+
+
+FITS = "the pool fits the longest request, but whether the memory fraction fits the device is not visible"
+
+
+def verdict(world: World) -> Finding:
+    """The rule's one finding on a run."""
+    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    return found
+
+
+def at_idle(
+    *devices: object, pools: tuple[KvPool, ...] = (FRACTION,), pids: tuple[int, ...] | None = (100,)
+) -> Finding:
+    """The rule's one finding on one reading of some devices."""
+    known = Facts(pools=pools, server_pids=pids, max_model_len_tokens=32768)
+    (found,) = judge(seen(devices=devices), known, DEFAULT_LIMITS)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_context_that_the_pool_cannot_hold_is_a_fault() -> None:
+    """A server that admits 32,768 tokens with a pool of 16,000 promises what it cannot serve."""
+    # GIVEN such a pool
+    small = pool(capacity_tokens=16_000, max_concurrency=16_000 / 32_768)
+    actual = verdict(World(pools=(small,)))
+    # THEN
+    expected = Finding(
+        id="baseline.misconfigured",
+        status="fault",
+        summary="the pool holds 16,000 tokens, one request may ask for 32,768: it can never be served",
+        evidence=(
+            Evidence(name="capacity", value=16_000, unit="tokens", source="vllm"),
+            Evidence(name="max_model_len", value=32_768, unit="tokens", source="vllm"),
+            Evidence(name="max_concurrency_at_max_model_len", value=16_000 / 32_768, unit="requests", source="vllm"),
+            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="vllm"),
+            Evidence(name="gpu_0_free", value=5010 * MIB - 464 * MIB + 0, unit="bytes", source="nvml"),
+        ),
+    )
+
+    assert (expected.status, expected.summary) == (actual.status, actual.summary)
+    assert expected.evidence[:4] == actual.evidence[:4]
+
+
+def test_pool_context_and_device_that_fit_are_ok() -> None:
+    """A healthy server fits its device."""
+    # GIVEN a healthy server
+    actual = verdict(World())
+
+    # THEN
+    assert ("ok", "pool, context length and device fit together") == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(pools=()), "the page has no vllm:cache_config_info"),
+        (
+            World(nvml=NO_NVML),
+            f"{FITS}: {NO_NVML.reason}",
+        ),
+    ],
+    ids=["no pool", "no device"],
+)
+def test_without_pool_or_device_it_is_unknown(world: World, reason: str) -> None:
+    """A pool that is not told, or a device that is not seen, is not called well configured."""
+    # WHEN such a run is judged
+    actual = verdict(world)
+
+    # THEN
+    assert ("unknown", f"cannot tell: {reason}") == (actual.status, actual.summary)
+
+
+def test_a_pool_too_small_is_a_fault_without_a_device() -> None:
+    """The pool's own figures are enough to see that a request can never be served."""
+    # GIVEN no GPU in sight
+    actual = verdict(World(pools=(pool(capacity_tokens=16_000),), nvml=NO_NVML))
+
+    # THEN
+    assert "fault" == actual.status
+
+
+def test_the_smaller_pool_of_two_engines_decides() -> None:
+    """A request may land on either engine: one pool that cannot hold it is enough."""
+    # GIVEN a second engine whose pool came out smaller
+    pools = (pool("0"), pool("1", capacity_tokens=16_000))
+    actual = verdict(World(pools=pools, gpus=2))
+
+    # THEN
+    assert "fault" == actual.status
+
+
+def test_a_device_packed_to_the_brim_is_suspect() -> None:
+    """With 100 MiB left at idle the next transient allocation fails."""
+    # GIVEN a device with 100 MiB free
+    full = 24 * GIB - 100 * MIB
+    actual = at_idle(device(used_bytes=full, processes=(process(100, full - 464 * MIB),)))
+
+    # THEN
+    assert ("suspect", "GPU 0: only 100 MiB free while idle: the next transient allocation fails") == (
+        actual.status,
+        actual.summary,
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "status"),
+    [(23 * GIB, "suspect"), (22 * GIB, "ok"), (12 * GIB, "ok"), (11 * GIB, "suspect")],
+    ids=["over", "at its budget", "half", "under half"],
+)
+def test_the_idle_device_is_compared_with_the_fraction(used: int, status: str) -> None:
+    """A server that holds far more, or less than half, of what its fraction gives was sized by something else."""
+    # GIVEN 0.92 of 24 GiB, which is 22.1 GiB
+    actual = at_idle(device(used_bytes=used, processes=(process(100, used - 464 * MIB),)))
+
+    # THEN
+    assert status == actual.status
+
+
+def test_others_on_the_device_are_not_the_servers_excess() -> None:
+    """A co-tenant's bytes do not make the server exceed its own budget."""
+    # GIVEN a server within its budget of a quarter, and a job beside it
+    quarter = pool(pool_bytes=None, memory_fraction_ratio=0.25)
+    both = (process(100, 6 * GIB), process(7, 12 * GIB))
+
+    # THEN
+    assert "ok" == at_idle(device(used_bytes=18 * GIB + 464 * MIB, processes=both), pools=(quarter,)).status
+
+
+def test_a_pool_sized_by_hand_is_not_held_against_the_fraction() -> None:
+    """With --kv-cache-memory-bytes the fraction says nothing about the device."""
+    # GIVEN a small pool of a given size on a large device
+    actual = at_idle(device(used_bytes=9 * GIB, processes=(process(100, 8 * GIB),)), pools=(pool(),))
+
+    # THEN
+    assert "ok" == actual.status
+
+
+def test_somebody_elses_gpu_is_not_the_servers_configuration() -> None:
+    """An idle or crowded GPU without a process of the server is not judged."""
+    # GIVEN a server on GPU 0, an empty GPU 1 and a full GPU 2
+    own = device(used_bytes=22 * GIB, processes=(process(100, 21 * GIB),))
+    empty = device(1, used_bytes=464 * MIB, processes=())
+    full = device(2, used_bytes=24 * GIB - MIB, processes=(process(7, 23 * GIB),))
+
+    # THEN
+    assert "ok" == at_idle(own, empty, full).status
+
+
+def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
+    """A container with two GPUs and no process lists: the idle one is not called badly configured."""
+    # GIVEN two GPUs, one full and one empty, and no telling which is the server's
+    full, empty = device(0, used_bytes=22 * GIB, processes=()), device(1, used_bytes=464 * MIB, processes=())
+
+    # THEN
+    assert "unknown" == at_idle(full, empty).status
+
+
+def test_a_lone_gpu_is_the_servers() -> None:
+    """Where there is one GPU it is judged although its processes cannot be told."""
+    # GIVEN one GPU without a process list
+    assert "suspect" == at_idle(device(used_bytes=24 * GIB - MIB), pids=None).status
+
+
+def test_memory_that_is_not_told_is_not_called_fitting() -> None:
+    """A device that does not tell its memory cannot be compared with the fraction."""
+    # GIVEN a device of unified memory
+    actual = at_idle(device(used_bytes=None, processes=(process(100, 5 * GIB),)))
+
+    # THEN
+    assert "unknown" == actual.status
+
+
+def test_free_bytes_of_the_server_are_its_evidence() -> None:
+    """The evidence holds what the verdict looked at."""
+    # GIVEN a job on another GPU
+    actual = verdict(World(foreign={1: (TRAINING,)}))
+
+    # THEN
+    assert "gpu_0_free" in evidence(actual)

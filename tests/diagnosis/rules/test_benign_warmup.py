@@ -1,0 +1,82 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.benign_warmup import judge
+from kvdiag.model import Evidence, Finding
+from tests.builders import MIB, NO_NVML, TRAINING, World, evidence, facts, run
+
+
+def verdict(world: World) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    return found
+
+
+def test_growth_that_stopped_is_explained() -> None:
+    """Memory that came with the first three requests, two of them unjudged, is summed up and called warm-up."""
+    # GIVEN kernels loaded with the first requests
+    world = World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB))
+    # WHEN the run is judged
+    actual = verdict(world)
+    # THEN
+    expected = Finding(
+        id="benign.warmup",
+        status="ok",
+        summary="GPU 0: 360 MiB came with the first requests and then growth stopped: warm-up, not a leak",
+        evidence=(
+            Evidence(name="first_touch_growth", value=360 * MIB, unit="bytes", source="nvml"),
+            Evidence(name="growth_over_judged_cycles", value=0, unit="bytes", source="nvml"),
+            Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
+        ),
+    )
+
+    assert expected == actual
+
+
+def test_a_server_that_never_grew_is_ok() -> None:
+    """Without growth there is nothing to explain."""
+    # GIVEN a healthy server
+    actual = verdict(World())
+
+    # THEN
+    assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(nvml=NO_NVML), NO_NVML.reason),
+        (World(lost_in="single_request"), "too few equal cycles with device readings after each"),
+        (World(device_growth_bytes=6 * MIB), "growth has not stopped yet"),
+    ],
+    ids=["no NVML", "too few cycles", "still growing"],
+)
+def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
+    """Neither an unseen device nor one that still grows is explained away."""
+    # WHEN such a run is judged
+    actual = verdict(world)
+
+    # THEN
+    assert ("unknown", f"cannot tell: {reason}") == (actual.status, actual.summary)
+
+
+def test_warmup_of_one_of_two_gpus_is_found() -> None:
+    """Tensor parallel: first-touch growth is told for a GPU on which it happened."""
+    # GIVEN two GPUs that both load kernels
+    actual = verdict(World(gpus=2, first_touch_bytes=(64 * MIB,)))
+
+    # THEN
+    assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
+
+
+def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
+    """Growth of somebody else's GPU neither counts as warm-up nor keeps the server's from being seen to stop."""
+    # GIVEN a growing job on GPU 1, where the server has no process
+    world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
+    actual = verdict(world)
+
+    # THEN
+    assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)

@@ -1,0 +1,78 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.fragmentation_allocator import judge
+from kvdiag.model import Evidence, Finding
+from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, World, facts, run
+
+
+def verdict(world: World) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    return found
+
+
+def test_an_allocation_that_failed_with_room_left_is_a_fault() -> None:
+    """2.5 GiB failed although 3.45 GiB were free or unused: no hole was large enough."""
+    # GIVEN a server that fails ten requests with such a message
+    actual = verdict(World(failing={"concurrent": OOM_WITH_ROOM}))
+    # THEN
+    expected = Finding(
+        id="fragmentation.allocator",
+        status="fault",
+        summary="2.50 GiB could not be allocated although 512 MiB were free and 2.95 GiB lay reserved but unused: "
+        "no hole fits",
+        evidence=(
+            Evidence(name="asked", value=5 * GIB // 2, unit="bytes", source="torch's message"),
+            Evidence(name="free_on_device", value=512 * MIB, unit="bytes", source="torch's message"),
+            Evidence(name="reserved_but_unallocated", value=int(2.95 * GIB), unit="bytes", source="torch's message"),
+            Evidence(name="failed_requests", value=10, unit="requests", source="step concurrent"),
+        ),
+    )
+
+    assert expected == actual
+
+
+def test_exhaustion_is_not_fragmentation() -> None:
+    """An allocation larger than all that was left would have failed without a single hole."""
+    # GIVEN 3 GiB asked of 0.75 GiB
+    actual = verdict(World(failing={"long_context": OOM}))
+
+    # THEN
+    assert (
+        "ok",
+        "the allocation that failed was larger than all free and unused memory together: exhaustion, not holes",
+    ) == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(),
+        World(failing={"concurrent": "HTTP 500: internal error"}),
+        World(failing={"concurrent": "CUDA out of memory. Tried to allocate 3.00 GiB."}),
+        World(lost_in="single_request"),
+    ],
+    ids=["nothing failed", "failed otherwise", "figures missing", "server lost"],
+)
+def test_without_a_failed_allocation_it_is_unknown(world: World) -> None:
+    """What lies idle inside the allocator is not visible from outside, and is not guessed."""
+    # WHEN such a run is judged
+    actual = verdict(world)
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "only visible inside the server's process" in actual.summary
+
+
+def test_a_failure_without_holes_does_not_hide_one_with() -> None:
+    """Of two failed steps the one with room left decides, whichever came first."""
+    # GIVEN both kinds of failure in either order
+    first = verdict(World(failing={"concurrent": OOM_WITH_ROOM, "long_context": OOM}))
+    second = verdict(World(failing={"concurrent": OOM, "long_context": OOM_WITH_ROOM}))
+
+    # THEN
+    assert ("fault", "fault") == (first.status, second.status)

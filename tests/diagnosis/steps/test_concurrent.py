@@ -1,0 +1,142 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps.concurrent import judge
+from kvdiag.model import Quantity, StepResult, Timeline, Workload
+from tests.builders import MIB, OOM, SMALL_POOL, World, facts, measured, pool, run
+
+
+def result(world: World, timeline: Timeline | None = None) -> StepResult:
+    """The step's result on a run, or on another timeline of it."""
+    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+
+
+def test_growth_that_matches_the_tokens_is_ok() -> None:
+    """Ten requests with 22,880 tokens resident hold the 1,430 blocks that these need."""
+    # GIVEN a healthy server
+    actual = result(World())
+    # THEN
+    tokens = Quantity(name="tokens", value=22_880, unit="tokens")
+    blocks = Quantity(name="blocks", value=1_430, unit="blocks")
+    size = Quantity(name="bytes", value=1_430 * 2 * MIB, unit="bytes")
+
+    assert actual == StepResult(
+        id="concurrent",
+        status="ok",
+        summary="1,430 blocks held, 1,430 needed for 22,880 tokens of 10 requests",
+        expected=(tokens, blocks, size),
+        measured=(tokens, blocks, size, Quantity(name="samples_of_whole_load", value=16, unit="samples")),
+    )
+
+
+@pytest.mark.parametrize(("extra", "status"), [(1, "ok"), (2, "suspect"), (71, "suspect"), (72, "fault")])
+def test_the_tolerance_is_one_block_for_each_request(extra: int, status: str) -> None:
+    """Ten requests may be ten blocks beyond their need; half as much again is a fault."""
+    # GIVEN requests that hold so many blocks more than the 143 of each
+    assert status == result(World(extra_blocks_per_request=extra)).status
+
+
+def test_a_leak_before_the_load_is_part_of_its_floor() -> None:
+    """What earlier requests left behind is not counted against this load."""
+    # GIVEN a leaking server
+    actual = result(World(leaked_blocks_per_request=4))
+
+    # THEN
+    assert ("ok", 1_430) == (actual.status, measured(actual)["blocks"])
+
+
+def test_requests_that_run_out_of_memory_are_a_fault() -> None:
+    """A server that runs out under ten requests failed the step, in its own words."""
+    # GIVEN such a server
+    actual = result(World(failing={"concurrent": OOM}))
+
+    # THEN
+    assert StepResult(id="concurrent", status="fault", summary=f"10 of 10 requests failed: {OOM}") == actual
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(unseen=("concurrent",)), "0 samples saw all of its requests resident, 2 are needed"),
+        (World(cut_short_in="concurrent"), "it was cut short"),
+        (World(cut_short_in="single_request"), "it did not run"),
+        (World(lost_in="concurrent"), "10 of 10 requests failed: connection refused"),
+        (
+            World(other_prompt_tokens={"concurrent": 2_000}),
+            "other traffic: the server took 2,000 prompt tokens that are not ours",
+        ),
+        (World(busy=True), "the pool's usage before or under the load is not known"),
+        (World(failing={"concurrent": "HTTP 503: full"}), "10 of 10 requests failed: HTTP 503: full"),
+        (World(pools=()), "the engine does not report its KV pool"),
+        (World(usage_told=False), "the pool's usage before or under the load is not known"),
+        (
+            World(pools=(SMALL_POOL,), max_model_len_tokens=17_600, resident_at_once=7),
+            "its requests were never resident together: up to 3 waited (see capacity.concurrency)",
+        ),
+    ],
+    ids=[
+        "not seen",
+        "cut short",
+        "not run",
+        "server lost",
+        "other prompts",
+        "other traffic",
+        "requests failed",
+        "no pool",
+        "no usage",
+        "never together",
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World, reason: str) -> None:
+    """A load that was not seen whole is unknown, never a fault, and says what was in the way."""
+    # WHEN such a run is judged
+    actual = result(world)
+
+    # THEN
+    assert StepResult(id="concurrent", status="unknown", summary=f"cannot tell: {reason}") == actual
+
+
+def test_a_lead_in_that_did_not_settle_is_unknown() -> None:
+    """Blocks that come back while the load begins would be subtracted from it."""
+    # GIVEN a run in which usage still falls when the load is offered
+    world = World()
+    whole = run(world)
+    begin = next(mark.at_seconds for mark in whole.marks if mark.step == "concurrent")
+    samples = tuple(
+        sample for sample in whole.samples if sample.engines is None or not begin - 1 < sample.at_seconds < begin + 0.3
+    )
+
+    # THEN
+    assert "unknown" == result(world, Timeline(samples=samples, marks=whole.marks)).status
+
+
+def test_a_sliding_window_is_judged_between_least_and_most() -> None:
+    """Blocks outgrown by the window are freed a step late: both counts are right."""
+    # GIVEN a window of 1,024 tokens
+    actual = result(World(pools=(pool(sliding_window_tokens=1024),)))
+
+    # THEN
+    assert "ok" == actual.status
+
+
+def test_two_engines_hold_five_requests_each() -> None:
+    """Data parallel: blocks and tokens of both engines are added up."""
+    # GIVEN a healthy server of two engines
+    actual = result(World(pools=(pool("0"), pool("1")), gpus=2))
+
+    # THEN
+    assert ("ok", 1_430) == (actual.status, measured(actual)["blocks"])
+
+
+def test_a_load_that_was_scaled_down_says_so() -> None:
+    """What was changed to fit the server comes with the result."""
+    # GIVEN a server that admits 1,024 tokens
+    note = "prompt of 2,048 tokens scaled down to 768: the server admits 1,024 tokens"
+    small = Workload(requests=10, prompt_tokens=768, max_tokens=256)
+    actual = result(World(workloads={"concurrent": small}, notes=(note,)))
+
+    # THEN
+    assert ("ok", (note,), 10_080) == (actual.status, actual.notes, measured(actual)["tokens"])

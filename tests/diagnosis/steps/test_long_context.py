@@ -1,0 +1,143 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps.long_context import judge
+from kvdiag.model import Engine, Quantity, StepResult, Timeline
+from tests.builders import MIB, OOM, World, facts, measured, pool, run
+
+
+def result(world: World, timeline: Timeline | None = None) -> StepResult:
+    """The step's result on a run, or on another timeline of it."""
+    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+
+
+def test_growth_along_a_line_is_ok() -> None:
+    """One request of 16,496 tokens ends with the 1,031 blocks that it needs, and never held more on the way."""
+    # GIVEN a healthy server
+    actual = result(World())
+    # THEN
+    tokens = Quantity(name="tokens", value=16_496, unit="tokens")
+    blocks = Quantity(name="blocks", value=1_031, unit="blocks")
+    size = Quantity(name="bytes", value=1_031 * 2 * MIB, unit="bytes")
+
+    assert actual == StepResult(
+        id="long_context",
+        status="ok",
+        summary="1,031 blocks held, 1,031 needed for 16,496 tokens of 1 request; growth is linear",
+        expected=(tokens, blocks, size, Quantity(name="highest_blocks", value=1_032, unit="blocks")),
+        measured=(
+            tokens,
+            blocks,
+            size,
+            Quantity(name="samples_of_whole_load", value=8, unit="samples"),
+            Quantity(name="highest_blocks", value=1_031, unit="blocks"),
+        ),
+    )
+
+
+def test_more_blocks_than_half_as_much_again_are_a_fault() -> None:
+    """A request that holds 600 blocks beyond its 1,031 is a fault."""
+    # GIVEN such a server
+    assert "fault" == result(World(extra_blocks_per_request=600)).status
+
+
+@pytest.mark.parametrize(("extra", "status"), [(1, "ok"), (2, "suspect")])
+def test_the_tolerance_is_one_block(extra: int, status: str) -> None:
+    """One request may be one block beyond its need."""
+    # GIVEN a request that holds so many more
+    assert status == result(World(extra_blocks_per_request=extra)).status
+
+
+def overshooting(world: World) -> Timeline:
+    """A run whose long request held 1,500 blocks for a moment of its prefill."""
+    whole = run(world)
+    (offer,) = [mark.at_seconds for mark in whole.marks if (mark.step, mark.phase) == ("long_context", "offer")]
+    index = next(
+        number for number, one in enumerate(whole.samples) if one.at_seconds > offer and one.engines is not None
+    )
+    sample = whole.samples[index]
+
+    def held(engine: Engine) -> Engine:
+        return replace(engine, kv_usage_ratio=1500 / 6144)
+
+    page = tuple(held(engine) for engine in sample.engines or ())
+    samples = (*whole.samples[:index], replace(sample, engines=page), *whole.samples[index + 1 :])
+    return Timeline(samples=samples, marks=whole.marks)
+
+
+def test_an_overshoot_on_the_way_is_suspect() -> None:
+    """A prefill that held a duplicate for a moment is seen although the end is right."""
+    # GIVEN a request that held 1,500 blocks on the way to 1,031
+    actual = result(World(), overshooting(World()))
+
+    # THEN
+    assert ("suspect", 1_500) == (actual.status, measured(actual)["highest_blocks"])
+    assert "on the way it held 468 blocks more" in actual.summary
+
+
+def test_windowed_layers_are_judged_at_their_end_alone() -> None:
+    """A prefill chunk stands on top of the window for a moment, which is no overshoot."""
+    # GIVEN a sliding window, and a moment with far more than it holds at the end
+    world = World(pools=(pool(sliding_window_tokens=1024),))
+    actual = result(world, overshooting(world))
+
+    # THEN
+    assert "ok" == actual.status
+    assert "linear" not in actual.summary
+
+
+def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
+    """The step failed: nothing is said of how it grew until then."""
+    # GIVEN a server without room for the activations of 16K tokens
+    actual = result(World(failing={"long_context": OOM}))
+
+    # THEN
+    assert StepResult(id="long_context", status="fault", summary=f"1 of 1 requests failed: {OOM}") == actual
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(unseen=("long_context",)), "0 samples saw all of its requests resident, 2 are needed"),
+        (World(cut_short_in="long_context"), "it was cut short"),
+        (World(lost_in="concurrent"), "it did not run"),
+        (World(lost_in="long_context"), "1 of 1 requests failed: connection refused"),
+        (
+            World(other_prompt_tokens={"long_context": 1}),
+            "other traffic: the server took 1 prompt tokens that are not ours",
+        ),
+        (World(busy=True), "the pool's usage before or under the load is not known"),
+        (World(failing={"long_context": "HTTP 400: no"}), "1 of 1 requests failed: HTTP 400: no"),
+        (World(pools=()), "the engine does not report its KV pool"),
+        (World(usage_told=False), "the pool's usage before or under the load is not known"),
+    ],
+    ids=[
+        "not seen",
+        "cut short",
+        "not run",
+        "server lost",
+        "other prompts",
+        "other traffic",
+        "request failed",
+        "no pool",
+        "no usage",
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World, reason: str) -> None:
+    """A load that was not seen whole is unknown, never a fault, and says what was in the way."""
+    # WHEN such a run is judged
+    actual = result(world)
+
+    # THEN
+    assert StepResult(id="long_context", status="unknown", summary=f"cannot tell: {reason}") == actual
+
+
+def test_two_engines_and_one_request() -> None:
+    """Data parallel: one engine holds the long request, the other nothing."""
+    # GIVEN a healthy server of two engines
+    assert "ok" == result(World(pools=(pool("0"), pool("1")), gpus=2)).status

@@ -1,0 +1,202 @@
+# ruff: noqa: SIM300 - expected stands before actual
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps.single_request import judge
+from kvdiag.model import Quantity, StepResult, Timeline
+from tests.builders import MIB, OOM, World, facts, measured, pool, run
+
+UNEXPLAINED = (
+    "by its own figures a request of 32768 tokens takes 683 blocks, which neither full attention nor the model's "
+    "config explains (sliding windows, state, several KV groups)"
+)
+
+
+def result(world: World, timeline: Timeline | None = None) -> StepResult:
+    """The step's result on a run, or on another timeline of it."""
+    return judge(run(world) if timeline is None else timeline, facts(world), DEFAULT_LIMITS)
+
+
+def test_blocks_that_match_and_come_back_are_ok() -> None:
+    """Seven cycles after the first: 39 blocks for 624 tokens, none kept, and the smallest leak that would show."""
+    # GIVEN a healthy server
+    actual = result(World())
+    # THEN
+    tokens = Quantity(name="tokens", value=624, unit="tokens")
+    blocks = Quantity(name="blocks", value=39, unit="blocks")
+    size = Quantity(name="bytes", value=39 * 2 * MIB, unit="bytes")
+    kept = Quantity(name="blocks_kept", value=0, unit="blocks")
+
+    assert actual == StepResult(
+        id="single_request",
+        status="ok",
+        summary="all blocks came back; 39 blocks held, 39 needed for 624 tokens of 1 request",
+        expected=(tokens, blocks, size, kept),
+        measured=(
+            tokens,
+            blocks,
+            size,
+            kept,
+            Quantity(name="cycles_judged", value=7, unit="cycles"),
+            Quantity(name="smallest_visible_leak", value=0.143, unit="blocks per request"),
+        ),
+    )
+
+
+def test_blocks_that_stay_behind_are_a_fault() -> None:
+    """Four blocks kept by each of seven requests are counted."""
+    # GIVEN a leaking server
+    actual = result(World(leaked_blocks_per_request=4))
+
+    # THEN
+    assert ("fault", 28) == (actual.status, measured(actual)["blocks_kept"])
+    assert actual.summary.startswith("28 blocks did not come back after 7 requests; ")
+
+
+@pytest.mark.parametrize(
+    ("extra", "status"), [(0, "ok"), (1, "ok"), (2, "suspect"), (19, "suspect"), (21, "fault"), (100, "fault")]
+)
+def test_blocks_beyond_the_tokens_need_are_weighed(extra: int, status: str) -> None:
+    """Within one block of the need is ok, beyond it suspect, beyond half as much again a fault."""
+    # GIVEN requests that hold so many blocks more than 39
+    assert status == result(World(extra_blocks_per_request=extra)).status
+
+
+def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
+    """A pool that reports blocks of twice the size it has cannot be trusted to be understood."""
+    # GIVEN a server whose requests hold half of what its report says they need
+    world = World(extra_blocks_per_request=-20)
+    actual = result(world)
+
+    # THEN
+    assert "suspect" == actual.status
+    assert "fewer than the tokens need" in actual.summary
+
+
+def test_first_touch_in_the_first_cycle_is_not_judged() -> None:
+    """What the first cycle leaves behind never comes back, and is no leak."""
+    # GIVEN blocks that are held from the end of the first cycle on
+    world = World(late_blocks=(0, 0, 5))
+    actual = result(world)
+
+    # THEN
+    assert ("ok", 0) == (actual.status, measured(actual)["blocks_kept"])
+
+
+def test_blocks_held_before_that_come_back_are_no_credit_and_no_fault() -> None:
+    """Somebody's late blocks that are freed meanwhile make nothing wrong, and are told."""
+    # GIVEN five blocks held until the third cycle
+    actual = result(World(late_blocks=(5, 5, 5, 5, 5, 5, 0)))
+
+    # THEN
+    assert ("ok", -5) == (actual.status, measured(actual)["blocks_kept"])
+    assert "and 5 that were held before" in actual.summary
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(unseen=("single_request",)), "0 samples saw all of its requests resident, 2 are needed"),
+        (World(cut_short_in="single_request"), "it was cut short"),
+        (World(lost_in="single_request"), "1 of 1 requests failed: connection refused"),
+        (
+            World(other_prompt_tokens={"single_request": 77}),
+            "other traffic: the server took 77 prompt tokens that are not ours",
+        ),
+        (World(busy=True), "the pool did not settle between the requests"),
+        (World(failing={"single_request": "HTTP 500: no"}), "1 of 1 requests failed: HTTP 500: no"),
+        (
+            World(pools=(pool(max_concurrency=9.0),)),
+            UNEXPLAINED,
+        ),
+        (World(pools=()), "the engine does not report its KV pool"),
+        (World(usage_told=False), "the pool did not settle between the requests"),
+        (World(failing={"single_request": OOM}), f"1 of 1 requests failed: {OOM}"),
+    ],
+    ids=[
+        "not seen",
+        "cut short",
+        "server lost",
+        "other prompts",
+        "other traffic",
+        "requests failed",
+        "curve not known",
+        "no pool",
+        "no usage",
+        "out of memory",
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_its_reason(world: World, reason: str) -> None:
+    """A step that could not be observed is unknown, never a fault, and says what was in the way."""
+    # WHEN such a run is judged
+    actual = result(world)
+
+    # THEN
+    assert StepResult(id="single_request", status="unknown", summary=f"cannot tell: {reason}") == actual
+
+
+def test_one_cycle_that_went_wrong_is_left_out() -> None:
+    """A single failed request does not spoil the cycles that were seen."""
+    # GIVEN a run whose fourth cycle failed
+    whole = run()
+    marks = tuple(
+        replace(mark, outcome=replace(mark.outcome, completed=0, failed=1, errors=("HTTP 500",)))
+        if (mark.step, mark.cycle) == ("single_request", 3) and mark.outcome is not None
+        else mark
+        for mark in whole.marks
+    )
+    actual = result(World(), Timeline(samples=whole.samples, marks=marks))
+
+    # THEN
+    assert ("ok", 6) == (actual.status, measured(actual)["cycles_judged"])
+
+
+def test_a_step_that_did_not_run_is_unknown() -> None:
+    """No span, no verdict."""
+    # GIVEN a timeline without marks
+    actual = result(World(), Timeline(samples=run().samples))
+
+    # THEN
+    assert "cannot tell: it did not run" == actual.summary
+
+
+def test_what_the_plan_changed_is_told() -> None:
+    """Notes of the plan, such as fewer cycles, come with the result."""
+    # GIVEN a step that was scaled down
+    notes = ("6 cycles instead of 8: this server takes longer for each",)
+
+    # THEN once, and not once for each cycle
+    assert notes == result(World(notes=notes)).notes
+
+
+def test_a_sliding_window_is_judged_by_its_own_curve() -> None:
+    """A request longer than the window holds what the window touches: that is ok, and all of it is expected."""
+    # GIVEN a window of 256 tokens
+    actual = result(World(pools=(pool(sliding_window_tokens=256),)))
+
+    # THEN
+    assert "ok" == actual.status
+
+
+def test_two_engines_take_turns() -> None:
+    """Data parallel: whichever engine takes the request, blocks are counted over both."""
+    # GIVEN a healthy server of two engines, and a leaking one
+    both = (pool("0"), pool("1"))
+
+    # THEN
+    assert ["ok", "fault"] == [
+        result(World(pools=both, gpus=2, leaked_blocks_per_request=leaked)).status for leaked in (0, 1)
+    ]
+
+
+def test_an_engine_that_does_not_tell_its_bytes_is_judged_in_blocks() -> None:
+    """Sized by memory fraction on a GPU, vLLM reports no bytes: blocks are enough, bytes stay unknown."""
+    # GIVEN such an engine
+    actual = result(World(pools=(pool(pool_bytes=None),)))
+
+    # THEN
+    assert ("ok", 39, None) == (actual.status, measured(actual)["blocks"], measured(actual)["bytes"])

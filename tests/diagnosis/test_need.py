@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem
+from kvdiag.model import Facts
+from tests.builders import pool
+
+tokens = st.integers(0, 200_000)
+
+
+@pytest.mark.parametrize(("resident", "blocks"), [((), 0), ((0,), 0), ((1,), 1), ((16,), 1), ((17,), 2), ((16, 17), 3)])
+def test_full_attention_needs_whole_blocks_of_each_request(resident: tuple[int, ...], blocks: int) -> None:
+    """Each request rounds up to whole blocks on its own."""
+    # WHEN blocks of 16 tokens hold such requests
+    actual = blocks_needed(resident, Facts(pools=(pool(),)))
+
+    # THEN
+    assert Need(least_blocks=blocks, most_blocks=blocks) == actual
+
+
+@pytest.mark.parametrize(
+    ("resident", "least", "most"),
+    [(1024, 64, 64), (1039, 64, 65), (1040, 64, 65), (16_384, 64, 65), (16_500, 65, 65)],
+)
+def test_a_sliding_window_needs_what_it_touches(resident: int, least: int, most: int) -> None:
+    """Beyond the window blocks are returned, with async scheduling a step late."""
+    # GIVEN a window of 1,024 tokens over blocks of 16
+    actual = blocks_needed((resident,), Facts(pools=(pool(sliding_window_tokens=1024),)))
+
+    # THEN
+    assert Need(least_blocks=least, most_blocks=most) == actual
+
+
+@given(tokens, tokens, st.sampled_from([1, 16, 128]), st.sampled_from([None, 1, 64, 4096]))
+def test_more_tokens_never_need_fewer_blocks_than_their_window(
+    fewer: int, more: int, block_tokens: int, window: int | None
+) -> None:
+    """Full attention never shrinks; a window never needs more than full attention nor less than its own tokens."""
+    # GIVEN two lengths
+    fewer, more = sorted((fewer, more))
+    known = Facts(pools=(pool(block_tokens=block_tokens, sliding_window_tokens=window),))
+    low, high = blocks_needed((fewer,), known), blocks_needed((more,), known)
+
+    # THEN
+    assert low is not None
+    assert high is not None
+    assert 0 <= high.least_blocks <= high.most_blocks <= -(-more // block_tokens)
+    if window is None:
+        assert low.most_blocks <= high.least_blocks or low == high
+    else:
+        assert -(-min(more, window - 1) // block_tokens) <= high.least_blocks
+
+
+@pytest.mark.parametrize(
+    ("known", "problem"),
+    [
+        (Facts(), "the engine does not report its KV pool"),
+        (Facts(pools=(pool(),), max_model_len_tokens=32768), None),
+        (Facts(pools=(pool(),)), None),
+        (Facts(pools=(pool(max_concurrency=None),), max_model_len_tokens=32768), None),
+        (Facts(pools=(pool(max_concurrency=0.0),), max_model_len_tokens=32768), None),
+        (Facts(pools=(pool(sliding_window_tokens=512, max_concurrency=99.0),), max_model_len_tokens=32768), None),
+    ],
+    ids=["no pool", "alike", "no length", "no figure", "no room", "window"],
+)
+def test_the_curve_is_known_unless_the_engines_own_figure_denies_it(known: Facts, problem: str | None) -> None:
+    """Tokens give blocks where nothing contradicts it."""
+    # THEN
+    assert problem == curve_problem(known)
+
+
+def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
+    """An engine that holds nine requests where a straight line allows three has layers that slide or keep a state."""
+    # GIVEN such a figure
+    known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768)
+
+    # THEN no blocks are computed by the simple formula
+    assert blocks_needed((100,), known) is None
+    assert (curve_problem(known) or "").startswith("by its own figures a request of 32768 tokens takes 683 blocks, ")
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["", "not JSON", "[]", "null", "{}", '{"model_type": "no such model"}', "[" * 100_000, '{"model_type": "llama"}'],
+    ids=["empty", "text", "list", "null", "object", "unknown model", "nested", "incomplete"],
+)
+def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> None:
+    """A model's config is a file of somebody else's: whatever it holds, the curve is unknown and nothing breaks."""
+    # GIVEN an engine whose figure a straight line does not explain, and such a config
+    known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768, model_config=config)
+
+    # THEN
+    assert curve_problem(known) is not None
+    assert blocks_needed((100,), known) is None
