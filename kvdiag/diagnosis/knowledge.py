@@ -33,8 +33,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="KV blocks stay held although no request runs or waits; the pool shrinks with every request.",
         likely_cause="Requests whose blocks are not given back: aborts during a KV transfer, a connector that delays "
         "frees, a scheduler bug, or a plugin that keeps references.",
-        confirm="Stop all traffic and wait for the abort timeout (minutes with a KV connector). Free prefix-cache "
-        "blocks do not count as held, so usage must reach 0; POST /reset_prefix_cache fails while blocks are held.",
+        confirm="Stop all traffic and wait for the connector's lease or abort timeout (30 s to minutes). Free "
+        "prefix-cache blocks do not count as held: usage must reach 0; POST /reset_prefix_cache fails while some are.",
         remedy="Restart the engine to get the pool back; then upgrade vLLM or remove the connector or plugin that "
         "is new, and run `kvdiag run` again.",
     ),
@@ -45,8 +45,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         "a LoRA or multimodal cache.",
         confirm="Repeat the largest request: growth of 0 means high-water mark, not leak. `gc.collect()` inside the "
         "worker lowers allocated bytes where only the collector is late.",
-        remedy="Bound or disable the cache that grows; restart the worker until then; leave more headroom "
-        "(--gpu-memory-utilization lower) to win time.",
+        remedy="Bound or disable the cache that grows; restart the worker until then; leave more headroom to "
+        "win time (lower --gpu-memory-utilization, or --kv-cache-memory-bytes where that sizes the pool).",
     ),
     "leak.device_non_torch": _entry(
         "leak.device_non_torch",
@@ -88,8 +88,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="One long request runs out of memory while short ones work.",
         likely_cause="The activations of a long prefill, or its KV cache, need more than the device has left.",
         confirm="Send the same prompt length with one output token on an idle server; halve it until it works.",
-        remedy="Enable chunked prefill or lower --max-num-batched-tokens; lower --max-model-len; lower "
-        "--gpu-memory-utilization to leave room for activations; or use fp8 KV cache.",
+        remedy="Enable chunked prefill or lower --max-num-batched-tokens; lower --max-model-len; leave room "
+        "for activations (lower --gpu-memory-utilization, or --kv-cache-memory-bytes where that sizes the pool).",
     ),
     "capacity.concurrency": _entry(
         "capacity.concurrency",

@@ -11,7 +11,7 @@ from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.hf_defaults import HF_DEFAULTS
-from kvdiag.kv.layers import Architecture
+from kvdiag.kv.layers import Architecture, LatentLayer, LayerKind
 
 # Where multimodal configs keep the language model, in the order tried
 # (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
@@ -40,16 +40,14 @@ _OVERRIDE = "pass --kv-bytes-per-token to say the cost yourself"
 def parse_architecture(config: Mapping[str, object]) -> Architecture:
     """The layers of a model, from its config.json. Raises KvModelError with the field that decided so."""
     if not isinstance(config, Mapping):
-        msg = f"config is a {type(config).__name__}, not a JSON object"
-        raise KvModelError(msg, "config")
+        raise KvModelError(f"config is a {type(config).__name__}, not a JSON object", "config")
     top = Fields(config)
     text = _text_config(top)
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
     if family is None:
         field = text.path("model_type")
-        msg = f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
     parts = family(_filled(text, model_type, nested=text is not top), top)
     return Architecture(
         model_type=model_type,
@@ -62,6 +60,21 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         state_dtype=parts.state_dtype,
         max_context_tokens=_max_context(text),
     )
+
+
+def text_fields(config: Mapping[str, object]) -> Fields:
+    """The language model's fields of a config that parse_architecture accepts, class defaults filled in."""
+    top = Fields(config)
+    text = _text_config(top)
+    return _filled(text, _model_type(top, text), nested=text is not top)
+
+
+def given_architecture(*, bytes_per_token: int) -> Architecture:
+    """A model of which only the cache's bytes per token and GPU are known (--kv-bytes-per-token): one row per token,
+    the same on every rank, to be deployed with an 8-bit cache.
+    """
+    layer = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=bytes_per_token)
+    return Architecture(model_type="given", depth=1, attention_heads=0, layers=(layer,), dtype="bfloat16")
 
 
 def _text_config(top: Fields) -> Fields:
@@ -86,8 +99,11 @@ def _model_type(top: Fields, text: Fields) -> str:
             if architecture in TYPE_OF_ARCHITECTURE:
                 return TYPE_OF_ARCHITECTURE[architecture]
     if model_type is None:
-        msg = f"config has neither model_type nor a known entry in architectures; is it a model's config.json? Else {_OVERRIDE}"
-        raise KvModelError(msg, "model_type")
+        raise KvModelError(
+            f"config has neither model_type nor a known entry in architectures; is it a model's config.json? "
+            f"Else {_OVERRIDE}",
+            "model_type",
+        )
     return model_type
 
 
@@ -112,8 +128,9 @@ def _dtype(top: Fields, text: Fields) -> str:
                 continue
             short = value.removeprefix("torch.")
             if short not in _MODEL_DTYPES:
-                msg = f"{source.path(name)} {short!r} is not a dtype that a model is served in"
-                raise KvModelError(msg, source.path(name))
+                raise KvModelError(
+                    f"{source.path(name)} {short!r} is not a dtype that a model is served in", source.path(name)
+                )
             return _MODEL_DTYPES[short]
     return "bfloat16"
 

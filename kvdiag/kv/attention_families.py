@@ -1,7 +1,7 @@
 """Families whose layers all keep K and V per head: dense, windowed, chunked, shared and cross-attention models.
 
 Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
-config class do; the docstring names the file. Layers without `layer_types` follow the pattern the config class fills in.
+config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
 """
 
 from kvdiag.kv.errors import KvModelError
@@ -22,6 +22,9 @@ from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
 
 MOST_HEADS = 4096
+# transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
+_GEMMA3N_PERIOD = 5
+_GEMMA4_PERIOD = 6
 
 
 def dense(text: Fields, top: Fields) -> Parts:
@@ -66,13 +69,11 @@ def _repeated_windows(text: Fields) -> Parts:
     for window in text.sequence("sliding_window") or ():
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             field = text.path("sliding_window")
-            msg = f"{field} holds something that is neither a window nor null"
-            raise KvModelError(msg, field)
+            raise KvModelError(f"{field} holds something that is neither a window nor null", field)
         windows.append(window)
     if not windows or len(set(windows) - {None}) > 1:
         field = text.path("sliding_window")
-        msg = f"{field} is a list of no or several windows; one window and null are understood"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} is a list of no or several windows; one window and null are understood", field)
     layers = tuple(
         full_layer(index, heads)
         if (window := windows[index % len(windows)]) is None
@@ -119,8 +120,10 @@ def qwen2(text: Fields, top: Fields) -> Parts:
         )
     if len(set(names)) > 1:
         field = text.path("max_window_layers")
-        msg = f"{field}: vLLM refuses a window for some but not all layers of this model; pass --kv-bytes-per-token"
-        raise KvModelError(msg, field)
+        raise KvModelError(
+            f"{field}: vLLM refuses a window for some but not all layers of this model; pass --kv-bytes-per-token",
+            field,
+        )
     return Parts(
         depth=depth,
         attention_heads=heads.attention_heads,
@@ -192,7 +195,8 @@ def laguna(text: Fields, top: Fields) -> Parts:
 
 def exaone4(text: Fields, top: Fields) -> Parts:
     """EXAONE 4 and EXAONE MoE (exaone4.py, exaone_moe.py): no window, no sliding layers; the pattern may be a word
-    such as LLLG; `sliding_windows` may give each layer its own."""
+    such as LLLG; `sliding_windows` may give each layer its own.
+    """
     del top
     depth = read_depth(text)
     heads = read_heads(text)
@@ -203,8 +207,7 @@ def exaone4(text: Fields, top: Fields) -> Parts:
     windows = text.integers("sliding_windows", low=0, high=1 << 30)
     if windows is not None and len(windows) < depth:
         field = text.path("sliding_windows")
-        msg = f"{field} has {len(windows)} windows and num_hidden_layers is {depth}"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} has {len(windows)} windows and num_hidden_layers is {depth}", field)
     layers: list[AttentionLayer] = []
     for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window)):
         own = windows[index] if windows is not None and layer.kind is LayerKind.SLIDING else None
@@ -230,7 +233,7 @@ def gemma3n(text: Fields, top: Fields) -> Parts:
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or tuple(
-        "full_attention" if index % 5 == 4 else "sliding_attention" for index in range(depth)
+        "sliding_attention" if (index + 1) % _GEMMA3N_PERIOD else "full_attention" for index in range(depth)
     )
     layers = typed_layers(text, names, heads, window_tokens=window_of(text))
     return Parts(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
@@ -238,12 +241,13 @@ def gemma3n(text: Fields, top: Fields) -> Parts:
 
 def gemma4(text: Fields, top: Fields) -> Parts:
     """Gemma 4 (gemma4.py): full layers have their own head size and KV heads, the last layer is full, the last
-    num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still stored twice."""
+    num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still stored twice.
+    """
     del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or tuple(
-        "full_attention" if index % 6 == 5 else "sliding_attention" for index in range(depth)
+        "sliding_attention" if (index + 1) % _GEMMA4_PERIOD else "full_attention" for index in range(depth)
     )
     names = (*names[:-1], "full_attention")
     global_heads = heads.kv_heads
@@ -264,8 +268,7 @@ def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer
     first = len(layers) - shared
     if first < 1:
         field = text.path("num_kv_shared_layers")
-        msg = f"{field} {shared} leaves none of the {len(layers)} layers with a cache"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} {shared} leaves none of the {len(layers)} layers with a cache", field)
     own: tuple[Layer, ...] = layers[:first]
     return own + tuple(CachelessLayer(index=index, kind=LayerKind.SHARED) for index in range(first, len(layers)))
 
@@ -279,8 +282,7 @@ def llama4(text: Fields, top: Fields) -> Parts:
     if rope:
         if len(rope) < depth:
             field = text.path("no_rope_layers")
-            msg = f"{field} has {len(rope)} entries and num_hidden_layers is {depth}"
-            raise KvModelError(msg, field)
+            raise KvModelError(f"{field} has {len(rope)} entries and num_hidden_layers is {depth}", field)
         names = tuple("chunked_attention" if flag else "full_attention" for flag in rope[:depth])
     else:
         every = text.integer("no_rope_layer_interval", default=4, high=1 << 20)
@@ -302,13 +304,11 @@ def nemotron_nas(text: Fields, top: Fields) -> Parts:
     blocks = text.children("block_configs")
     if not blocks:
         field = text.path("block_configs")
-        msg = f"config has no {field}; the KV heads of a Nemotron-NAS model stand there"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"config has no {field}; the KV heads of a Nemotron-NAS model stand there", field)
     depth = read_depth(text)
     if len(blocks) < depth:
         field = text.path("block_configs")
-        msg = f"{field} has {len(blocks)} blocks and num_hidden_layers is {depth}"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} has {len(blocks)} blocks and num_hidden_layers is {depth}", field)
     attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
     layers: list[Layer] = []
     for index, block in enumerate(blocks[:depth]):
@@ -341,8 +341,7 @@ def mimo_v2(text: Fields, top: Fields) -> Parts:
         names = tuple("sliding_attention" if flag else "full_attention" for flag in pattern)
     if names is None or len(names) < depth:
         field = text.path("hybrid_layer_pattern")
-        msg = f"config has no {field} with {depth} entries; it tells sliding layers from full ones"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"config has no {field} with {depth} entries; it tells sliding layers from full ones", field)
     layers = tuple(
         sliding_layer(index, narrow, window, head_size_v=narrow_value)
         if name == "sliding_attention"
@@ -398,8 +397,7 @@ def whisper(text: Fields, top: Fields) -> Parts:
     width = text.integer("d_model", "hidden_size")
     if width % attention_heads:
         field = text.path("d_model")
-        msg = f"{field} {width} is not a multiple of decoder_attention_heads {attention_heads}"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} {width} is not a multiple of decoder_attention_heads {attention_heads}", field)
     heads = Heads(attention_heads=attention_heads, kv_heads=attention_heads, head_size=width // attention_heads)
     layers: list[Layer] = []
     for index in range(depth):

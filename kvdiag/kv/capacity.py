@@ -25,8 +25,9 @@ class CacheLayout:
 
     def __post_init__(self) -> None:
         if len(self.stages) != sum(len(group.layers) for group in self.groups):
-            msg = f"{len(self.stages)} layers have a stage, and the groups hold another number"
-            raise KvModelError(msg, "pipeline_parallel")
+            raise KvModelError(
+                f"{len(self.stages)} layers have a stage, and the groups hold another number", "pipeline_parallel"
+            )
 
     @property
     def ranks(self) -> int:
@@ -36,7 +37,8 @@ class CacheLayout:
     @property
     def bytes_per_block(self) -> tuple[int, ...]:
         """Bytes of one block on each stage; a block costs the same whichever group takes it
-        (_get_kv_cache_bytes_per_block, _project_kv_cache_groups_to_worker)."""
+        (_get_kv_cache_bytes_per_block, _project_kv_cache_groups_to_worker).
+        """
         of_stage = [
             frozenset(layer for layer, stage in enumerate(self.stages) if stage == rank) for rank in range(self.ranks)
         ]
@@ -59,7 +61,8 @@ class CacheLayout:
 
     def bytes_per_token(self, decode_context_parallel: int = 1) -> tuple[float, ...] | None:
         """Bytes one token takes on each stage, or None where there is no such number
-        (several groups, windows, states: the cost of a token depends on the request's length)."""
+        (several groups, windows, states: the cost of a token depends on the request's length).
+        """
         if len(self.groups) != 1 or any(page.kind not in TOKEN_GROWING for page in self.groups[0].pages):
             return None
         page = self.groups[0].page
@@ -78,8 +81,7 @@ class Capacity:
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.blocks_per_request, *self.bytes_per_block) < 0:
-            msg = "a capacity cannot be negative"
-            raise KvModelError(msg, "num_blocks")
+            raise KvModelError("a capacity cannot be negative", "num_blocks")
 
     @property
     def max_concurrency(self) -> float:
@@ -116,8 +118,7 @@ def plan_layout(
     """Group the layers of all pipeline stages together, as the engine does, and remember where each lies."""
     placed = tuple(stages) if stages is not None else (0,) * len(pages)
     if len(placed) != len(pages):
-        msg = f"{len(pages)} layers and {len(placed)} stages"
-        raise KvModelError(msg, "pipeline_parallel")
+        raise KvModelError(f"{len(pages)} layers and {len(placed)} stages", "pipeline_parallel")
     return CacheLayout(groups=group_pages(pages, hybrid_manager=hybrid_manager), stages=placed)
 
 
@@ -131,12 +132,12 @@ def pool_capacity(
     """Blocks, tokens and concurrency of a pool; `pool_bytes` is per rank, one number or one for each stage."""
     pools = (pool_bytes,) * layout.ranks if isinstance(pool_bytes, int) else tuple(pool_bytes)
     if len(pools) != layout.ranks:
-        msg = f"{len(pools)} pools were given for {layout.ranks} pipeline stages"
-        raise KvModelError(msg, "kv_pool_bytes")
+        raise KvModelError(f"{len(pools)} pools were given for {layout.ranks} pipeline stages", "kv_pool_bytes")
     for pool in pools:
         if not 0 <= pool <= _MOST_POOL_BYTES:
-            msg = f"kv_pool_bytes is {pool}; it must lie between 0 and {_MOST_POOL_BYTES}"
-            raise KvModelError(msg, "kv_pool_bytes")
+            raise KvModelError(
+                f"kv_pool_bytes is {pool}; it must lie between 0 and {_MOST_POOL_BYTES}", "kv_pool_bytes"
+            )
     _check_context(context_tokens)
     sizes = layout.bytes_per_block
     affordable = [pool // size for pool, size in zip(pools, sizes, strict=True) if size]
@@ -152,11 +153,11 @@ def longest_context_tokens(
     layout: CacheLayout, *, num_blocks: int, most_tokens: int, terms: RequestTerms, requests: int = 1
 ) -> int:
     """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
-    (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back)."""
+    (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
+    """
     _check_context(most_tokens)
     if requests < 1:
-        msg = f"{requests} requests; at least one is needed"
-        raise KvModelError(msg, "concurrency")
+        raise KvModelError(f"{requests} requests; at least one is needed", "concurrency")
     usable = max(0, num_blocks - NULL_BLOCKS)
 
     def fits(tokens: int) -> bool:
@@ -173,8 +174,9 @@ def longest_context_tokens(
 
 def _check_context(context_tokens: int) -> None:
     if not 1 <= context_tokens <= _MOST_CONTEXT_TOKENS:
-        msg = f"context is {context_tokens} tokens; it must lie between 1 and {_MOST_CONTEXT_TOKENS}"
-        raise KvModelError(msg, "context")
+        raise KvModelError(
+            f"context is {context_tokens} tokens; it must lie between 1 and {_MOST_CONTEXT_TOKENS}", "context"
+        )
 
 
 def _exact(numerator: int, denominator: int) -> float:

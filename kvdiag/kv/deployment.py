@@ -1,6 +1,7 @@
 """How a model is served, and the cache layout that follows: Architecture x Deployment -> pages on every rank.
 
-Tensor parallel divides heads and states, pipeline parallel divides layers, MLA is on every tensor-parallel rank in full.
+Tensor parallel divides heads and states, pipeline parallel divides layers; MLA is on every tensor-parallel rank in
+full.
 """
 
 from dataclasses import dataclass, replace
@@ -70,17 +71,24 @@ class Deployment:
             ("max_in_flight_tokens", 1 if self.max_in_flight_tokens is None else self.max_in_flight_tokens, 1 << 30),
         ):
             if not 1 <= value <= high:
-                msg = f"{name} is {value}; it must lie between 1 and {high}"
-                raise KvModelError(msg, name)
+                raise KvModelError(f"{name} is {value}; it must lie between 1 and {high}", name)
         if not 0 <= self.speculative_tokens <= 1 << 10:
-            msg = f"num_speculative_tokens is {self.speculative_tokens}; it must lie between 0 and {1 << 10}"
-            raise KvModelError(msg, "num_speculative_tokens")
+            raise KvModelError(
+                f"num_speculative_tokens is {self.speculative_tokens}; it must lie between 0 and {1 << 10}",
+                "num_speculative_tokens",
+            )
         if self.tensor_parallel % self.decode_context_parallel:
-            msg = f"decode_context_parallel {self.decode_context_parallel} does not divide tensor_parallel {self.tensor_parallel}"
-            raise KvModelError(msg, "decode_context_parallel")
+            raise KvModelError(
+                f"decode_context_parallel {self.decode_context_parallel} does not divide "
+                f"tensor_parallel {self.tensor_parallel}",
+                "decode_context_parallel",
+            )
         if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel:
-            msg = f"pipeline_partition has {len(self.pipeline_partition)} stages and pipeline_parallel is {self.pipeline_parallel}"
-            raise KvModelError(msg, "pipeline_partition")
+            raise KvModelError(
+                f"pipeline_partition has {len(self.pipeline_partition)} stages and "
+                f"pipeline_parallel is {self.pipeline_parallel}",
+                "pipeline_partition",
+            )
 
     @property
     def steps_in_flight(self) -> int:
@@ -97,13 +105,17 @@ class Deployment:
             return self.max_in_flight_tokens
         return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
 
+    @property
+    def encoder_tokens(self) -> int:
+        """Encoder tokens planned for a request (config/scheduler.py: max_num_encoder_input_tokens is
+        max_num_batched_tokens)."""
+        return self.max_num_batched_tokens if self.max_encoder_tokens is None else self.max_encoder_tokens
+
     def request_terms(self, architecture: Architecture) -> RequestTerms:
         """What decides the blocks planned for one request."""
-        encoder = self.max_encoder_tokens
         return RequestTerms(
             max_in_flight_tokens=self.in_flight_tokens,
-            # config/scheduler.py: max_num_encoder_input_tokens = max_num_batched_tokens.
-            max_encoder_tokens=self.max_num_batched_tokens if encoder is None else encoder,
+            max_encoder_tokens=self.encoder_tokens,
             decode_context_parallel=self.decode_context_parallel,
             state_cache_mode=self.resolved_state_cache_mode(architecture),
         )
@@ -133,7 +145,7 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
     kv_dtype = resolve_kv_dtype(
         deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
     )
-    bounds = _stage_bounds(architecture.depth, deployment)
+    bounds = stage_ends(architecture.depth, deployment)
     placed: list[tuple[Layer, int]] = [
         (layer, next(number for number, end in enumerate(bounds) if layer.index < end)) for layer in architecture.layers
     ]
@@ -165,14 +177,14 @@ class _RankContext:
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
-            msg = f"block size is {self.block_tokens}"
-            raise KvModelError(msg, "block_size")
+            raise KvModelError(f"block size is {self.block_tokens}", "block_size")
 
 
 def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
     """Whether local layers give blocks back: on unless told otherwise, and off for chunked attention with a drafter
     (config/vllm.py::VllmConfig; before VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE became the default, off for
-    every chunked model)."""
+    every chunked model).
+    """
     if deployment.hybrid_manager is not None:
         return deployment.hybrid_manager
     return not (LayerKind.CHUNKED in architecture.kinds and deployment.draft_layers)
@@ -182,23 +194,27 @@ def _check_division(architecture: Architecture, deployment: Deployment) -> None:
     """config/model.py::ModelConfig.verify_with_parallel_config."""
     heads, ranks = architecture.attention_heads, deployment.tensor_parallel
     if heads and heads % ranks:
-        msg = f"tensor_parallel {ranks} does not divide num_attention_heads {heads}"
-        raise KvModelError(msg, "tensor_parallel")
+        raise KvModelError(f"tensor_parallel {ranks} does not divide num_attention_heads {heads}", "tensor_parallel")
     if deployment.pipeline_parallel > architecture.depth:
-        msg = f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}"
-        raise KvModelError(msg, "pipeline_parallel")
+        raise KvModelError(
+            f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}",
+            "pipeline_parallel",
+        )
 
 
-def _stage_bounds(depth: int, deployment: Deployment) -> tuple[int, ...]:
+def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
     """The first layer beyond each stage (distributed/utils.py::get_pp_indices: what does not divide goes to the stages
-    before the last, from the back)."""
+    before the last, from the back).
+    """
     stages = deployment.pipeline_parallel
     sizes = [depth // stages] * stages
     if deployment.pipeline_partition is not None:
         sizes = list(deployment.pipeline_partition)
         if sum(sizes) != depth or min(sizes) < 0:
-            msg = f"pipeline_partition {deployment.pipeline_partition} does not add up to num_hidden_layers {depth}"
-            raise KvModelError(msg, "pipeline_partition")
+            raise KvModelError(
+                f"pipeline_partition {deployment.pipeline_partition} does not add up to num_hidden_layers {depth}",
+                "pipeline_partition",
+            )
     else:
         for place in range(2, depth % stages + 2):
             sizes[-place] += 1
@@ -216,7 +232,8 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
 
 def _coupled_block_tokens(context: _RankContext) -> int:
     """The block size once attention pages are as large as state pages
-    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping."""
+    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.
+    """
     block = context.block_tokens
     states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
     rows = _attention_row_bytes(context)
@@ -272,8 +289,10 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     }
     ranks = context.deployment.tensor_parallel
     if layer.kv_heads % ranks and ranks % layer.kv_heads:
-        msg = f"tensor_parallel {ranks} neither divides the {layer.kv_heads} KV heads nor is a multiple of them"
-        raise KvModelError(msg, "tensor_parallel")
+        raise KvModelError(
+            f"tensor_parallel {ranks} neither divides the {layer.kv_heads} KV heads nor is a multiple of them",
+            "tensor_parallel",
+        )
     return PageSpec(
         kind=kinds[layer.kind],
         block_size_tokens=context.block_tokens,
@@ -283,7 +302,16 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
         variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
         window_tokens=layer.window_tokens,
         chunk_tokens=layer.chunk_tokens,
+        retained_tokens=_retained_tokens(layer, context.deployment),
     )
+
+
+def _retained_tokens(layer: AttentionLayer, deployment: Deployment) -> int:
+    """Tokens kept below a window because several draft modules read them again
+    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
+    """
+    modules = min(len(deployment.draft_layers), deployment.speculative_tokens)
+    return deployment.speculative_tokens - 1 if layer.kind is LayerKind.SLIDING and modules > 1 else 0
 
 
 def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:

@@ -23,7 +23,7 @@ class KvPacking(StrEnum):
     """How the bytes of one head of one token are put together."""
 
     PLAIN = "plain"
-    PER_TOKEN_HEAD = "per_token_head"
+    PER_TOKEN_HEAD = "per_token_head"  # noqa: S105 - a token of text
     NVFP4 = "nvfp4"
     DS_MLA = "ds_mla"
 
@@ -38,8 +38,9 @@ class KvDtype:
 
     def __post_init__(self) -> None:
         if self.element_bits not in (4, 8, 16, 32):
-            msg = f"kv dtype {self.name}: {self.element_bits} bits per element is not a known width"
-            raise KvModelError(msg, "kv_dtype")
+            raise KvModelError(
+                f"kv dtype {self.name}: {self.element_bits} bits per element is not a known width", "kv_dtype"
+            )
 
     def head_bytes(self, *, head_size: int, head_size_v: int) -> int:
         """Bytes that K and V of one head of one token take (AttentionSpec.state_content_size_bytes)."""
@@ -47,16 +48,14 @@ class KvDtype:
             case KvPacking.PLAIN:
                 return (head_size + head_size_v) * self.element_bits // 8
             case KvPacking.PER_TOKEN_HEAD:
-                k_elements, v_elements = head_size, head_size_v
-                if self.element_bits == 4:
-                    return k_elements // 2 + v_elements // 2 + _INLINE_SCALES_BYTES
-                return k_elements + v_elements + _INLINE_SCALES_BYTES
+                return sum(size * self.element_bits // 8 for size in (head_size, head_size_v)) + _INLINE_SCALES_BYTES
             case KvPacking.NVFP4:
                 # utils/torch_utils.py::nvfp4_kv_cache_full_dim: packed halves and one fp8 scale per 16 elements.
                 return sum(size // 2 + size // 16 for size in (head_size, head_size_v))
             case KvPacking.DS_MLA:
-                msg = f"kv dtype {self.name} exists for MLA models only; pass --kv-dtype fp8 for this one"
-                raise KvModelError(msg, "kv_dtype")
+                raise KvModelError(
+                    f"kv dtype {self.name} exists for MLA models only; pass --kv-dtype fp8 for this one", "kv_dtype"
+                )
 
     def latent_bytes(self, *, latent_size: int) -> int:
         """Bytes of one token's latent row in an MLA layer (MLAAttentionSpec, MLACommonBackend.customize_spec)."""
@@ -64,16 +63,17 @@ class KvDtype:
             case KvPacking.PLAIN:
                 return latent_size * self.element_bits // 8
             case KvPacking.PER_TOKEN_HEAD:
-                elements = latent_size // 2 if self.element_bits == 4 else latent_size
-                return elements + _INLINE_SCALES_BYTES
+                return latent_size * self.element_bits // 8 + _INLINE_SCALES_BYTES
             case KvPacking.DS_MLA:
                 if latent_size != _DS_MLA_LATENT_SIZE:
-                    msg = f"kv dtype {self.name} packs rows of 512 + 64 elements, and kv_lora_rank + qk_rope_head_dim is {latent_size}"
-                    raise KvModelError(msg, "kv_dtype")
+                    raise KvModelError(
+                        f"kv dtype {self.name} packs rows of 512 + 64 elements, and "
+                        f"kv_lora_rank + qk_rope_head_dim is {latent_size}",
+                        "kv_dtype",
+                    )
                 return _DS_MLA_ROW_BYTES[self.name]
             case KvPacking.NVFP4:
-                msg = "kv dtype nvfp4 has no MLA form; pass --kv-dtype nvfp4_ds_mla or fp8"
-                raise KvModelError(msg, "kv_dtype")
+                raise KvModelError("kv dtype nvfp4 has no MLA form; pass --kv-dtype nvfp4_ds_mla or fp8", "kv_dtype")
 
 
 def _plain(name: str, bits: int) -> KvDtype:
@@ -124,14 +124,12 @@ def resolve_kv_dtype(name: str, *, model_dtype: str, declared: str | None = None
     chosen = (declared or model_dtype) if name == "auto" else name
     chosen = _ALIASES.get(chosen, chosen)
     if chosen not in _DTYPES:
-        msg = f"kv dtype {name!r} is not known; known are {', '.join(KV_DTYPE_NAMES)}"
-        raise KvModelError(msg, "kv_dtype")
+        raise KvModelError(f"kv dtype {name!r} is not known; known are {', '.join(KV_DTYPE_NAMES)}", "kv_dtype")
     return _DTYPES[chosen]
 
 
 def model_dtype_bytes(name: str) -> int:
     """Bytes of one element of a model dtype; vLLM runs a float32 checkpoint in 16 bits."""
     if name not in _MODEL_DTYPE_BYTES:
-        msg = f"dtype {name!r} is not known; known are {', '.join(_MODEL_DTYPE_BYTES)}"
-        raise KvModelError(msg, "dtype")
+        raise KvModelError(f"dtype {name!r} is not known; known are {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
     return _MODEL_DTYPE_BYTES[name]

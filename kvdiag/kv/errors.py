@@ -8,6 +8,7 @@ class KvModelError(ValueError):
     """
 
     def __init__(self, message: str, field: str) -> None:
+        """Keep the message and the field that decided."""
         super().__init__(message)
         self.message = message
         self.field = field

@@ -25,8 +25,9 @@ class Parts:
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.layers:
-            msg = f"num_hidden_layers is {self.depth}, with {len(self.layers)} layers"
-            raise KvModelError(msg, "num_hidden_layers")
+            raise KvModelError(
+                f"num_hidden_layers is {self.depth}, with {len(self.layers)} layers", "num_hidden_layers"
+            )
 
 
 Family = Callable[[Fields, Fields], Parts]
@@ -42,11 +43,15 @@ class Heads:
 
     def __post_init__(self) -> None:
         if min(self.attention_heads, self.kv_heads, self.head_size) < 1:
-            msg = f"{self.attention_heads} heads, {self.kv_heads} KV heads of size {self.head_size} are impossible"
-            raise KvModelError(msg, "num_attention_heads")
+            raise KvModelError(
+                f"{self.attention_heads} heads, {self.kv_heads} KV heads of size {self.head_size} are impossible",
+                "num_attention_heads",
+            )
         if self.kv_heads > self.attention_heads or self.attention_heads % self.kv_heads:
-            msg = f"num_key_value_heads {self.kv_heads} does not divide num_attention_heads {self.attention_heads}"
-            raise KvModelError(msg, "num_key_value_heads")
+            raise KvModelError(
+                f"num_key_value_heads {self.kv_heads} does not divide num_attention_heads {self.attention_heads}",
+                "num_key_value_heads",
+            )
 
 
 def read_depth(text: Fields) -> int:
@@ -76,8 +81,9 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
         hidden = text.integer("hidden_size", "n_embd", "d_model")
         if hidden < attention_heads:
             field = text.path("hidden_size")
-            msg = f"{field} {hidden} is less than num_attention_heads {attention_heads}: no head would have a size"
-            raise KvModelError(msg, field)
+            raise KvModelError(
+                f"{field} {hidden} is less than num_attention_heads {attention_heads}: no head would have a size", field
+            )
         size = hidden // attention_heads
     return Heads(attention_heads=attention_heads, kv_heads=kv_heads or attention_heads, head_size=size)
 
@@ -93,8 +99,7 @@ def layer_names(text: Fields, depth: int) -> tuple[str, ...] | None:
     if names is not None:
         if len(names) < depth:
             field = text.path("layer_types")
-            msg = f"{field} names {len(names)} layers and num_hidden_layers is {depth}"
-            raise KvModelError(msg, field)
+            raise KvModelError(f"{field} names {len(names)} layers and num_hidden_layers is {depth}", field)
         return names[:depth]
     counts = text.child("layer_types_count")
     return None if counts is None else _spread(counts, text.path("layer_types_count"), depth)
@@ -104,8 +109,7 @@ def _spread(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
     """Layer names from how many there are of each, rarer ones spaced evenly among the others."""
     totals = {name: counts.integer(name, low=0, high=MOST_LAYERS) for name in counts.names()}
     if sum(totals.values()) != depth:
-        msg = f"{field} counts {sum(totals.values())} layers and num_hidden_layers is {depth}"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"{field} counts {sum(totals.values())} layers and num_hidden_layers is {depth}", field)
     placed = [((rank + 1) / total, -total, name) for name, total in totals.items() for rank in range(total)]
     return tuple(name for _, _, name in sorted(placed))
 
@@ -162,8 +166,9 @@ def typed_layers(
             case "sliding_attention" | "window_attention" | "local_attention":
                 if window_tokens is None:
                     field = text.path("sliding_window")
-                    msg = f"layer_types has sliding layers and {field} says how wide none of them is"
-                    raise KvModelError(msg, field)
+                    raise KvModelError(
+                        f"layer_types has sliding layers and {field} says how wide none of them is", field
+                    )
                 layers.append(sliding_layer(index, heads, window_tokens))
             case "chunked_attention":
                 layers.append(chunked_layer(index, heads, text.integer("attention_chunk_size", high=1 << 30)))
@@ -176,7 +181,7 @@ def unknown_layer(text: Fields, name: str) -> KvModelError:
     """The error for a layer type that a family does not know."""
     field = text.path("layer_types")
     shown = ascii(name[:40])
-    msg = (
-        f"{field} has a layer of type {shown}, whose KV cost is not known; pass --kv-bytes-per-token to say it yourself"
+    return KvModelError(
+        f"{field} has a layer of type {shown}, whose KV cost is not known; pass --kv-bytes-per-token instead",
+        field,
     )
-    return KvModelError(msg, field)

@@ -19,12 +19,14 @@ class Fields:
     __slots__ = ("_path", "_values")
 
     def __init__(self, values: Mapping[str, object], path: str = "") -> None:
+        """Take the parsed object and the name it is reached by."""
         self._values = values
         self._path = path
 
     def path(self, name: str) -> str:
         """The field's full name, for messages."""
-        return f"{self._path}.{name}" if self._path else name
+        shown = name if name.isprintable() else ascii(name)
+        return f"{self._path}.{shown}" if self._path else shown
 
     def filled(self, defaults: Mapping[str, object], *, override: bool = False) -> "Fields":
         """The same object with `defaults` where fields are missing (or, with `override`, in any case)."""
@@ -51,8 +53,10 @@ class Fields:
         if default is not None:
             return default
         field = self.path(names[0])
-        msg = f"config has no {' or '.join(self.path(name) for name in names)}; the KV cost cannot be told without it"
-        raise KvModelError(msg, field)
+        raise KvModelError(
+            f"config has no {' or '.join(self.path(name) for name in names)}; the KV cost cannot be told without it",
+            field,
+        )
 
     def maybe_integer(self, *names: str, low: int = 1, high: int = _LARGEST) -> int | None:
         """The first of `names` that is there, as a whole number, or None."""
@@ -63,11 +67,11 @@ class Fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int):
-                msg = f"{self.path(name)} is {_shown(value)}, not a whole number"
-                raise KvModelError(msg, self.path(name))
+                raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a whole number", self.path(name))
             if not low <= value <= high:
-                msg = f"{self.path(name)} is {_shown(value)}; it must lie between {low} and {high}"
-                raise KvModelError(msg, self.path(name))
+                raise KvModelError(
+                    f"{self.path(name)} is {_shown(value)}; it must lie between {low} and {high}", self.path(name)
+                )
             return value
         return None
 
@@ -77,8 +81,9 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            msg = f"{self.path(name)} is {_shown(value)}; it must be a number between {low} and {high}"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(
+                f"{self.path(name)} is {_shown(value)}; it must be a number between {low} and {high}", self.path(name)
+            )
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -87,8 +92,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            msg = f"{self.path(name)} is {_shown(value)}, not true or false"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not true or false", self.path(name))
         return value
 
     def text(self, name: str) -> str | None:
@@ -97,8 +101,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, str):
-            msg = f"{self.path(name)} is {_shown(value)}, not a string"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a string", self.path(name))
         return value
 
     def sequence(self, name: str) -> Sequence[object] | None:
@@ -107,11 +110,11 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
-            msg = f"{self.path(name)} is {_shown(value)}, not a list"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a list", self.path(name))
         if len(value) > _MOST_ITEMS:
-            msg = f"{self.path(name)} has {len(value)} entries; at most {_MOST_ITEMS} are read"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(
+                f"{self.path(name)} has {len(value)} entries; at most {_MOST_ITEMS} are read", self.path(name)
+            )
         return value
 
     def strings(self, name: str) -> tuple[str, ...] | None:
@@ -121,8 +124,7 @@ class Fields:
             return None
         for item in items:
             if not isinstance(item, str):
-                msg = f"{self.path(name)} holds {_shown(item)}, not strings only"
-                raise KvModelError(msg, self.path(name))
+                raise KvModelError(f"{self.path(name)} holds {_shown(item)}, not strings only", self.path(name))
         return tuple(str(item) for item in items)
 
     def integers(self, name: str, *, low: int = 0, high: int = _LARGEST) -> tuple[int, ...] | None:
@@ -133,8 +135,10 @@ class Fields:
         numbers: list[int] = []
         for item in items:
             if isinstance(item, bool) or not isinstance(item, int) or not low <= item <= high:
-                msg = f"{self.path(name)} holds {_shown(item)}, not whole numbers between {low} and {high}"
-                raise KvModelError(msg, self.path(name))
+                raise KvModelError(
+                    f"{self.path(name)} holds {_shown(item)}, not whole numbers between {low} and {high}",
+                    self.path(name),
+                )
             numbers.append(item)
         return tuple(numbers)
 
@@ -144,11 +148,9 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            msg = f"{self.path(name)} is {_shown(value)}, not an object"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not an object", self.path(name))
         if self.path(name).count(".") >= _DEEPEST:
-            msg = f"{self.path(name)} is nested more than {_DEEPEST} deep"
-            raise KvModelError(msg, self.path(name))
+            raise KvModelError(f"{self.path(name)} is nested more than {_DEEPEST} deep", self.path(name))
         return Fields(value, self.path(name))
 
     def children(self, name: str) -> "tuple[Fields, ...] | None":
@@ -160,8 +162,7 @@ class Fields:
         for position, item in enumerate(items):
             path = f"{self.path(name)}[{position}]"
             if not isinstance(item, Mapping):
-                msg = f"{path} is {_shown(item)}, not an object"
-                raise KvModelError(msg, path)
+                raise KvModelError(f"{path} is {_shown(item)}, not an object", path)
             found.append(Fields(item, path))
         return tuple(found)
 

@@ -23,8 +23,9 @@ class PageGroup:
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.pages):
-            msg = f"a group of {len(self.layers)} layers with {len(self.pages)} pages is impossible"
-            raise KvModelError(msg, "layers")
+            raise KvModelError(
+                f"a group of {len(self.layers)} layers with {len(self.pages)} pages is impossible", "layers"
+            )
 
     @property
     def page(self) -> PageSpec:
@@ -135,8 +136,10 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
         block = full_blocks.pop() if len(full_blocks) == 1 else None
         promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
     if not (_merges(promoted) or _same_type(promoted)):
-        msg = "without the hybrid KV cache manager all layers must be attention of one type, and they are not"
-        raise KvModelError(msg, "hybrid_kv_cache_manager")
+        raise KvModelError(
+            "without the hybrid KV cache manager all layers must be attention of one type, and they are not",
+            "hybrid_kv_cache_manager",
+        )
     return promoted
 
 
@@ -180,7 +183,8 @@ def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
 
 def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
     """Latent pages beside sliding ones of another size: sliding layers are allocated in full
-    (_try_get_full_allocation_fallback_groups)."""
+    (_try_get_full_allocation_fallback_groups).
+    """
     kinds = {spec.kind for spec in specs}
     promoted: list[PageSpec] = []
     if PageKind.SLIDING in kinds and PageKind.CHUNKED not in kinds:
@@ -188,8 +192,10 @@ def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
         block = full_blocks.pop() if len(full_blocks) == 1 else None
         promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
     if not promoted or not _same_type(promoted):
-        msg = "page sizes of the layers cannot be made equal: an MLA page does not divide the largest page"
-        raise KvModelError(msg, "kv_lora_rank")
+        raise KvModelError(
+            "page sizes of the layers cannot be made equal: an MLA page does not divide the largest page",
+            "kv_lora_rank",
+        )
     return promoted
 
 

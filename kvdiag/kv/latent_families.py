@@ -54,7 +54,8 @@ def latent_layer(index: int, size: int, indexer_row: int | None) -> LatentLayer:
 
 def indexer_row_bytes(text: Fields) -> int | None:
     """Bytes per token of the sparse-attention indexer's cache: a byte per element and an fp32 scale per 128
-    (deepseek_v2.py::Indexer). A config with index_topk has an indexer."""
+    (deepseek_v2.py::Indexer). A config with index_topk has an indexer.
+    """
     if not text.has("index_topk"):
         return None
     size = text.integer("index_head_dim", high=1 << 14)
@@ -63,13 +64,13 @@ def indexer_row_bytes(text: Fields) -> int | None:
 
 def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
     """Layers with an indexer of their own; the others reuse the selection of one before
-    (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset)."""
+    (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset).
+    """
     pattern = text.raw("index_topk_pattern")
     if isinstance(pattern, str | list):
         if len(pattern) > MOST_LAYERS:
             field = text.path("index_topk_pattern")
-            msg = f"{field} has {len(pattern)} entries; at most {MOST_LAYERS} are read"
-            raise KvModelError(msg, field)
+            raise KvModelError(f"{field} has {len(pattern)} entries; at most {MOST_LAYERS} are read", field)
         return frozenset(index for index in range(depth) if index >= len(pattern) or pattern[index] != "S")
     period = text.integer("index_topk_freq", default=1, high=MOST_LAYERS)
     offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MOST_LAYERS)

@@ -49,8 +49,7 @@ CACHELESS_KINDS = frozenset({LayerKind.SHARED, LayerKind.ENCODER_ONLY, LayerKind
 
 def _require(name: str, value: int, *, low: int = 1) -> None:
     if not low <= value <= _LARGEST:
-        msg = f"{name} is {value}; it must lie between {low} and {_LARGEST}"
-        raise KvModelError(msg, name)
+        raise KvModelError(f"{name} is {value}; it must lie between {low} and {_LARGEST}", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +70,13 @@ class AttentionLayer:
         _require("head_size", self.head_size)
         _require("head_size_v", self.head_size_v)
         if self.kind not in ATTENTION_KINDS:
-            msg = f"layer {self.index}: {self.kind} is not a kind that keeps K and V per head"
-            raise KvModelError(msg, "kind")
+            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps K and V per head", "kind")
         if (self.kind is LayerKind.SLIDING) != (self.window_tokens is not None):
-            msg = f"layer {self.index}: a sliding layer, and no other, has a window"
-            raise KvModelError(msg, "sliding_window")
+            raise KvModelError(f"layer {self.index}: a sliding layer, and no other, has a window", "sliding_window")
         if (self.kind is LayerKind.CHUNKED) != (self.chunk_tokens is not None):
-            msg = f"layer {self.index}: a chunked layer, and no other, has a chunk size"
-            raise KvModelError(msg, "attention_chunk_size")
+            raise KvModelError(
+                f"layer {self.index}: a chunked layer, and no other, has a chunk size", "attention_chunk_size"
+            )
         if self.window_tokens is not None:
             _require("sliding_window", self.window_tokens)
         if self.chunk_tokens is not None:
@@ -98,13 +96,11 @@ class LatentLayer:
         _require("layer index", self.index, low=0)
         _require("kv_lora_rank + qk_rope_head_dim", self.latent_size)
         if self.kind not in LATENT_KINDS:
-            msg = f"layer {self.index}: {self.kind} is not a kind that keeps a latent row"
-            raise KvModelError(msg, "kind")
+            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps a latent row", "kind")
         if self.indexer_row_bytes is not None:
             _require("index_head_dim", self.indexer_row_bytes)
         if self.kind is LayerKind.MLA and self.indexer_row_bytes is not None:
-            msg = f"layer {self.index}: a layer with an indexer is of kind {LayerKind.MLA_DSA}"
-            raise KvModelError(msg, "kind")
+            raise KvModelError(f"layer {self.index}: a layer with an indexer is of kind {LayerKind.MLA_DSA}", "kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +114,7 @@ class StateLayer:
     def __post_init__(self) -> None:
         _require("layer index", self.index, low=0)
         if self.kind not in STATE_KINDS:
-            msg = f"layer {self.index}: {self.kind} is not a kind that keeps a state"
-            raise KvModelError(msg, "kind")
+            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps a state", "kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +127,7 @@ class CachelessLayer:
     def __post_init__(self) -> None:
         _require("layer index", self.index, low=0)
         if self.kind not in CACHELESS_KINDS:
-            msg = f"layer {self.index}: {self.kind} is not a kind without a cache of its own"
-            raise KvModelError(msg, "kind")
+            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind without a cache of its own", "kind")
 
 
 Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer
@@ -161,8 +155,7 @@ class Architecture:
         _require("num_hidden_layers", self.depth)
         _require("num_attention_heads", self.attention_heads, low=0)
         if any(layer.index >= self.depth for layer in self.layers):
-            msg = f"a layer lies beyond num_hidden_layers = {self.depth}"
-            raise KvModelError(msg, "num_hidden_layers")
+            raise KvModelError(f"a layer lies beyond num_hidden_layers = {self.depth}", "num_hidden_layers")
         if self.max_context_tokens is not None:
             _require("max_position_embeddings", self.max_context_tokens)
 

@@ -47,14 +47,20 @@ class RequestTerms:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_in_flight_tokens <= 1 << 30:
-            msg = f"max_in_flight_tokens is {self.max_in_flight_tokens}; it must lie between 1 and {1 << 30}"
-            raise KvModelError(msg, "max_in_flight_tokens")
+            raise KvModelError(
+                f"max_in_flight_tokens is {self.max_in_flight_tokens}; it must lie between 1 and {1 << 30}",
+                "max_in_flight_tokens",
+            )
         if not 0 <= self.max_encoder_tokens <= 1 << 30:
-            msg = f"max_encoder_tokens is {self.max_encoder_tokens}; it must lie between 0 and {1 << 30}"
-            raise KvModelError(msg, "max_encoder_tokens")
+            raise KvModelError(
+                f"max_encoder_tokens is {self.max_encoder_tokens}; it must lie between 0 and {1 << 30}",
+                "max_encoder_tokens",
+            )
         if not 1 <= self.decode_context_parallel <= 1 << 12:
-            msg = f"decode_context_parallel is {self.decode_context_parallel}; it must lie between 1 and {1 << 12}"
-            raise KvModelError(msg, "decode_context_parallel")
+            raise KvModelError(
+                f"decode_context_parallel is {self.decode_context_parallel}; it must lie between 1 and {1 << 12}",
+                "decode_context_parallel",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,26 +88,32 @@ class PageSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size_tokens <= 1 << 30:
-            msg = f"block size is {self.block_size_tokens} tokens; it must lie between 1 and {1 << 30}"
-            raise KvModelError(msg, "block_size")
+            raise KvModelError(
+                f"block size is {self.block_size_tokens} tokens; it must lie between 1 and {1 << 30}", "block_size"
+            )
         if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= _MOST_BYTES:
-            msg = f"a page of {self.heads} heads x {self.row_bytes} bytes is impossible"
-            raise KvModelError(msg, "row_bytes")
+            raise KvModelError(f"a page of {self.heads} heads x {self.row_bytes} bytes is impossible", "row_bytes")
         if self.padded_page_bytes is not None and self.padded_page_bytes < self.content_bytes:
-            msg = f"a page padded to {self.padded_page_bytes} bytes cannot hold its {self.content_bytes}"
-            raise KvModelError(msg, "padded_page_bytes")
+            raise KvModelError(
+                f"a page padded to {self.padded_page_bytes} bytes cannot hold its {self.content_bytes}",
+                "padded_page_bytes",
+            )
         if self.kind is PageKind.SLIDING and (self.window_tokens is None or self.window_tokens < 1):
-            msg = f"a sliding page needs a window of at least one token, not {self.window_tokens}"
-            raise KvModelError(msg, "sliding_window")
+            raise KvModelError(
+                f"a sliding page needs a window of at least one token, not {self.window_tokens}", "sliding_window"
+            )
         if self.kind is PageKind.CHUNKED and (self.chunk_tokens is None or self.chunk_tokens < 1):
-            msg = f"a chunked page needs a chunk of at least one token, not {self.chunk_tokens}"
-            raise KvModelError(msg, "attention_chunk_size")
+            raise KvModelError(
+                f"a chunked page needs a chunk of at least one token, not {self.chunk_tokens}", "attention_chunk_size"
+            )
         if min(self.retained_tokens, self.speculative_blocks, self.checkpoint_blocks) < 0:
-            msg = "retained tokens, speculative blocks and checkpoint blocks cannot be negative"
-            raise KvModelError(msg, "speculative_blocks")
+            raise KvModelError(
+                "retained tokens, speculative blocks and checkpoint blocks cannot be negative", "speculative_blocks"
+            )
         if self.stride_alignment_bytes < 1:
-            msg = f"a stride alignment of {self.stride_alignment_bytes} bytes is impossible"
-            raise KvModelError(msg, "stride_alignment_bytes")
+            raise KvModelError(
+                f"a stride alignment of {self.stride_alignment_bytes} bytes is impossible", "stride_alignment_bytes"
+            )
 
     @property
     def content_bytes(self) -> int:
@@ -133,8 +145,10 @@ class PageSpec:
                 return ceil_div(ceil_div(tokens, ranks), block)
             case PageKind.SLIDING:
                 if self.dcp_sharded and terms.decode_context_parallel > 1:
-                    msg = "decode context parallel does not support sliding windows; pass --dcp 1"
-                    raise KvModelError(msg, "decode_context_parallel")
+                    raise KvModelError(
+                        "decode context parallel does not support sliding windows; pass --dcp 1",
+                        "decode_context_parallel",
+                    )
                 window = self.window_tokens or 1
                 kept = window - 1 + self.retained_tokens + terms.max_in_flight_tokens
                 return ceil_div(min(kept, tokens), block) + 1

@@ -28,14 +28,16 @@ class ServingTerms:
 
     def __post_init__(self) -> None:
         if self.prefill_chunk_tokens < 1:
-            msg = f"max_num_batched_tokens is {self.prefill_chunk_tokens}; at least one token is prefilled at a time"
-            raise KvModelError(msg, "max_num_batched_tokens")
+            raise KvModelError(
+                f"max_num_batched_tokens is {self.prefill_chunk_tokens}; at least one token is prefilled at a time",
+                "max_num_batched_tokens",
+            )
         if not 0 <= self.steps_in_flight <= 1 << 10:
-            msg = f"{self.steps_in_flight} steps in flight is impossible"
-            raise KvModelError(msg, "steps_in_flight")
+            raise KvModelError(f"{self.steps_in_flight} steps in flight is impossible", "steps_in_flight")
         if self.encoder_tokens < 0 or self.decode_context_parallel < 1:
-            msg = "encoder tokens cannot be negative and decode context parallel is at least 1"
-            raise KvModelError(msg, "encoder_tokens")
+            raise KvModelError(
+                "encoder tokens cannot be negative and decode context parallel is at least 1", "encoder_tokens"
+            )
 
 
 def decode_blocks(layout: CacheLayout, *, resident_tokens: int, serving: ServingTerms) -> int:
@@ -53,8 +55,8 @@ def prefill_peak_blocks(layout: CacheLayout, *, prompt_tokens: int, serving: Ser
     _check_tokens(prompt_tokens)
     chunk = serving.prefill_chunk_tokens
     peak = 0
-    ends = [*range(chunk, prompt_tokens, chunk)][-2:] + [prompt_tokens]
-    for end in [min(chunk, prompt_tokens), *ends]:
+    ends = range(chunk, prompt_tokens, chunk)[-2:]
+    for end in (min(chunk, prompt_tokens), *ends, prompt_tokens):
         start = (end - 1) // chunk * chunk if end == prompt_tokens else end - chunk
         processed = start - serving.steps_in_flight * chunk
         held = sum(max(_held(page, end, processed, serving) for page in set(group.pages)) for group in layout.groups)
@@ -113,7 +115,8 @@ def _held(page: PageSpec, tokens: int, processed: int, serving: ServingTerms) ->
 
 def _held_states(page: PageSpec, tokens: int, processed: int, serving: ServingTerms) -> int:
     """State blocks: the running state, one slot per draft, and in `align` mode the state of the block before
-    while the step that crossed the boundary still copies from it (MambaManager.allocate_new_blocks)."""
+    while the step that crossed the boundary still copies from it (MambaManager.allocate_new_blocks).
+    """
     running = 1 + page.speculative_blocks
     match serving.state_cache_mode:
         case StateCacheMode.NONE:
@@ -128,5 +131,4 @@ def _held_states(page: PageSpec, tokens: int, processed: int, serving: ServingTe
 
 def _check_tokens(tokens: int) -> None:
     if not 1 <= tokens <= 1 << 30:
-        msg = f"{tokens} tokens; it must lie between 1 and {1 << 30}"
-        raise KvModelError(msg, "tokens")
+        raise KvModelError(f"{tokens} tokens; it must lie between 1 and {1 << 30}", "tokens")

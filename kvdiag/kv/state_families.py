@@ -1,7 +1,7 @@
 """Families with layers that keep a state of constant size: Mamba, gated delta net, short convolution, linear attention.
 
-State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that each
-model's get_mamba_state_shape_from_config reads.
+State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that
+each model's get_mamba_state_shape_from_config reads.
 """
 
 import re
@@ -24,6 +24,8 @@ from kvdiag.kv.layers import CachelessLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.states import StateShape
 
 _MOST_HEADS = 4096
+# transformers OlmoHybridConfig: every fourth layer is full.
+_OLMO_PERIOD = 4
 _ATTENTION_NAMES = frozenset({"full_attention", "attention"})
 _STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 
@@ -72,7 +74,8 @@ def delta_state(text: Fields) -> StateShape:
 
 def qwen_delta(text: Fields, top: Fields) -> Parts:
     """Qwen3-Next and Qwen3.5 to 3.8 (qwen3_next.py, qwen3_5.py): full attention every full_attention_interval layers,
-    gated delta net between them."""
+    gated delta net between them.
+    """
     del top
     depth = read_depth(text)
     heads = read_heads(text)
@@ -97,7 +100,7 @@ def olmo_hybrid(text: Fields, top: Fields) -> Parts:
     heads = read_heads(text)
     names = layer_names(text, depth)
     if names is None:
-        names = tuple("full_attention" if index % 4 == 3 else "linear_attention" for index in range(depth))
+        names = tuple("linear_attention" if (index + 1) % _OLMO_PERIOD else "full_attention" for index in range(depth))
     return Parts(
         depth=depth,
         attention_heads=heads.attention_heads,
@@ -227,7 +230,8 @@ def falcon_h1(text: Fields, top: Fields) -> Parts:
 
 def zamba2(text: Fields, top: Fields) -> Parts:
     """Zamba2 (zamba2.py): Mamba-2 in every layer; hybrid layers run a shared attention block, each with its own cache
-    and heads twice as wide."""
+    and heads twice as wide.
+    """
     del top
     depth = read_depth(text)
     attention_heads = text.integer("num_attention_heads", high=_MOST_HEADS)
@@ -261,7 +265,8 @@ def zamba2(text: Fields, top: Fields) -> Parts:
 def nemotron_h(text: Fields, top: Fields) -> Parts:
     """Nemotron-H, Nano and Super (nemotron_h.py): hybrid_override_pattern has a letter per layer, M a Mamba-2 layer,
     * attention, - and E feed-forward only. The recurrent state is float32 unless the config says otherwise
-    (models/config.py::NemotronHForCausalLMConfig)."""
+    (models/config.py::NemotronHForCausalLMConfig).
+    """
     del top
     pattern = _nemotron_pattern(text)
     heads = read_heads(text)
@@ -312,8 +317,7 @@ def _nemotron_pattern(text: Fields) -> str:
     pattern = text.text("hybrid_override_pattern")
     if pattern is None:
         field = text.path("hybrid_override_pattern")
-        msg = f"config has no {field}; it tells Mamba layers from attention"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"config has no {field}; it tells Mamba layers from attention", field)
     if len(pattern) <= MOST_LAYERS and pattern and set(pattern) <= set("M*-E|"):
         return pattern.replace("|", "")
     summary = re.findall(r"(\d{1,4})\s*(mamba2|mamba|attention|mlp|moe)", pattern[:200])
@@ -321,8 +325,10 @@ def _nemotron_pattern(text: Fields) -> str:
         # A summary in words ("27 mamba2 + 4 attention (+25 mlp)"): the order matters to pipeline stages only.
         return "".join(_BLOCK_LETTERS[name] * int(count) for count, name in summary)
     field = text.path("hybrid_override_pattern")
-    msg = f"{field} {ascii(pattern[:40])} is not a pattern of the letters M, *, - and E, at most {MOST_LAYERS} of them"
-    raise KvModelError(msg, field)
+    raise KvModelError(
+        f"{field} {pattern[:40]!a} is not a pattern of the letters M, *, - and E, at most {MOST_LAYERS} of them",
+        field,
+    )
 
 
 def _letter(text: Fields, name: str) -> str:
@@ -333,7 +339,8 @@ def _letter(text: Fields, name: str) -> str:
 
 def lfm2(text: Fields, top: Fields) -> Parts:
     """LFM2 (lfm2.py, lfm2_moe.py): full attention at full_attn_idxs or as layer_types says, short convolutions
-    elsewhere, conv_L_cache - 1 steps long."""
+    elsewhere, conv_L_cache - 1 steps long.
+    """
     del top
     depth = read_depth(text)
     heads = read_heads(text)
@@ -357,14 +364,14 @@ def lfm2(text: Fields, top: Fields) -> Parts:
 
 def kimi_linear(text: Fields, top: Fields) -> Parts:
     """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
-    elsewhere; layers are counted from 1 and the recurrent state is float32."""
+    elsewhere; layers are counted from 1 and the recurrent state is float32.
+    """
     del top
     depth = read_depth(text)
     linear = text.child("linear_attn_config")
     if linear is None:
         field = text.path("linear_attn_config")
-        msg = f"config has no {field}; it tells delta-attention layers from MLA"
-        raise KvModelError(msg, field)
+        raise KvModelError(f"config has no {field}; it tells delta-attention layers from MLA", field)
     kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
     heads = linear.integer("num_heads", high=_MOST_HEADS)
     size = linear.integer("head_dim", high=1 << 14)
@@ -390,12 +397,14 @@ def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape
         recurrent_heads=heads,
         recurrent_head_elements=head_size * head_size,
         recurrent_dtype="float32",
+        prefill_checkpoints=1,
     )
 
 
 def bailing_linear(text: Fields, top: Fields) -> Parts:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
-    between them."""
+    between them.
+    """
     del top
     depth = read_depth(text)
     group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)

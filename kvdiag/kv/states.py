@@ -44,11 +44,11 @@ class StateShape:
         }
         for name, value in sizes.items():
             if not 0 <= value <= _LARGEST:
-                msg = f"{name} of a state layer is {value}; it must lie between 0 and {_LARGEST}"
-                raise KvModelError(msg, name)
+                raise KvModelError(f"{name} of a state layer is {value}; it must lie between 0 and {_LARGEST}", name)
         if self.conv_channels * self.conv_steps + self.recurrent_heads * self.recurrent_head_elements == 0:
-            msg = "a state layer without a state: neither a convolution nor a recurrent matrix"
-            raise KvModelError(msg, "recurrent_heads")
+            raise KvModelError(
+                "a state layer without a state: neither a convolution nor a recurrent matrix", "recurrent_heads"
+            )
 
     def rank_bytes(
         self,
@@ -75,6 +75,7 @@ class StateShape:
 
 def _share(value: int, parts: int, what: str) -> int:
     if value % parts:
-        msg = f"tensor parallel {parts} does not divide the {value} {what} of a state layer"
-        raise KvModelError(msg, "tensor_parallel")
+        raise KvModelError(
+            f"tensor parallel {parts} does not divide the {value} {what} of a state layer", "tensor_parallel"
+        )
     return value // parts

@@ -1,0 +1,72 @@
+"""GPU names and the memory NVML reports for them, for plans made where there is no such GPU."""
+
+import re
+
+from kvdiag.kv.errors import KvModelError
+
+_MIB = 1 << 20
+# NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
+_MEMORY_MIB = {
+    "a10": 23_028,
+    "a10g": 23_028,
+    "a100-40gb": 40_960,
+    "a100-80gb": 81_920,
+    "a6000": 49_140,
+    "b200": 183_359,
+    "gh200-96gb": 97_871,
+    "h100": 81_559,
+    "h100-80gb": 81_559,
+    "h100-nvl": 95_830,
+    "h20": 97_871,
+    "h200": 143_771,
+    "l4": 23_034,
+    "l40s": 46_068,
+    "mi300x": 196_592,
+    "rtx3090": 24_576,
+    "rtx4090": 24_564,
+    "rtx5090": 32_607,
+    "rtx6000-ada": 49_140,
+    "rtxpro6000": 97_887,
+    "t4": 15_360,
+    "v100-16gb": 16_384,
+    "v100-32gb": 32_768,
+}
+_ALIASES = {
+    "a100": "a100-80gb",
+    "4090": "rtx4090",
+    "3090": "rtx3090",
+    "5090": "rtx5090",
+    "gh200": "gh200-96gb",
+    "v100": "v100-32gb",
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_MOST_BYTES = 1 << 50
+GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
+
+
+def gpu_bytes(name: str) -> int:
+    """The memory of a GPU by its name, or a size such as 80GB, 80GiB or 85899345920."""
+    key = name.strip().lower().removeprefix("nvidia").strip(" -").replace(" ", "").replace("_", "-")
+    key = _ALIASES.get(key, key)
+    if key in _MEMORY_MIB:
+        return _MEMORY_MIB[key] * _MIB
+    try:
+        return parse_bytes(name, field="gpu")
+    except KvModelError:
+        known = ", ".join(GPU_NAMES)
+        raise KvModelError(f"gpu {name[:40]!a} is neither a size nor known; known are {known}", "gpu") from None
+
+
+def parse_bytes(text: str, *, field: str) -> int:
+    """Bytes from a number with a unit: GB is a thousand million, GiB is 2**30, no unit is bytes."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise KvModelError(f"{field} {text[:40]!a} is not a size such as 80GB, 80GiB or a number of bytes", field)
+    number, prefix, binary = found.groups()
+    size = int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
+    if prefix == "" and "." not in number:
+        size = int(number)
+    if not 0 < size <= _MOST_BYTES:
+        raise KvModelError(f"{field} is {size} bytes; it must lie between 1 and {_MOST_BYTES}", field)
+    return size

@@ -1,0 +1,104 @@
+"""KV-cache number formats: bytes of one head of one token."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.dtypes import KV_DTYPE_NAMES, resolve_kv_dtype
+from kvdiag.kv.errors import KvModelError
+
+HEAD = 128
+LATENT = 576
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("auto", 2 * HEAD * 2),
+        ("bfloat16", 2 * HEAD * 2),
+        ("float16", 2 * HEAD * 2),
+        ("float32", 2 * HEAD * 4),
+        ("fp8", 2 * HEAD),
+        ("fp8_e4m3", 2 * HEAD),
+        ("fp8_e5m2", 2 * HEAD),
+        ("int8", 2 * HEAD),
+        ("int8_per_token_head", 2 * HEAD + 8),
+        ("fp8_per_token_head", 2 * HEAD + 8),
+        ("int4_per_token_head", HEAD + 8),
+        ("int4", HEAD + 8),
+        ("nvfp4", 2 * (HEAD // 2 + HEAD // 16)),
+    ],
+)
+def test_bytes_of_one_head_of_one_token(name: str, expected: Any) -> None:
+    """A head of 128 elements takes, K and V together, what the format's kernel stores."""
+    actual = resolve_kv_dtype(name, model_dtype="bfloat16").head_bytes(head_size=HEAD, head_size_v=HEAD)
+
+    assert expected == actual
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("auto", 1152),
+        ("fp8", 576),
+        ("fp8_ds_mla", 656),
+        ("nvfp4_ds_mla", 352),
+        ("int8_per_token_head", 584),
+        ("int4_per_token_head", 296),
+    ],
+)
+def test_bytes_of_one_latent_row(name: str, expected: Any) -> None:
+    """An MLA row of 512 + 64 elements is stored once, without a factor of two."""
+    actual = resolve_kv_dtype(name, model_dtype="bfloat16").latent_bytes(latent_size=LATENT)
+
+    assert expected == actual
+
+
+def test_keys_and_values_may_differ_in_width() -> None:
+    """K of 192 and V of 128 elements take 320 elements."""
+    actual = resolve_kv_dtype("auto", model_dtype="bfloat16").head_bytes(head_size=192, head_size_v=128)
+
+    assert 640 == actual
+
+
+def test_auto_is_what_the_checkpoint_declares() -> None:
+    """A checkpoint that declares an fp8 cache gets one unless the user asks for another."""
+    declared = resolve_kv_dtype("auto", model_dtype="bfloat16", declared="fp8")
+    asked = resolve_kv_dtype("bfloat16", model_dtype="bfloat16", declared="fp8")
+
+    assert ("fp8", "bfloat16") == (declared.name, asked.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("fp8_ds_mla", lambda dtype: dtype.head_bytes(head_size=128, head_size_v=128)),
+        ("fp8_ds_mla", lambda dtype: dtype.latent_bytes(latent_size=320)),
+        ("nvfp4", lambda dtype: dtype.latent_bytes(latent_size=576)),
+    ],
+)
+def test_formats_refuse_layers_they_do_not_exist_for(name: str, call: Callable[..., Any]) -> None:
+    """A packed latent format refuses per-head layers and other row sizes, and nvfp4 refuses latent rows."""
+    dtype = resolve_kv_dtype(name, model_dtype="bfloat16")
+
+    with pytest.raises(KvModelError) as caught:
+        call(dtype)
+
+    assert "kv_dtype" == caught.value.field
+
+
+def test_unknown_format_names_the_known_ones() -> None:
+    """An unknown name is an error that lists what is known."""
+    with pytest.raises(KvModelError, match="fp8") as caught:
+        resolve_kv_dtype("fp7", model_dtype="bfloat16")
+
+    assert "kv_dtype" == caught.value.field
+
+
+@pytest.mark.parametrize("name", KV_DTYPE_NAMES)
+def test_every_listed_format_resolves(name: str) -> None:
+    """Each name that the error message offers is accepted."""
+    actual = resolve_kv_dtype(name, model_dtype="bfloat16").element_bits
+
+    assert actual in (4, 8, 16, 32)

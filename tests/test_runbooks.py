@@ -1,0 +1,122 @@
+"""The runbooks say what the tool can be asked and what it answers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from kvdiag.commands import cli
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.rules import RULES
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "alerts" / "runbooks"
+SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
+LONGEST_LINES = 50
+
+
+def runbook(verdict: str) -> str:
+    """The text of a verdict's runbook."""
+    return (ROOT / KNOWLEDGE[verdict].runbook).read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands under one heading."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every quoted kvdiag command line, in a block or in a sentence; where a shell would end it."""
+    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", text)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"(?ms)^```.*?^```$", "", text))
+    for line in (*"\n".join(blocks).replace("\\\n", " ").splitlines(), *spans):
+        if re.search(r"(^|\s)kvdiag\s", line) and "kvdiag" in (words := shlex.split(line, comments=True)):
+            arguments = words[words.index("kvdiag") + 1 :]
+            end = next((at for at, word in enumerate(arguments) if word in {"|", "&", "&&", ";", ">"}), None)
+            yield arguments[:end]
+
+
+def evidence_names() -> dict[str, set[str]]:
+    """Every name a rule gives its evidence, by the verdicts of its module (names made at run time are left out)."""
+    names: dict[str, set[str]] = {}
+    for rule in RULES:
+        module = sys.modules[rule.__module__]
+        given = {
+            node.args[0].value
+            for node in ast.walk(ast.parse(inspect.getsource(module)))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "number"
+            if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+        }
+        for verdict in vars(module).values():
+            if isinstance(verdict, str) and verdict in KNOWLEDGE:
+                names[verdict] = given
+    return names
+
+
+def test_folder_holds_one_runbook_for_each_verdict_and_no_other() -> None:
+    """Every verdict has a runbook, and there is none for a verdict that does not exist."""
+    assert {path.name for path in FOLDER.iterdir()} == {f"{verdict}.md" for verdict in KNOWLEDGE} | {"README.md"}
+    assert all((ROOT / entry.runbook).parent == FOLDER for entry in KNOWLEDGE.values())
+
+
+def test_index_links_every_runbook() -> None:
+    """The index has a link to each runbook, and no link that leads nowhere."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)]+)\)", index)) == {f"{verdict}.md" for verdict in KNOWLEDGE}
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_runbook_names_its_verdict_and_has_every_section(verdict: str) -> None:
+    """A runbook's title begins with its verdict, and its sections are all there, in order, with words in them."""
+    text = runbook(verdict)
+    assert text.startswith(f"# {verdict}: ")
+    assert tuple(re.findall(r"(?m)^## (.+)$", text)) == SECTIONS
+    assert all(section(text, title).strip() for title in SECTIONS)
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_runbook_is_short(verdict: str) -> None:
+    """A runbook is read in one go, at night."""
+    assert len(runbook(verdict).splitlines()) <= LONGEST_LINES
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_runbook_links_lead_to_headings_that_exist(verdict: str) -> None:
+    """A link from one runbook to another finds the file, and the section where it names one."""
+    for file, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", runbook(verdict))):
+        target = (FOLDER / file).read_text(encoding="utf-8")
+        assert not anchor or anchor in {
+            title.lower().replace(" ", "-") for title in SECTIONS if f"## {title}" in target
+        }
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_runbook_confirms_with_a_kvdiag_command(verdict: str) -> None:
+    """The way to confirm a verdict has a kvdiag command line among its own."""
+    assert any(commands(section(runbook(verdict), "Confirm")))
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
+    """Every kvdiag command line in a runbook names a command that exists and options that it has."""
+    for name, *arguments in commands(runbook(verdict)):
+        with click.Context(cli) as context:
+            command = cli.get_command(context, name)
+        assert command is not None, name
+        with command.make_context(name, arguments) as parsed:
+            assert not parsed.args
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_every_evidence_name_is_explained(verdict: str) -> None:
+    """What a verdict can show as evidence is explained where its runbook says how to read it."""
+    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
+    assert evidence_names()[verdict] <= explained
