@@ -86,10 +86,13 @@ def other_tokens(timeline: Timeline, span: Span) -> int:
     return max(counts[-1] - counts[0] - span.outcome.prompt_tokens, 0) if counts else 0
 
 
-def quantities(facts: Facts, *, tokens: int, blocks: int, extra: tuple[Quantity, ...] = ()) -> tuple[Quantity, ...]:
-    """Tokens, blocks and bytes of one side of a comparison, bytes per rank where the engine tells a block's size."""
+def quantities(
+    facts: Facts, *, requests: int, tokens: int, blocks: int, extra: tuple[Quantity, ...] = ()
+) -> tuple[Quantity, ...]:
+    """Requests, tokens, blocks and bytes of one side of a comparison, bytes per rank where the engine tells a block's size."""
     size = block_bytes(facts)
     return (
+        Quantity(name="requests", value=requests, unit="requests"),
         Quantity(name="tokens", value=tokens, unit="tokens"),
         Quantity(name="blocks", value=blocks, unit="blocks"),
         Quantity(name="bytes", value=None if size is None else blocks * size, unit="bytes"),
@@ -154,9 +157,10 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
         id=step,
         status=status,
         summary=sentence,
-        expected=quantities(facts, tokens=growth.tokens, blocks=growth.need.most_blocks),
+        expected=quantities(facts, requests=growth.requests, tokens=growth.tokens, blocks=growth.need.most_blocks),
         measured=quantities(
             facts,
+            requests=growth.requests,
             tokens=growth.tokens,
             blocks=growth.held_blocks,
             extra=(Quantity(name="samples_of_whole_load", value=growth.samples, unit="samples"),),

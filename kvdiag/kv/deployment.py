@@ -108,7 +108,8 @@ class Deployment:
     @property
     def encoder_tokens(self) -> int:
         """Encoder tokens planned for a request (config/scheduler.py: max_num_encoder_input_tokens is
-        max_num_batched_tokens)."""
+        max_num_batched_tokens).
+        """
         return self.max_num_batched_tokens if self.max_encoder_tokens is None else self.max_encoder_tokens
 
     def request_terms(self, architecture: Architecture) -> RequestTerms:

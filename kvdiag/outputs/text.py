@@ -34,8 +34,10 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     ]
     healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
     unknown = [one for one in diagnosis.findings if one.status == "unknown"]
-    if explained or healthy:
-        parts += [_heading("Looked at and not found"), _verdicts((*healthy, *explained))]
+    if explained:
+        parts += [_heading("Explained"), _verdicts(explained)]
+    if healthy:
+        parts += [_heading("Looked at and not found"), _verdicts(healthy)]
     if unknown:
         parts += [_heading("Could not tell"), _unknowns(unknown)]
     if diagnosis.ledger:

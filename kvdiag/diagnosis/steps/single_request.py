@@ -53,12 +53,14 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         summary=sentence,
         expected=quantities(
             facts,
+            requests=worst.requests,
             tokens=worst.tokens,
             blocks=worst.need.most_blocks,
             extra=(Quantity(name="blocks_kept", value=0, unit="blocks"),),
         ),
         measured=quantities(
             facts,
+            requests=worst.requests,
             tokens=worst.tokens,
             blocks=worst.held_blocks,
             extra=(

@@ -19,6 +19,7 @@ def test_growth_that_matches_the_tokens_is_ok() -> None:
     # GIVEN a healthy server
     actual = result(World())
     # THEN
+    requests = Quantity(name="requests", value=10, unit="requests")
     tokens = Quantity(name="tokens", value=22_880, unit="tokens")
     blocks = Quantity(name="blocks", value=1_430, unit="blocks")
     size = Quantity(name="bytes", value=1_430 * 2 * MIB, unit="bytes")
@@ -27,8 +28,8 @@ def test_growth_that_matches_the_tokens_is_ok() -> None:
         id="concurrent",
         status="ok",
         summary="1,430 blocks held, 1,430 needed for 22,880 tokens of 10 requests",
-        expected=(tokens, blocks, size),
-        measured=(tokens, blocks, size, Quantity(name="samples_of_whole_load", value=16, unit="samples")),
+        expected=(requests, tokens, blocks, size),
+        measured=(requests, tokens, blocks, size, Quantity(name="samples_of_whole_load", value=16, unit="samples")),
     )
 
 

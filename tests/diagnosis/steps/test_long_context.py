@@ -21,6 +21,7 @@ def test_growth_along_a_line_is_ok() -> None:
     # GIVEN a healthy server
     actual = result(World())
     # THEN
+    requests = Quantity(name="requests", value=1, unit="requests")
     tokens = Quantity(name="tokens", value=16_496, unit="tokens")
     blocks = Quantity(name="blocks", value=1_031, unit="blocks")
     size = Quantity(name="bytes", value=1_031 * 2 * MIB, unit="bytes")
@@ -29,8 +30,9 @@ def test_growth_along_a_line_is_ok() -> None:
         id="long_context",
         status="ok",
         summary="1,031 blocks held, 1,031 needed for 16,496 tokens of 1 request; growth is linear",
-        expected=(tokens, blocks, size, Quantity(name="highest_blocks", value=1_032, unit="blocks")),
+        expected=(requests, tokens, blocks, size, Quantity(name="highest_blocks", value=1_032, unit="blocks")),
         measured=(
+            requests,
             tokens,
             blocks,
             size,

@@ -26,6 +26,7 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
     # GIVEN a healthy server
     actual = result(World())
     # THEN
+    requests = Quantity(name="requests", value=1, unit="requests")
     tokens = Quantity(name="tokens", value=624, unit="tokens")
     blocks = Quantity(name="blocks", value=39, unit="blocks")
     size = Quantity(name="bytes", value=39 * 2 * MIB, unit="bytes")
@@ -35,8 +36,9 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
         id="single_request",
         status="ok",
         summary="all blocks came back; 39 blocks held, 39 needed for 624 tokens of 1 request",
-        expected=(tokens, blocks, size, kept),
+        expected=(requests, tokens, blocks, size, kept),
         measured=(
+            requests,
             tokens,
             blocks,
             size,
