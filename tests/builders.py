@@ -121,7 +121,7 @@ class World:
     """Other processes by GPU index; each GPU named that is not the server's is another device of the host."""
 
     foreign_growth_bytes: Mapping[int, int] = field(default_factory=dict)
-    """What the first foreign process of a GPU takes in each cycle."""
+    """What the first foreign process of a GPU takes in each second, whatever the server does."""
 
     zombie_bytes: int = 0
     """On GPU 0, held by no process."""
@@ -147,6 +147,12 @@ class World:
 
     unseen: tuple[str, ...] = ()
     """Steps under whose load the engine's page was not read."""
+
+    again: tuple[str, ...] = ()
+    """Steps whose first load was not seen, so that it was offered once more."""
+
+    passing: tuple[str, ...] = ()
+    """Steps in whose load somebody else's request passes by, whose prompt is counted when it is over."""
 
     busy: bool = False
     """Somebody else's request runs all the time."""
@@ -319,6 +325,7 @@ class _Run:
         self._now = 0
         self._ticks = 0
         self._lost = False
+        self._passing = 0
         engines = max(len(world.pools), 1)
         self._leaked = [0] * engines
         self._prompt_tokens = [0] * engines
@@ -326,7 +333,6 @@ class _Run:
         self._preemptions = 0
         self._requests = 0
         self._settlings = 0
-        self._cycles = 0
 
     def whole(self) -> Timeline:
         """All steps, or as many as the world lets through."""
@@ -337,7 +343,7 @@ class _Run:
                     self._hold_still(one.id)
                     self._warm_up()
                 else:
-                    for cycle in range(one.cycles):
+                    for cycle in range(one.cycles + (one.id in self._world.again)):
                         self._cycle(one.id, cycle, self._world.workloads.get(one.id, one.workload))
         except _OverError:
             pass
@@ -363,13 +369,12 @@ class _Run:
         self._mark(name, cycle, "begin", workload=workload, notes=self._world.notes)
         self._settle()
         self._mark(name, cycle, "offer")
-        outcome = self._load(name, workload)
+        outcome = self._load(name, workload, cycle)
         self._mark(name, cycle, "release", outcome=outcome)
-        self._cycles += 1
         self._settle()
         self._mark(name, cycle, "end")
 
-    def _load(self, name: str, workload: Workload) -> Outcome:
+    def _load(self, name: str, workload: Workload, cycle: int = 0) -> Outcome:
         world = self._world
         if name == world.cut_short_in:
             self._engines(self._held([workload.prompt_tokens]), running=workload.requests)
@@ -377,7 +382,8 @@ class _Run:
         if name == world.lost_in:
             self._lost = True
         text = "connection refused" if self._lost else world.failing.get(name)
-        looking = name not in world.unseen
+        looking = name not in world.unseen and (cycle > 0 or name not in world.again)
+        self._passing = int(name in world.passing)
         at_once = min(world.resident_at_once or workload.requests, workload.requests)
         done = 0
         while done < workload.requests and text is None:
@@ -390,6 +396,7 @@ class _Run:
             done += batch
         if text is not None and not self._lost:
             self._prefill(workload, workload.requests, 0, looking=looking)
+        self._passing = 0
         for number in range(done):
             at = number % len(self._leaked)
             self._leaked[at] += world.leaked_blocks_per_request
@@ -482,7 +489,8 @@ class _Run:
             if world.pools and world.usage_told:
                 one = world.pools[number]
                 null = one.usage_blocks - one.usable_blocks
-                kept = self._leaked[number] + world.held_at_start_blocks + (self._late() if number == 0 else 0)
+                kept = self._leaked[number] + world.held_at_start_blocks
+                kept += self._late() + 200 * self._passing if number == 0 else 0
                 usage = min((held[number] + kept + null) / one.usage_blocks, 1.0)
                 if waiting:
                     usage = max(usage, 1 - 1 / one.usage_blocks)
@@ -490,7 +498,7 @@ class _Run:
                 Engine(
                     engine=str(number) if not world.pools else world.pools[number].engine,
                     kv_usage_ratio=usage,
-                    requests_running=ours + world.busy,
+                    requests_running=ours + world.busy + (self._passing if number == 0 else 0),
                     requests_waiting=waiting if number == 0 else 0,
                     requests_waiting_for_capacity=waiting if number == 0 else 0,
                     preemptions_total=self._preemptions if number == 0 else 0,
@@ -528,7 +536,7 @@ class _Run:
             used += own
             running.append(process(SERVER_PID + index, own if world.server_bytes_told else None, "VLLM::EngineCore"))
         for number, other in enumerate(world.foreign.get(index, ())):
-            grown = world.foreign_growth_bytes.get(index, 0) * self._cycles if number == 0 else 0
+            grown = world.foreign_growth_bytes.get(index, 0) * self._now // 100 if number == 0 else 0
             used += (other.used_bytes or 0) + grown
             told = None if other.used_bytes is None else other.used_bytes + grown
             running.append(replace(other, used_bytes=told))

@@ -84,14 +84,18 @@ def _settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KvdiagError(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise KvdiagError(f"{path} is not TOML that can be read: nested too deeply") from error
     for name, options in settings.items():
         command = cli.get_command(context, name)
         if command is None or not isinstance(options, dict):
             raise KvdiagError(f"{path}: there is no command {name!r} to set options for")
         known = {parameter.name for parameter in command.params}
-        for option in options:
+        for option, value in options.items():
             if option.replace("-", "_") not in known:
                 raise KvdiagError(f"{path}: {name} has no option {option!r}")
+            if not isinstance(value, str | int | float):
+                raise KvdiagError(f"{path}: {option!r} of {name} has to be a text, a number, true or false")
     return {
         name: {option.replace("-", "_"): value for option, value in options.items()}
         for name, options in settings.items()
@@ -101,23 +105,36 @@ def _settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        result = cli.main(args=None if arguments is None else list(arguments), standalone_mode=False)
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="kvdiag", standalone_mode=False
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
     except click.UsageError as error:
-        error.show()
+        command = error.ctx.command_path if error.ctx is not None else "kvdiag"
+        _complain(f"{error.format_message().rstrip('.')} (see {command} --help)")
     except click.ClickException as error:
-        error.show()
+        _complain(error.format_message())
     except click.Abort:
         _complain("interrupted")
     except KvdiagError as error:
         _complain(str(error))
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output has gone (`kvdiag run | head`): nothing left to say, nor anywhere to say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # So click answers when the reader of our output has gone (`kvdiag run | head`), with a 1 that would read as a
+        # verdict. Nothing is left to say, nor anywhere to say it.
+        close_stdout()
     else:
         return result if isinstance(result, int) else 0
     return EXIT_UNKNOWN
 
 
+def close_stdout() -> None:
+    """Let go of what could not be written, or the interpreter would try again at its end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(message: str) -> None:
-    click.echo(f"kvdiag: {message}", err=True)
+    """One line, whatever a server or a file has put into the message."""
+    line = "".join(character if character.isprintable() else " " for character in message)
+    click.echo(f"kvdiag: {' '.join(line.split())}", err=True)

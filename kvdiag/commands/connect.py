@@ -69,17 +69,25 @@ def base_url(url: str) -> str:
         KvdiagError: it is no http or https address.
 
     """
-    parts = urlsplit(url if "//" in url else f"http://{url}")
+    refusal = KvdiagError(f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000")
     try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        httpx2.URL(urlunsplit(parts))
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        valid = False
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise refusal from error
     if not valid:
-        raise KvdiagError(f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000")
+        raise refusal
     path = parts.path.rstrip("/")
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         path = path.removesuffix(suffix)
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def without_credentials(url: str) -> str:
+    """The same address as it may be shown, recorded and passed on."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +112,11 @@ async def connect(
     """
     url = base_url(url)
     headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    # A key that comes from a file often brings its line end.
+    if key := (api_key or "").strip():
+        if not (key.isascii() and key.isprintable()):
+            raise KvdiagError("the API key has characters that no server takes: is it the right one?")
+        headers["Authorization"] = f"Bearer {key}"
     # The environment's proxies are not for a server on this machine or in this pod.
     async with httpx2.AsyncClient(
         base_url=url,
@@ -116,7 +127,7 @@ async def connect(
         limits=httpx2.Limits(max_connections=None),
     ) as client:
         vllm = VllmSource(HttpReader(client))
-        facts, identity = await gather_facts(vllm, url, forced=forced)
+        facts, identity = await gather_facts(vllm, without_credentials(url), forced=forced)
         # A drill brings its own GPU: the machine's would be somebody else's.
         drill = identity.server_header == DRILL_HEADER
         source = NvmlSource(RemoteNvml(url) if drill else None)

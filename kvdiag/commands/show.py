@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from kvdiag.commands import close_stdout
+from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis, Status
 from kvdiag.outputs import jsondoc, text
 
@@ -31,7 +33,7 @@ def print_diagnosis(diagnosis: Diagnosis, output: str) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print a document to stdout."""
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    _write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def print_text(result: RenderableType) -> None:
@@ -42,4 +44,22 @@ def print_text(result: RenderableType) -> None:
     console = Console(width=PIPED_WIDTH, highlight=False, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(result)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    _write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def _write(text: str) -> None:
+    """Write to stdout to the end, so that what cannot be written is noticed here.
+
+    Raises:
+        KvdiagError: the disk is full or gone.
+
+    """
+    encoding = sys.stdout.encoding
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        close_stdout()
+        raise KvdiagError(f"cannot print the result: {error.strerror}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -11,12 +11,17 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, Timeline
 
+BASELINE = "baseline"
+
 Owner = Literal["server", "neighbour", "unseen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGrowth:
-    """One device over equal cycles. `owner` is whose bytes these are: the server's, a neighbour's, or not visible."""
+    """One device over equal cycles. `owner` is whose bytes these are: the server's, a neighbour's, or not visible.
+
+    `idle_bytes` is what the device grew by while nothing ran, `None` where that was not seen.
+    """
 
     gpu: int
     uuid: str
@@ -26,6 +31,7 @@ class DeviceGrowth:
     rising_cycles: int
     warmup_bytes: int
     judged_bytes: int
+    idle_bytes: int | None
     rose: bool
     leaking: bool
     smallest_visible_bytes: int
@@ -51,7 +57,7 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
     growths = []
     for uuid in sorted(uuids):
         series = [next(device for device in devices if device.uuid == uuid) for devices in readings]
-        growths.append(_growth(series, warmup, facts, limits))
+        growths.append(replace(_growth(series, warmup, facts, limits), idle_bytes=_idle_bytes(timeline, uuid)))
     return tuple(growths)
 
 
@@ -72,6 +78,20 @@ def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: st
     windows += [(span.release_seconds or 0.0, span.end_seconds or 0.0) for span in spans]
     floors = [floor_within(timeline, start, end, facts, limits) for start, end in windows]
     return [floor.devices for floor in floors if floor is not None and floor.devices is not None]
+
+
+def _idle_bytes(timeline: Timeline, uuid: str) -> int | None:
+    """How much a device grew over the baseline, in which nothing is offered: the control of what requests do."""
+    span = next(iter(timeline.spans(BASELINE)), None)
+    if span is None or span.end_seconds is None:
+        return None
+    used = [
+        device.memory.used_bytes
+        for sample in timeline.between(span.begin_seconds, span.end_seconds)
+        for device in sample.devices or ()
+        if device.uuid == uuid and device.memory is not None
+    ]
+    return used[-1] - used[0] if len(used) > 1 else None
 
 
 def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
@@ -102,6 +122,7 @@ def _over_cycles(device: Device, used: Sequence[int], owner: Owner, warmup: int,
         rising_cycles=rising,
         warmup_bytes=sum(rises[:warmup]),
         judged_bytes=total,
+        idle_bytes=None,
         rose=rose,
         leaking=rose
         and rising >= limits.device_rising_ratio * len(judged)

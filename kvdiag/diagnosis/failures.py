@@ -28,8 +28,3 @@ def memory_failures(timeline: Timeline) -> tuple[MemoryFailure, ...]:
                 MemoryFailure(span=span, failed=outcome.failed, oom=max(ooms, key=lambda oom: oom.asked_bytes))
             )
     return tuple(failures)
-
-
-def asked_for_at_most(timeline: Timeline) -> int:
-    """The longest of our own requests that was offered, in prompt tokens; 0 where there was none."""
-    return max((span.workload.prompt_tokens for span in timeline.spans() if span.workload is not None), default=0)

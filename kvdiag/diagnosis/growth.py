@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem
-from kvdiag.diagnosis.observe import block_bytes, floor_within, held_blocks, most_waiting, whole_load, whole_number
+from kvdiag.diagnosis.observe import (
+    block_bytes,
+    floor_within,
+    held_blocks,
+    most_open,
+    most_waiting,
+    whole_load,
+    whole_number,
+)
 from kvdiag.model import Facts, Quantity, Sample, Span, Status, StepResult, Timeline
 
 
@@ -65,6 +73,9 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         return problem
     if other := other_tokens(timeline, span):
         return f"other traffic: the server took {whole_number(other)} prompt tokens that are not ours"
+    ours, most = span.workload.requests if span.workload is not None else 0, most_open(timeline, span)
+    if most > ours:
+        return f"other traffic: up to {most} requests ran or waited, {ours} of them ours"
     seen = len(whole_load(timeline, span))
     waiting = most_waiting(timeline, span)
     if seen < limits.load_samples and waiting:
@@ -78,18 +89,20 @@ def other_tokens(timeline: Timeline, span: Span) -> int:
     """Prompt tokens that the engines counted during a span beyond the span's own; 0 where they do not count."""
     if span.end_seconds is None or span.outcome is None:
         return 0
-    counts = [
-        sum(engine.prompt_tokens_total or 0 for engine in sample.engines)
-        for sample in timeline.between(span.begin_seconds, span.end_seconds)
-        if sample.engines and all(engine.prompt_tokens_total is not None for engine in sample.engines)
-    ]
-    return max(counts[-1] - counts[0] - span.outcome.prompt_tokens, 0) if counts else 0
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for sample in timeline.between(span.begin_seconds, span.end_seconds):
+        for engine in sample.engines or ():
+            if engine.prompt_tokens_total is not None:
+                first.setdefault(engine.engine, engine.prompt_tokens_total)
+                last[engine.engine] = engine.prompt_tokens_total
+    return max(sum(last.values()) - sum(first.values()) - span.outcome.prompt_tokens, 0)
 
 
 def quantities(
     facts: Facts, *, requests: int, tokens: int, blocks: int, extra: tuple[Quantity, ...] = ()
 ) -> tuple[Quantity, ...]:
-    """Requests, tokens, blocks and bytes of one side of a comparison, bytes per rank where the engine tells a block's size."""
+    """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is told."""
     size = block_bytes(facts)
     return (
         Quantity(name="requests", value=requests, unit="requests"),
@@ -142,8 +155,11 @@ def unknown(step: str, reason: str, span: Span | None = None) -> StepResult:
 
 
 def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """The verdict of a step that offers one load: blocks held at its fullest moment against what the tokens need."""
-    span = next(iter(timeline.spans(step)), None)
+    """The verdict of a step that offers one load: blocks held at its fullest moment against what the tokens need.
+
+    A load that was not seen whole is offered once more; the last one offered is judged.
+    """
+    span = last_span(timeline, step)
     if (refusal := refused(span)) is not None and span is not None:
         return StepResult(id=step, status="fault", summary=refusal, notes=span.notes)
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
@@ -167,6 +183,11 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
         ),
         notes=span.notes,
     )
+
+
+def last_span(timeline: Timeline, step: str) -> Span | None:
+    """The last span of a step; `None` where it did not run."""
+    return next(reversed(timeline.spans(step)), None)
 
 
 def refused(span: Span | None) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.step import Step
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
-from kvdiag.feeds.plan import PlannedStep, plan
+from kvdiag.feeds.plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.requests import Requests, Speed
 from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline
 
@@ -19,6 +19,9 @@ QUIET_SECONDS = 1.0
 LEAD_IN_SAMPLES = 3
 SETTLED_SAMPLES = 3
 """Idle readings in a row before and after a load. The diagnosis needs two that agree."""
+
+WHOLE_LOAD_SAMPLES = 3
+"""Readings of a load with all its requests resident without which it is offered once more. The diagnosis needs two."""
 
 SETTLE_SECONDS = 10.0
 """Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
@@ -78,7 +81,8 @@ class ActiveFeed:
         """All steps in order; what was seen so far where the server stops answering.
 
         Raises:
-            KvdiagError: the server has other traffic, or refuses the first request.
+            KvdiagError: the server has other traffic, or refuses or does not finish the first request, or the trace
+                cannot be written.
 
         """
         sampling = asyncio.create_task(self._sampler.run())
@@ -86,7 +90,8 @@ class ActiveFeed:
         try:
             done, _ = await asyncio.wait({sampling, offering}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if (error := task.exception()) is not None:
+                    raise _alone(error)
         except ServerLostError:
             pass  # what was seen until then is judged; the steps that did not run are unknown
         finally:
@@ -163,17 +168,27 @@ class ActiveFeed:
         self._mark(step.id, 0, "end")
 
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
-        step = planned.step
+        step, seen = planned.step, True
         for cycle in range(planned.cycles):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
             self._tell(number, total, step.title, detail)
-            self._mark(step.id, cycle, "begin", planned=planned)
-            await self._settle()
-            self._mark(step.id, cycle, "offer")
-            outcome = await self._load(planned)
-            self._mark(step.id, cycle, "release", outcome=outcome)
-            await self._settle()
-            self._mark(step.id, cycle, "end")
+            seen = await self._run_cycle(planned, cycle)
+        if planned.cycles == 1 and not seen:
+            self._tell(number, total, step.title, "once more, held longer")
+            await self._run_cycle(held_longer(planned, self._facts), 1)
+
+    async def _run_cycle(self, planned: PlannedStep, cycle: int) -> bool:
+        """Offer a workload on a span of its own; whether enough readings saw all of its requests resident."""
+        step, first = planned.step.id, self._recorder.count
+        self._mark(step, cycle, "begin", planned=planned)
+        await self._settle()
+        self._mark(step, cycle, "offer")
+        outcome = await self._load(planned)
+        self._mark(step, cycle, "release", outcome=outcome)
+        await self._settle()
+        self._mark(step, cycle, "end")
+        whole = [sample for sample in self._recorder.since(first) if _sees_whole(sample, planned.workload.requests)]
+        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES
 
     async def _load(self, planned: PlannedStep) -> Outcome:
         try:
@@ -234,6 +249,21 @@ class ActiveFeed:
 
     def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
         self._progress(Progress(number=number, steps=total, title=title, detail=detail))
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The first error of a task group's, which hands even a single one on in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _sees_whole(sample: Sample, requests: int) -> bool:
+    return (
+        sample.load is not None
+        and len(sample.load.resident_tokens) == requests
+        and not any(engine.requests_waiting for engine in sample.engines or ())
+    )
 
 
 def _is_engine_reading(sample: Sample) -> bool:

@@ -1,12 +1,14 @@
 """Model values to plain JSON values and back, strictly: what does not fit its declared type is refused by name.
 
-`None` is left out on the way out, so that a sample takes about 300 bytes a line; unknown fields are refused on the
-way in, since a reader that skips what it does not know judges a trace that it has not understood.
+`None` is left out on the way out where that is the default, so that a sample takes about 300 bytes a line; unknown
+fields are refused on the way in, since a reader that skips what it does not know judges a trace that it has not
+understood.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,7 +22,8 @@ def to_plain(value: Any) -> Any:
         return {
             field.name: to_plain(item)
             for field in dataclasses.fields(value)
-            if field.init and (item := getattr(value, field.name)) is not None
+            # Without a default of None, a field that is left out would be missing on the way in.
+            if field.init and ((item := getattr(value, field.name)) is not None or field.default is not None)
         }
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
@@ -89,7 +92,18 @@ def _one_of(choices: list[Any], item: Any, where: str) -> Any:
 def _scalar(hint: Any, item: Any, where: str) -> Any:
     # bool is an int to Python, and an int a float to JSON: neither confusion may pass, or 1 would be True.
     if hint is float and isinstance(item, int | float) and not isinstance(item, bool):
-        return float(item)
+        return _finite(item, where)
     if hint in (int, str, bool) and type(item) is hint:
         return item
     raise ValueError(f"{where} has to be {getattr(hint, '__name__', hint)}, not {type(item).__name__}")
+
+
+def _finite(item: float, where: str) -> float:
+    """JSON has no infinity, but 1e999 reads as one, and whole numbers of any length."""
+    try:
+        number = float(item)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{where} is not a finite number")
+    return number

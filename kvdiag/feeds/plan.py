@@ -41,6 +41,14 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
     return tuple(_fit(step, facts, speed) for step in steps)
 
 
+def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
+    """The same step with outputs three times as long, as far as the server admits that."""
+    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, 2 * MOST_OUTPUT_TOKENS))
+    workload, notes = _admitted(longer, facts)
+    note = f"offered again with {workload.max_tokens} tokens generated: the first load was not seen whole"
+    return replace(planned, workload=workload, notes=(*notes, note))
+
+
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
@@ -75,9 +83,16 @@ def _admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ..
     if workload.prompt_tokens + workload.max_tokens <= limit:
         return workload, ()
     output = min(workload.max_tokens, max(limit // 4, 1))
-    prompt = max(limit - output, 1)
-    note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {prompt:,}: {reason.format(f'{limit:,}')}"
-    return replace(workload, prompt_tokens=min(prompt, workload.prompt_tokens), max_tokens=output), (note,)
+    prompt = min(workload.prompt_tokens, max(limit - output, 1))
+    notes = tuple(
+        f"{what} of {defined:,} tokens scaled down to {fitting:,}: {reason.format(f'{limit:,}')}"
+        for what, defined, fitting in (
+            ("prompt", workload.prompt_tokens, prompt),
+            ("output", workload.max_tokens, output),
+        )
+        if fitting < defined
+    )
+    return replace(workload, prompt_tokens=prompt, max_tokens=output), notes
 
 
 def _cycles(step: Step, workload: Workload, speed: Speed | None) -> int:

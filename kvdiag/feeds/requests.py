@@ -11,20 +11,22 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 from kvdiag.model import Load, Outcome, Workload
-from kvdiag.sources.http import explain
+from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
 """torch's out-of-memory message with all its figures has about 500 characters."""
 
-MAX_EVENT_CHARACTERS = 2**20
+MAX_EVENT_BYTES = 2**20
 MAX_TOKENS = 2**31
+COMPLETIONS = "/v1/completions"
 
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
@@ -62,9 +64,17 @@ class Speed:
 class Requests:
     """Offers workloads to an OpenAI-compatible server and knows at any moment what they hold there."""
 
-    def __init__(self, client: httpx2.AsyncClient, model: str, token_ids: Sequence[int] = DEFAULT_TOKEN_IDS) -> None:
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        model: str,
+        token_ids: Sequence[int] = DEFAULT_TOKEN_IDS,
+        *,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         """Send to `model` through `client`; prompts are drawn from `token_ids`."""
         self._client = client
+        self._silence_seconds = silence_seconds
         self._model = model
         self._token_ids = token_ids
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - unpredictable enough to miss every prefix
@@ -113,6 +123,8 @@ class Requests:
             return await self._stream(request, max_tokens)
         except httpx2.HTTPError as error:
             return _Done(generated_tokens=request.generated_tokens, error=explain(error))
+        except Unreadable as error:
+            return _Done(generated_tokens=request.generated_tokens, error=str(error))
         finally:
             self._open.pop(number, None)
 
@@ -131,21 +143,21 @@ class Requests:
         sent = time.monotonic()
         first: float | None = None
         last = sent
-        async with self._client.stream("POST", "/v1/completions", json=body, timeout=SILENCE_SECONDS) as response:
+        async with self._client.stream(
+            "POST", COMPLETIONS, json=body, headers=UNPACKED, timeout=self._silence_seconds
+        ) as response:
             if response.status_code != httpx2.codes.OK:
                 return _Done(generated_tokens=0, error=await _error_of(response))
-            async for line in response.aiter_lines():
-                event = _event(line)
-                if event is None:
-                    continue
-                if (error := _message(event)) is not None:
-                    return _Done(generated_tokens=request.generated_tokens, error=error)
-                request.generated_tokens = _generated(event, request.generated_tokens)
-                if request.generated_tokens:
-                    last = time.monotonic()
-                    first = last if first is None else first
-                if request.generated_tokens >= max_tokens:
-                    break  # the engine frees its blocks with the last token, whatever of the stream is still to come
+            async with aclosing(_events(response)) as events:
+                async for event in events:
+                    if (error := _message(event)) is not None:
+                        return _Done(generated_tokens=request.generated_tokens, error=error)
+                    request.generated_tokens = _generated(event, request.generated_tokens)
+                    if request.generated_tokens:
+                        last = time.monotonic()
+                        first = last if first is None else first
+                    if request.generated_tokens >= max_tokens:
+                        break  # the engine frees its blocks with the last token, whatever is still to come
         return _Done(
             generated_tokens=request.generated_tokens,
             error=None if request.generated_tokens else "the stream ended without a token",
@@ -154,12 +166,31 @@ class Requests:
         )
 
 
-def _event(line: str) -> dict[str, Any] | None:
+async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+    """The events of a stream.
+
+    Raises:
+        Unreadable: one is longer than any event, and would fill the memory before it ends.
+
+    """
+    rest = b""
+    async with aclosing(unpacked(response, COMPLETIONS)) as chunks:
+        async for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            if max(map(len, (*lines, rest))) > MAX_EVENT_BYTES:
+                reason = f"a line of more than {MAX_EVENT_BYTES >> 20} MiB: not a stream of completions"
+                raise Unreadable("failed", reason)
+            for line in lines:
+                if (event := _event(line)) is not None:
+                    yield event
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a server-sent event's data line; `None` for everything else."""
-    if not line.startswith("data:") or len(line) > MAX_EVENT_CHARACTERS:
+    if not line.startswith(b"data:"):
         return None
     try:
-        event = json.loads(line.removeprefix("data:"))
+        event = json.loads(line.removeprefix(b"data:"))
     except (ValueError, RecursionError):
         return None  # [DONE], or a line that is none of ours
     return event if isinstance(event, dict) else None
@@ -184,11 +215,13 @@ def _message(event: dict[str, Any]) -> str | None:
 
 async def _error_of(response: httpx2.Response) -> str:
     """The message of an error answer, bounded."""
-    text = ""
-    async for part in response.aiter_text():
-        text += part
-        if len(text) > 4 * MAX_ERROR_CHARACTERS:
-            break
+    content = b""
+    async with aclosing(unpacked(response, COMPLETIONS)) as parts:
+        async for part in parts:
+            content += part
+            if len(content) > 4 * MAX_ERROR_CHARACTERS:
+                break
+    text = content.decode("utf-8", errors="replace")
     try:
         decoded = json.loads(text)
     except (ValueError, RecursionError):

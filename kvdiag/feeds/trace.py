@@ -5,18 +5,21 @@ A torn last line is dropped: that is what a kill leaves behind. Any other bad li
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Self, cast
+from typing import IO, Any, Literal, Self, TypeVar, cast
 
 import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.codec import from_plain, to_plain
 from kvdiag.model import Facts, Mark, Sample, Timeline
+
+Entry = TypeVar("Entry", Sample, Mark)
 
 FORMAT = 1
 """Raised when an older kvdiag could read a newer trace wrongly. Added fields alone make an older one refuse by name."""
@@ -45,7 +48,11 @@ class TraceWriter:
             self._file = _open(path, "wb", packed=path.suffix == ".gz")
         except OSError as error:
             raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
-        self._write({"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)})
+        try:
+            self._write({"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)})
+        except KvdiagError:
+            self._drop()
+            raise
 
     def add(self, entry: Sample | Mark) -> None:
         """Append one sample or mark.
@@ -65,8 +72,21 @@ class TraceWriter:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """End the trace."""
-        self._file.close()
+        """End the trace.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
+
+    def _drop(self) -> None:
+        """Close after an error: what the file still held cannot be written, which has been said already."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         """Use as a context manager."""
@@ -76,7 +96,10 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file whatever happened."""
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._drop()
 
 
 def read_trace(path: Path) -> tuple[Timeline, Facts]:
@@ -123,14 +146,13 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeli
     for number, (line, whole) in enumerate(lines, start=2):
         if not whole and len(line) < MAX_LINE_BYTES:
             break  # torn: the recorder was killed while it wrote this line
+        if not whole:
+            raise KvdiagError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
         try:
             _add(_decoded(line), samples, marks)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
-    try:
-        return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
-    except ValueError as error:
-        raise KvdiagError(f"{path}: {error}") from error
+    return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
 
 
 def _header(line: bytes, path: Path) -> Facts:
@@ -140,13 +162,14 @@ def _header(line: bytes, path: Path) -> Facts:
     except ValueError as error:
         raise KvdiagError(not_a_trace) from error
     version = header.get("kvdiag_trace")
-    if not isinstance(version, int) or isinstance(version, bool):
+    if type(version) is not int or version < 1:
         raise KvdiagError(not_a_trace)
     if version > FORMAT:
-        writer = str(header.get("kvdiag_version"))[:40]
-        raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use kvdiag {writer}")
+        writer = header.get("kvdiag_version")
+        use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
+        raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use {use}")
     try:
-        return from_plain(Facts, header.get("facts", {}))
+        return from_plain(Facts, header.get("facts"))
     except ValueError as error:
         raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
 
@@ -167,8 +190,14 @@ def _no_constant(name: str) -> float:
 
 def _add(line: dict[str, Any], samples: list[Sample], marks: list[Mark]) -> None:
     if list(line) == ["sample"]:
-        samples.append(from_plain(Sample, line["sample"]))
+        _append(samples, from_plain(Sample, line["sample"]), "sample")
     elif list(line) == ["mark"]:
-        marks.append(from_plain(Mark, line["mark"]))
+        _append(marks, from_plain(Mark, line["mark"]), "mark")
     else:
         raise ValueError("neither a sample nor a mark")
+
+
+def _append(entries: list[Entry], entry: Entry, kind: str) -> None:
+    if entries and entry.at_seconds < entries[-1].at_seconds:
+        raise ValueError(f"its time is before that of the {kind} before it")
+    entries.append(entry)

@@ -18,6 +18,7 @@ from kvdiag.sim.gpu import Gpu
 DRIVER_VERSION = "580.95.05"
 STATE_PATH = "/drill/nvml"
 ANSWER_SECONDS = 2.0
+MAX_STATE_BYTES = 2**20
 NO_INSTANCE = 2**32 - 1
 """What NVML gives as instance ids where the device is not sliced."""
 
@@ -175,10 +176,37 @@ class RemoteNvml:
         connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_SECONDS)
         try:
             connection.request("GET", STATE_PATH)
-            state: dict[str, Any] = json.loads(connection.getresponse().read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            state = _state(connection.getresponse().read(MAX_STATE_BYTES))
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             raise self.NVMLError(self.NVML_ERROR_UNKNOWN) from error
         finally:
             connection.close()
         self._latest = state
         return state
+
+
+def _state(text: bytes) -> dict[str, Any]:
+    """What `nvml_state` gave at the other end, or whoever says that it is a drill.
+
+    Raises:
+        ValueError: it is something else.
+
+    """
+    state = json.loads(text)
+    try:
+        return {
+            "driver_version": str(state["driver_version"]),
+            "devices": [
+                {
+                    **{name: str(device[name]) for name in ("uuid", "name")},
+                    **{f"{name}_bytes": int(device[f"{name}_bytes"]) for name in ("total", "free", "used", "reserved")},
+                    "processes": [
+                        {"pid": int(one["pid"]), "name": str(one["name"]), "used_bytes": int(one["used_bytes"])}
+                        for one in device["processes"]
+                    ],
+                }
+                for device in state["devices"]
+            ],
+        }
+    except (LookupError, TypeError) as error:
+        raise ValueError("not the state of a simulated driver") from error

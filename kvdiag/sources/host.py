@@ -121,6 +121,8 @@ def model_config(root: str | None) -> str | None:
     if not root or not path.is_absolute():
         return None
     try:
+        if not path.is_file():
+            return None  # a pipe would be waited for
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
         return json.dumps(json.loads(content)) if len(content) <= MAX_CONFIG_BYTES else None
@@ -135,9 +137,9 @@ def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:
     where sharded files are there too.
     """
     folder = Path(root or "")
-    if not root or not folder.is_absolute() or not folder.is_dir():
-        return None, (_unseen("the model's files are not visible here: the weights' size is unknown"),)
     try:
+        if not root or not folder.is_absolute() or not folder.is_dir():
+            return None, (_unseen("the model's files are not visible here: the weights' size is unknown"),)
         with os.scandir(folder) as entries:
             sizes = {entry.name: entry.stat().st_size for entry in list(entries)[:MAX_WEIGHT_FILES] if entry.is_file()}
     except OSError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,12 @@ MAX_ANSWER_BYTES = 16 * 2**20
 
 ANSWER_SECONDS = 5.0
 """For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
+
+
+Json = dict[str, Any]
+
+UNPACKED = {"Accept-Encoding": "identity"}
+"""Request headers that ask for an answer as it is."""
 
 
 class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent` is a fact about the server
@@ -46,8 +53,8 @@ class HttpReader:
         self._client = client
         self._seconds = seconds
 
-    async def get(self, path: str, params: Sequence[tuple[str, str]] = ()) -> Answer:
-        """One answer.
+    async def get(self, path: str, params: Sequence[tuple[str, str]] = (), *, body: Json | None = None) -> Answer:
+        """One answer to a GET, or to a POST where there is a body.
 
         Raises:
             Unreadable: no connection, no certificate, no permission, too large, too slow, or an error status.
@@ -55,14 +62,15 @@ class HttpReader:
         """
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._get(path, params)
+                return await self._get(path, params, body)
         except TimeoutError as error:
             raise Unreadable("failed", f"no whole answer within {self._seconds:g} s on {path}") from error
         except httpx2.HTTPError as error:
             raise Unreadable("failed", explain(error)) from error
 
-    async def _get(self, path: str, params: Sequence[tuple[str, str]]) -> Answer:
-        async with self._client.stream("GET", path, params=list(params)) as response:
+    async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
+        method = "GET" if body is None else "POST"
+        async with self._client.stream(method, path, params=list(params), json=body, headers=UNPACKED) as response:
             if response.status_code in (401, 403):
                 reason = f"{response.status_code} on {path}: the server wants a key, pass --api-key"
                 raise Unreadable("failed", reason, status=response.status_code)
@@ -72,25 +80,27 @@ class HttpReader:
                 raise Unreadable(kind, reason, status=response.status_code)
             chunks: list[bytes] = []
             size = 0
-            async for chunk in response.aiter_bytes():
-                size += len(chunk)
-                if size > MAX_ANSWER_BYTES:
-                    raise Unreadable("failed", f"more than {MAX_ANSWER_BYTES >> 20} MiB on {path}: not a metrics page")
-                chunks.append(chunk)
+            async with aclosing(unpacked(response, path)) as body_chunks:
+                async for chunk in body_chunks:
+                    size += len(chunk)
+                    if size > MAX_ANSWER_BYTES:
+                        reason = f"more than {MAX_ANSWER_BYTES >> 20} MiB on {path}: not a metrics page"
+                        raise Unreadable("failed", reason)
+                    chunks.append(chunk)
             return Answer(
                 text=b"".join(chunks).decode("utf-8", errors="replace"),
                 content_type=response.headers.get("content-type", "").lower(),
                 server=response.headers.get("server"),
             )
 
-    async def json(self, path: str) -> Any:
-        """One answer, decoded.
+    async def json(self, path: str, *, body: Json | None = None) -> Any:
+        """One answer as of `get`, decoded.
 
         Raises:
             Unreadable: as `get`, or it is not JSON.
 
         """
-        return self.decode(await self.get(path))
+        return self.decode(await self.get(path, body=body))
 
     @staticmethod
     def decode(answer: Answer) -> Any:
@@ -104,6 +114,19 @@ class HttpReader:
             return json.loads(answer.text)
         except (ValueError, RecursionError) as error:
             raise Unreadable("failed", "the answer is not JSON: check the URL, is a vLLM server there?") from error
+
+
+def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
+    """The body as it comes over the wire, to be closed by whoever does not read it to its end.
+
+    Raises:
+        Unreadable: it is packed. A few bytes can unpack to any number, at no pause for a deadline to take hold.
+
+    """
+    packing = response.headers.get("content-encoding", "identity")
+    if packing.lower() != "identity":
+        raise Unreadable("failed", f"the answer on {path} is packed ({packing[:40]}) although that was not asked for")
+    return response.aiter_raw()
 
 
 def explain(error: httpx2.HTTPError) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,15 @@ CONFIG = "vllm:cache_config_info"
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
+MAX_LINE_CHARACTERS = 16 * 2**10
+"""The longest line of 0.32, vllm:cache_config_info, has 1,400. The parser takes the square of a line's length."""
+
+MAX_SERIES = 512
+"""Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
+
+MAX_TEXT_CHARACTERS = 4096
+"""Of a model's name or folder: no path is longer."""
+
 V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 """Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
 
@@ -62,18 +72,34 @@ def parse_page(text: str) -> Page:
         ValueError: it is not in Prometheus's text format.
 
     """
+    if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
+        raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
     series: dict[str, list[_Series]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            engine = labels.get("engine", "0")
-            series.setdefault(sample.name, []).append(_Series(engine=engine, labels=labels, value=sample.value))
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                line = _Series(engine=labels.get("engine", "0"), labels=labels, value=_float(sample.value))
+                series.setdefault(sample.name, []).append(line)
+    except (ValueError, IndexError) as error:
+        # IndexError: a label without a name. Subclasses (UnicodeError) are of no more interest than their parent.
+        raise ValueError(str(error) or "it is not in Prometheus's text format") from error
     return {name: tuple(lines) for name, lines in series.items()}
+
+
+def _float(value: float) -> float:
+    """The parser gives whole numbers as int, of which some are too long for a float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
     """The engines of a page in the order of their labels; `None` with a gap where it shows none."""
     wanted = (*POLLED_NAMES, CONFIG)
+    if (crowd := _crowd(page, wanted)) is not None:
+        return None, (crowd,)
     labels = sorted({line.engine for name in wanted for line in page.get(name, ())}, key=_by_number)
     if not labels:
         return None, (_no_engine(page),)
@@ -83,7 +109,16 @@ def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...
 
 
 def _by_number(label: str) -> tuple[int, str]:
-    return (int(label) if label.isdecimal() else MAX_COUNT, label)
+    return (int(label) if label.isdecimal() and len(label) < len(str(MAX_COUNT)) else MAX_COUNT, label)
+
+
+def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
+    """A gap where the page has more series of a name than any server; every engine costs a look at all of them."""
+    for name in names:
+        if (count := len(page.get(name, ()))) > MAX_SERIES:
+            reason = f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server"
+            return Gap(source=SOURCE, kind="failed", reason=reason)
+    return None
 
 
 def _no_engine(page: Page) -> Gap:
@@ -100,28 +135,23 @@ def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
     if usage is not None and not 0.0 <= usage <= 1.0:
         gaps.append(_refused("KV usage", label, usage))
         usage = None
-    asleep = None
-    for line in page.get(SLEEP_STATE, ()):
-        if line.engine == label and line.labels.get("sleep_state") == "awake":
-            asleep = line.value == 0.0
-    waiting = {
-        line.labels.get("reason"): line.value for line in page.get(WAITING_BY_REASON, ()) if line.engine == label
-    }
+    waiting = _value(page, (WAITING_BY_REASON,), label, gaps, reason="capacity")
+    awake = _whole(_value(page, (SLEEP_STATE,), label, gaps, sleep_state="awake"), SLEEP_STATE, label, gaps)
     return Engine(
         engine=label,
         kv_usage_ratio=usage,
-        requests_waiting_for_capacity=_whole(waiting.get("capacity"), WAITING_BY_REASON, label, gaps),
-        asleep=asleep,
+        requests_waiting_for_capacity=_whole(waiting, WAITING_BY_REASON, label, gaps),
+        asleep=None if awake is None else awake == 0,
         **counts,
     )
 
 
-def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap]) -> float | None:
+def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
+    """The one line of an engine that has these labels, under the first name that is there."""
     for name in names:
-        lines = [line for line in page.get(name, ()) if line.engine == label]
+        lines = [line for line in page.get(name, ()) if line.engine == label and labels.items() <= line.labels.items()]
         if len(lines) > 1:
-            reason = f"{name} stands {len(lines)} times for engine {label}: is this page joined from several servers?"
-            gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
+            gaps.append(_repeated(name, len(lines), label))
             return None
         if lines:
             return lines[0].value
@@ -143,7 +173,12 @@ def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int |
 
 
 def _refused(name: str, label: str, value: float) -> Gap:
-    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value}: not a possible figure")
+    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible figure")
+
+
+def _repeated(name: str, count: int, label: str) -> Gap:
+    reason = f"{name} stands {count} times for engine {label}: is this page joined from several servers?"
+    return Gap(source=SOURCE, kind="failed", reason=reason)
 
 
 def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
@@ -155,11 +190,17 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
     lines = page.get(CONFIG, ())
     if not lines:
         return (), (Gap(source=SOURCE, kind="absent", reason=f"the page has no {CONFIG}: the pool's size is unknown"),)
+    if (crowd := _crowd(page, (CONFIG,))) is not None:
+        return (), (crowd,)
     gaps: list[Gap] = []
     pools: list[KvPool] = []
+    counts = Counter(line.engine for line in lines)
+    gaps += [_repeated(CONFIG, count, engine) for engine, count in counts.items() if count > 1]
     for line in lines:
+        if counts[line.engine] > 1:
+            continue
         try:
-            pools.append(_pool(line, engines=len(lines), dialect=_dialect(page, version)))
+            pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
         except ValueError as error:
             reason = f"{CONFIG} of engine {line.engine} cannot be used: {error}"
             gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
@@ -175,9 +216,10 @@ class _Dialect:
 
 
 def _dialect(page: Page, version: str | None) -> _Dialect:
-    if not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
-        return _Dialect(null_blocks=0, usage_counts_null_block=False)
     known = parse_version(version)
+    # V0 is gone after 0.11.0; before, a page without any of V1's names is V0's.
+    if not (known and known > (0, 11, 0)) and not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
+        return _Dialect(null_blocks=0, usage_counts_null_block=False)
     # kv_cache_usage_perc without its older twin means 0.11 or later, even where /version is not to be had.
     newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
     return _Dialect(null_blocks=1, usage_counts_null_block=not newer)
@@ -195,11 +237,12 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
     block_tokens = _label_int(labels, "effective_attention_block_size") or _label_int(labels, "block_size")
     if total is None or block_tokens is None:
         raise ValueError(
-            f"num_gpu_blocks is {labels.get('num_gpu_blocks')!r}, block_size is {labels.get('block_size')!r}"
+            f"num_gpu_blocks is {labels.get('num_gpu_blocks')!r:.40}, block_size is {labels.get('block_size')!r:.40}"
         )
     total //= engines
     usable = total - dialect.null_blocks
     fraction = _label_float(labels, "gpu_memory_utilization")
+    concurrency = _label_float(labels, "kv_cache_max_concurrency")
     overridden = _label_int(labels, "num_gpu_blocks_override") is not None
     return KvPool(
         engine=line.engine,
@@ -208,11 +251,11 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
         usable_blocks=usable,
         usage_blocks=total if dialect.usage_counts_null_block else usable,
         capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
-        max_concurrency=_label_float(labels, "kv_cache_max_concurrency"),
+        max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
         # The label keeps the size asked for when the number of blocks is overridden (seen: 1 GiB for a pool of 40 MiB).
         pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
         cache_dtype=labels.get("cache_dtype"),
-        sliding_window_tokens=_label_int(labels, "sliding_window"),
+        sliding_window_tokens=_label_int(labels, "sliding_window") or None,
         memory_fraction_ratio=fraction if fraction is not None and 0 < fraction <= 1 else None,
         prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
     )
@@ -240,6 +283,13 @@ class Identity:
     root: str | None
     max_model_len_tokens: int | None
     server_header: str | None
+
+
+def _text(value: object) -> str | None:
+    """A text that can be shown and sent back; `None` for anything else."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
+        return None
+    return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
 class VllmSource:
@@ -272,10 +322,10 @@ class VllmSource:
             pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
         longest = first.get("max_model_len")
         return Identity(
-            version=version if isinstance(version, str) else None,
-            model=first["id"] if isinstance(first.get("id"), str) else None,
-            root=first["root"] if isinstance(first.get("root"), str) else None,
-            max_model_len_tokens=longest if isinstance(longest, int) and 0 < longest <= MAX_COUNT else None,
+            version=_text(version),
+            model=_text(first.get("id")),
+            root=_text(first.get("root")),
+            max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
             server_header=header,
         )
 

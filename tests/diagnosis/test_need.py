@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem
+from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem, grows_with_every_token
 from kvdiag.model import Facts
 from tests.builders import pool
 
@@ -95,3 +97,38 @@ def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> Non
     # THEN
     assert curve_problem(known) is not None
     assert blocks_needed((100,), known) is None
+
+
+GEMMA = Path(__file__).parents[1] / "kv" / "data" / "configs" / "gemma-3-27b.json"
+
+
+def hybrid(blocks_of_the_longest: int) -> Facts:
+    """An engine that runs Gemma 3 27B, whose own figure for 32,768 tokens is so many blocks."""
+    most = 60_000 / blocks_of_the_longest
+    one = pool(usable_blocks=59_999, max_concurrency=most, capacity_tokens=None, pool_bytes=None, cache_dtype="auto")
+    return Facts(pools=(one,), max_model_len_tokens=32_768, model_config=GEMMA.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "least", "most"), [(160, 7 * 10, 7 * 10), (16_400, 1025 + 6 * 64, 1025 + 6 * 65)], ids=["short", "long"]
+)
+def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most: int) -> None:
+    """Ten full layers make one group of blocks, 52 sliding ones six: these hold their window of 1,024 tokens alone."""
+    # GIVEN the engine's own figure: 2,048 blocks of the full group, and in six groups what 8,192 tokens in flight and
+    # the window touch (576 blocks and one more)
+    known = hybrid(2048 + 6 * 577)
+
+    # THEN the curve is known, and is no straight line
+    assert curve_problem(known) is None
+    assert not grows_with_every_token(known)
+    assert blocks_needed((tokens,), known) == Need(least_blocks=least, most_blocks=most)
+
+
+def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:
+    """A model whose engine plans another number of blocks is not the one of this config."""
+    # GIVEN a figure that no setting of this config gives
+    known = hybrid(4321)
+
+    # THEN
+    assert "takes 4321 blocks" in (curve_problem(known) or "")
+    assert blocks_needed((160,), known) is None

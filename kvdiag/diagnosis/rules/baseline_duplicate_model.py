@@ -19,17 +19,17 @@ ID = "baseline.duplicate_model"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare what the server holds beyond its pool, before any load of ours, with one copy of its weights."""
-    devices = first_devices(timeline)
-    if not devices:
+    if not first_devices(timeline):
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
-    own = server_devices(devices, server_uuids(timeline, facts))
+    known = server_uuids(timeline, facts)
+    own = next((seen for sample in timeline.samples if (seen := server_devices(sample.devices, known))), ())
     held = [_server_bytes(timeline, device.uuid, facts) for device in own]
     pools = [pool.pool_bytes for pool in facts.pools]
     if facts.weights_bytes is None:
         return unseen(ID, "the size of the weights is not known (the model's files are not visible here)")
     if not pools or None in pools:
         return unseen(ID, "the engine does not report its pool's bytes")
-    if None in held:
+    if not held or None in held:
         return unseen(ID, "the server's own bytes on the device are not visible")
     copies = len(pools)
     ranks = max(len(own) // copies, 1)

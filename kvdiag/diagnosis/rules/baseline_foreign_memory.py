@@ -12,16 +12,14 @@ ID = "baseline.foreign_memory"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at every process on the server's devices, and at the bytes that no process explains."""
-    devices = next(
-        (sample.devices for sample in timeline.samples if any(d.processes is not None for d in sample.devices or ())),
-        None,
-    )
+    own = server_uuids(timeline, facts)
+    readings = (server_devices(sample.devices, own) for sample in timeline.samples)
+    devices = next((seen for seen in readings if any(device.processes is not None for device in seen)), None)
     if devices is None:
         if newest_devices(timeline) is None:
             return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "NVML lists no processes here")
-    own = server_devices(devices, server_uuids(timeline, facts))
-    judged = [_judge_device(device, facts, limits) for device in own]
+    judged = [_judge_device(device, facts, limits) for device in devices]
     order = ("fault", "suspect", "unknown", "ok")
     return (min(judged, key=lambda finding: order.index(finding.status)),)
 

@@ -22,8 +22,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     devices = server_devices(first_devices(timeline), own)
     if devices and not own and len(devices) > 1:
         missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()
-    elif not any(device.memory is not None for device in devices):
-        missing, devices = gap_reason(timeline, facts, "nvml") or "no device memory was read", ()
+    elif not devices or any(device.memory is None for device in devices):
+        missing = gap_reason(timeline, facts, "nvml") or "no device memory was read"
     else:
         missing = ""
     found += [_device_problem(device, pool, facts, limits) for device in devices]

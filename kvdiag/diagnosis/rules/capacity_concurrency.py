@@ -22,7 +22,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     samples = [sample for sample in timeline.samples if sample.engines]
     counted = [sample for sample in samples if _count_preemptions(sample)]
     if len(counted) < limits.idle_samples:
-        return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine counts no preemptions")
+        reason = None if samples else gap_reason(timeline, facts, "vllm")
+        return unseen(ID, reason or "the engine counts no preemptions")
     preempted = _preempted(counted)
     streak, most = _longest_wait(samples, facts)
     evidence: tuple[Evidence, ...] = (

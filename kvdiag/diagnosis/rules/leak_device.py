@@ -40,6 +40,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not worst.leaking:
         amount = f"{readable_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"cannot tell: device memory rose {amount}, but not steadily", worst)
+    if worst.owner == "unseen" and (worst.idle_bytes or 0) >= limits.device_quantum_bytes:
+        amount = f"{readable_bytes(worst.idle_bytes or 0)} before any request"
+        return _both("unknown", f"cannot tell: GPU {worst.gpu} grows while nothing runs, too ({amount})", worst)
     whose = "the server's process" if worst.owner == "server" else "device memory (whose process is not visible)"
     summary = (
         f"GPU {worst.gpu}: {whose} grows {readable_bytes(worst.bytes_per_cycle)} with each request and does not return"

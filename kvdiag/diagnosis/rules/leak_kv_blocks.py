@@ -30,7 +30,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     stretches = idle_floors(timeline, facts, limits)
     floors = [floor for floor in stretches if floor.blocks is not None]
     if not floors:
-        return unseen(ID, gap_reason(timeline, facts, "vllm") or "no two samples in a row saw every engine idle")
+        seen = any(sample.engines for sample in timeline.samples)
+        reason = None if seen else gap_reason(timeline, facts, "vllm")
+        return unseen(ID, reason or "no two samples in a row saw every engine idle")
     if stretches[-1].blocks is None:
         return unseen(ID, "the pool had not settled when the readings ended")
     first, last = floors[0], floors[-1]

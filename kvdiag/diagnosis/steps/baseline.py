@@ -26,8 +26,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         return unknown(ID, "it did not run to its end" if span else "it did not run", span)
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
     if floor is None:
-        reason = gap_reason(timeline, facts, "vllm") or "the server was never idle: other traffic"
-        return unknown(ID, reason, span)
+        seen = any(sample.engines for sample in timeline.between(span.begin_seconds, span.end_seconds))
+        reason = None if seen else gap_reason(timeline, facts, "vllm")
+        return unknown(ID, reason or "the server was never idle: other traffic", span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
     unseen = [device for device in devices if device.memory is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import highest_blocks, judge_load, nominal_need, refused
+from kvdiag.diagnosis.growth import highest_blocks, judge_load, last_span, nominal_need, refused
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.need import grows_with_every_token
 from kvdiag.diagnosis.observe import whole_number
@@ -20,7 +20,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     so only their end is judged.
     """
     result = judge_load(ID, timeline, facts, limits)
-    span = next(iter(timeline.spans(ID)), None)
+    span = last_span(timeline, ID)
     if result.status == "unknown" or span is None or refused(span) is not None:
         return result
     highest, most = highest_blocks(timeline, facts, span, limits), nominal_need(facts, span)

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 import pytest
@@ -189,3 +188,15 @@ def test_free_bytes_of_the_server_are_its_evidence() -> None:
 
     # THEN
     assert "gpu_0_free" in evidence(actual)
+
+
+def test_one_of_two_gpus_that_does_not_tell_leaves_it_unknown() -> None:
+    """The server's other GPU fits, which says nothing about this one; one that does not fit is told all the same."""
+    # GIVEN two ranks, of which the second's memory cannot be read
+    dark = device(1, used_bytes=None, processes=(process(101, None),))
+    fits, full = (
+        device(used_bytes=used, processes=(process(100, 20 * GIB),)) for used in (22 * GIB, 24 * GIB - 100 * MIB)
+    )
+
+    # THEN
+    assert ["unknown", "suspect"] == [at_idle(first, dark, pids=(100, 101)).status for first in (fits, full)]

@@ -1,11 +1,10 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge
-from kvdiag.model import Evidence, Finding
+from kvdiag.model import Evidence, Finding, Timeline
 from tests.builders import MIB, NO_NVML, TRAINING, World, evidence, facts, run
 
 
@@ -80,3 +79,33 @@ def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
 
     # THEN
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize("step", ["baseline", "single_request"])
+def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step: str) -> None:
+    """Where the baseline did not run or the first cycle did not settle, the unjudged requests' share stays unknown."""
+    # GIVEN kernels loaded with the first four requests, two of them unjudged, and no idle readings around those
+    world = World(first_touch_bytes=(64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB))
+    whole = run(world)
+    start, end = (
+        next(mark.at_seconds for mark in whole.marks if (mark.step, mark.phase) == (step, phase))
+        for phase in ("begin", "end" if step == "baseline" else "offer")
+    )
+    samples = tuple(one for one in whole.samples if one.engines is None or not start <= one.at_seconds <= end)
+    (actual,) = judge(Timeline(samples=samples, marks=whole.marks), facts(world), DEFAULT_LIMITS)
+
+    # THEN
+    assert actual.status in {"ok", "unknown"}
+    assert 0 < float(evidence(actual).get("first_touch_growth") or 1) <= 24 * MIB
+
+
+def test_cycles_without_a_baseline_are_judged_alone() -> None:
+    """A trace that begins with the requests still shows that growth stopped."""
+    # GIVEN a run of which the baseline's marks are lost
+    world = World(first_touch_bytes=(0, 0, 16 * MIB))
+    whole = run(world)
+    marks = tuple(mark for mark in whole.marks if mark.step != "baseline")
+    (actual,) = judge(Timeline(samples=whole.samples, marks=marks), facts(world), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])

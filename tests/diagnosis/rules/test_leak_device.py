@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 from dataclasses import replace
@@ -238,3 +237,31 @@ def test_growth_below_a_page_per_request_is_never_a_fault(growth: int) -> None:
 
     # THEN
     assert "fault" not in statuses(verdicts(World(first_touch_bytes=steps))).values()
+
+
+def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
+    """Where it cannot be seen whose bytes they are, a device that grows at idle as well grows for another reason."""
+    # GIVEN a growing neighbour in a container that does not show processes
+    world = World(
+        server_seen=False,
+        processes_told=False,
+        foreign={0: (process(7, 1 * GIB),)},
+        foreign_growth_bytes={0: 24 * MIB},
+    )
+    actual = verdicts(world)
+
+    # THEN
+    assert both("unknown") == statuses(actual)
+    assert "grows while nothing runs, too" in actual[1].summary
+
+
+def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
+    """Where the driver tells both sizes, the server's own growth is judged, whatever its neighbour takes."""
+    # GIVEN a leaking server and a neighbour that grows faster on the same GPU, or shrinks as fast
+    growing, shrinking = (
+        World(device_growth_bytes=6 * MIB, foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: growth})
+        for growth in (64 * MIB, -4 * MIB)
+    )
+
+    # THEN
+    assert ["fault", "fault"] == [verdicts(world)[1].status for world in (growing, shrinking)]

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 from dataclasses import replace
@@ -99,8 +98,9 @@ def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
         (World(pools=()), "the pool's usage is not known or did not settle"),
         (World(usage_told=False), "the pool's usage is not known or did not settle"),
         (World(busy=True), "cannot tell: the server was never idle: other traffic"),
+        (World(busy=True, pools=()), "cannot tell: the server was never idle: other traffic"),
     ],
-    ids=["no pool", "no usage", "other traffic"],
+    ids=["no pool", "no usage", "other traffic", "other traffic and no pool"],
 )
 def test_a_pool_that_was_not_seen_idle_is_unknown(world: World, reason: str) -> None:
     """Without an idle moment and its usage the step cannot be judged, and says which was missing."""

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 import pytest
@@ -69,7 +68,11 @@ def test_requests_that_run_out_of_memory_are_a_fault() -> None:
             World(other_prompt_tokens={"concurrent": 2_000}),
             "other traffic: the server took 2,000 prompt tokens that are not ours",
         ),
-        (World(busy=True), "the pool's usage before or under the load is not known"),
+        (
+            World(passing=("concurrent",)),
+            "other traffic: up to 11 requests ran or waited, 10 of them ours",
+        ),
+        (World(busy=True), "other traffic: up to 11 requests ran or waited, 10 of them ours"),
         (World(failing={"concurrent": "HTTP 503: full"}), "10 of 10 requests failed: HTTP 503: full"),
         (World(pools=()), "the engine does not report its KV pool"),
         (World(usage_told=False), "the pool's usage before or under the load is not known"),
@@ -84,6 +87,7 @@ def test_requests_that_run_out_of_memory_are_a_fault() -> None:
         "not run",
         "server lost",
         "other prompts",
+        "a passing request",
         "other traffic",
         "requests failed",
         "no pool",
@@ -141,3 +145,12 @@ def test_a_load_that_was_scaled_down_says_so() -> None:
 
     # THEN
     assert ("ok", (note,), 10_080) == (actual.status, actual.notes, measured(actual)["tokens"])
+
+
+def test_a_load_that_was_offered_again_is_judged_where_it_was_seen() -> None:
+    """The first load went by between two readings: the second one, held longer, counts."""
+    # GIVEN a load that was only seen the second time, on a healthy server and on one that wastes blocks
+    fine, wasteful = (result(World(again=("concurrent",), extra_blocks_per_request=extra)) for extra in (0, 100))
+
+    # THEN
+    assert ("ok", "fault") == (fine.status, wasteful.status)

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 from __future__ import annotations
 
 from dataclasses import replace
@@ -113,7 +112,11 @@ def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
             World(other_prompt_tokens={"long_context": 1}),
             "other traffic: the server took 1 prompt tokens that are not ours",
         ),
-        (World(busy=True), "the pool's usage before or under the load is not known"),
+        (
+            World(passing=("long_context",)),
+            "other traffic: up to 2 requests ran or waited, 1 of them ours",
+        ),
+        (World(busy=True), "other traffic: up to 2 requests ran or waited, 1 of them ours"),
         (World(failing={"long_context": "HTTP 400: no"}), "1 of 1 requests failed: HTTP 400: no"),
         (World(pools=()), "the engine does not report its KV pool"),
         (World(usage_told=False), "the pool's usage before or under the load is not known"),
@@ -124,6 +127,7 @@ def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
         "not run",
         "server lost",
         "other prompts",
+        "a passing request",
         "other traffic",
         "request failed",
         "no pool",
@@ -143,3 +147,12 @@ def test_two_engines_and_one_request() -> None:
     """Data parallel: one engine holds the long request, the other nothing."""
     # GIVEN a healthy server of two engines
     assert "ok" == result(World(pools=(pool("0"), pool("1")), gpus=2)).status
+
+
+def test_a_request_that_was_offered_again_is_judged_where_it_was_seen() -> None:
+    """The first one went by between two readings: the second one counts, all the way."""
+    # GIVEN a long request that was only seen the second time
+    actual = result(World(again=("long_context",)))
+
+    # THEN
+    assert ("ok", 1_031) == (actual.status, measured(actual)["highest_blocks"])

@@ -1,0 +1,330 @@
+"""Reading from servers that are not there, are something else, or mean harm: one line each, within the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import ssl
+import zlib
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kvdiag.sources.http import MAX_ANSWER_BYTES, Answer, HttpReader, Unreadable
+from tests.fixtures import hostile
+from tests.fixtures.certificates import Certificate, make_certificate
+from tests.fixtures.hostile import Hostile, endless, head, raw, refused_port, reply, reply_json, silent
+
+LONG_SECONDS = 30.0
+SHORT_SECONDS = 0.5
+MIB = 2**20
+
+Reading = Answer | tuple[str, int | None, str]
+
+
+TRUST = ssl.create_default_context()
+"""The system's authorities, loaded once: that takes longer than most of these tests."""
+
+
+def read(url: str, *, seconds: float = LONG_SECONDS, verify: ssl.SSLContext | bool = TRUST) -> Reading:
+    """The metrics page at `url`, or kind, status and reason of why there is none; what varies by version is dropped."""
+
+    async def get() -> Reading:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=verify, timeout=LONG_SECONDS) as client:
+            try:
+                async with asyncio.timeout(LONG_SECONDS):
+                    return await HttpReader(client, seconds).get("/metrics/", params=[("name[]", "x")])
+            except Unreadable as error:
+                return error.kind, error.status, re.sub(r" \(.*\)", " (…)", str(error))
+
+    return asyncio.run(get())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A certificate that nobody trusts."""
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def test_answer_is_read_whole() -> None:
+    """A well-behaved answer comes with its text, its type and who sent it."""
+    # GIVEN
+    page = reply("vllm:x 1.0 é\n", content_type="Text/Plain; version=0.0.4", Server="uvicorn")
+
+    # WHEN
+    with Hostile({"/metrics/": page}) as server:
+        actual = read(server.url)
+
+    # THEN
+    assert Answer(text="vllm:x 1.0 é\n", content_type="text/plain; version=0.0.4", server="uvicorn") == actual
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    """Bytes that are not UTF-8 do not keep the rest from being read, whatever charset the server claims."""
+    # GIVEN
+    page = reply(b"a\xff\xfeb", content_type="text/plain; charset=base64")
+
+    # WHEN
+    with Hostile(page) as server:
+        actual = read(server.url)
+
+    # THEN
+    assert Answer(text="a\ufffd\ufffdb", content_type="text/plain; charset=base64", server=None) == actual
+
+
+CHECK = "check the URL, is a vLLM server there?"
+GZIP_BOMB = gzip.compress(bytes(64 * MIB))
+CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
+
+ANSWERS = [
+    pytest.param(reply("", status=404), ("absent", 404, f"404 on /metrics/: {CHECK}"), id="404"),
+    pytest.param(
+        reply("", status=401), ("failed", 401, "401 on /metrics/: the server wants a key, pass --api-key"), id="401"
+    ),
+    pytest.param(
+        reply("", status=403), ("failed", 403, "403 on /metrics/: the server wants a key, pass --api-key"), id="403"
+    ),
+    pytest.param(
+        reply("", status=302, Location="http://127.0.0.1:1/"),
+        ("failed", 302, f"302 on /metrics/: {CHECK}"),
+        id="redirect is not followed",
+    ),
+    pytest.param(reply("", status=500), ("failed", 500, f"500 on /metrics/: {CHECK}"), id="500"),
+    pytest.param(reply("", status=204), ("failed", 204, f"204 on /metrics/: {CHECK}"), id="204"),
+    pytest.param(raw(), ("failed", None, "the answer broke off (…)"), id="hangs up at once"),
+    pytest.param(raw(b"SSH-2.0-OpenSSH_9.2\r\n"), ("failed", None, "the answer broke off (…)"), id="another protocol"),
+    pytest.param(raw(bytes(range(256)) * 9), ("failed", None, "the answer broke off (…)"), id="garbage bytes"),
+    pytest.param(
+        raw(b"HTTP/1.1 200 OK\r\nBad Header\r\n\r\n"), ("failed", None, "the answer broke off (…)"), id="bad header"
+    ),
+    pytest.param(
+        raw(head(Content_Length="100"), b"short"), ("failed", None, "the answer broke off (…)"), id="torn body"
+    ),
+    pytest.param(
+        raw(head(Content_Length="-1"), b"x"), ("failed", None, "the answer broke off (…)"), id="negative length"
+    ),
+    pytest.param(raw(CUT_CHUNKS, b"zz\r\n"), ("failed", None, "the answer broke off (…)"), id="broken chunk"),
+    pytest.param(raw(CUT_CHUNKS), ("failed", None, "the answer broke off (…)"), id="torn between chunks"),
+    pytest.param(
+        endless(b"HTTP/1.1 200 OK\r\n", b"X-More: header\r\n", limit_bytes=64 * MIB),
+        ("failed", None, "the answer broke off (…)"),
+        id="headers without end",
+    ),
+    pytest.param(
+        reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"),
+        ("failed", None, "the answer on /metrics/ is packed (…) although that was not asked for"),
+        id="gzip",
+    ),
+    pytest.param(
+        reply(zlib.compress(GZIP_BOMB), Content_Encoding="gzip, deflate"),
+        ("failed", None, "the answer on /metrics/ is packed (…) although that was not asked for"),
+        id="gzip bomb in a gzip bomb",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+def test_useless_answer_is_told_in_one_line(answer: hostile.Answer, expected: tuple[str, int | None, str]) -> None:
+    """Whatever else a server answers, the reason is one line that names what to look at."""
+    # WHEN
+    with Hostile(answer) as server:
+        actual = read(server.url)
+
+    # THEN
+    assert expected == actual
+
+
+SLOW_ANSWERS = [
+    pytest.param(silent(), id="accepts and says nothing"),
+    pytest.param(silent(b"HTTP/1.1 200"), id="half a status line"),
+    pytest.param(endless(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause_seconds=0.05), id="slow headers"),
+    pytest.param(silent(head(Content_Length="100") + b"vllm:"), id="stops in the page"),
+    pytest.param(endless(head(), b"#", pause_seconds=0.01), id="a page that never ends"),
+    pytest.param(
+        endless(head(Transfer_Encoding="chunked"), b"1\r\n#\r\n", pause_seconds=0.01), id="chunks that never end"
+    ),
+    pytest.param(
+        endless(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_seconds=0.01), id="interim answers that never end"
+    ),
+]
+
+
+@pytest.mark.parametrize("answer", SLOW_ANSWERS)
+def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
+    """A server that keeps sending a little, or nothing, is given up at the deadline for the whole answer."""
+    # WHEN
+    with Hostile(answer) as server:
+        actual = read(server.url, seconds=SHORT_SECONDS)
+
+    # THEN
+    assert ("failed", None, "no whole answer within 0.5 s on /metrics/") == actual
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(head(Content_Length=str(100 * MIB)), id="announced"),
+        pytest.param(head(), id="not announced"),
+    ],
+)
+def test_huge_page_is_left_unread(first: bytes) -> None:
+    """Of a page of 100 MB no more is taken than the limit and what the sockets hold."""
+    # GIVEN
+    page = endless(first, b"# HELP x\n" * 8192, limit_bytes=100 * MIB)
+
+    # WHEN
+    with Hostile(page) as server:
+        actual = read(server.url)
+        sent_bytes = server.sent_bytes
+
+    # THEN
+    assert ("failed", None, f"more than {MAX_ANSWER_BYTES >> 20} MiB on /metrics/: not a metrics page") == actual
+    assert sent_bytes < MAX_ANSWER_BYTES + 16 * MIB
+
+
+def test_largest_page_is_read() -> None:
+    """A page of exactly the limit is still a page."""
+    # GIVEN
+    text = "#" * MAX_ANSWER_BYTES
+
+    # WHEN
+    with Hostile(reply(text)) as server:
+        actual = read(server.url)
+
+    # THEN
+    assert Answer(text=text, content_type="text/plain", server=None) == actual
+
+
+def test_refused_connection_is_told() -> None:
+    """A port that nobody serves says that the server may be down."""
+    # WHEN
+    with refused_port() as port:
+        actual = read(f"http://127.0.0.1:{port}")
+
+    # THEN
+    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+
+
+def test_unknown_host_is_told() -> None:
+    """A name that does not exist says that the URL may be wrong."""
+    # WHEN
+    actual = read("http://kvdiag.invalid:8000")
+
+    # THEN
+    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+
+
+def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
+    """A certificate of an unknown authority names the option that makes it known."""
+    # WHEN
+    with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
+        actual = read(server.url)
+
+    # THEN
+    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    assert expected == actual
+
+
+def test_trusted_certificate_is_accepted(certificate: Certificate) -> None:
+    """With its authority given, or unchecked, the same server is read."""
+    # GIVEN
+    trusting = ssl.create_default_context(cafile=certificate.certificate)
+
+    # WHEN
+    with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
+        actual = [read(server.url, verify=trusting), read(server.url, verify=False)]
+
+    # THEN
+    assert [Answer(text="x 1\n", content_type="text/plain", server=None)] * 2 == actual
+
+
+def test_https_to_a_plain_port_is_told() -> None:
+    """TLS spoken to a server that has none asks whether it has."""
+    # WHEN
+    with Hostile(reply("x 1\n")) as server:
+        actual = read(server.url.replace("http", "https"))
+
+    # THEN
+    assert ("failed", None, "TLS failed (…): is it https at all?") == actual
+
+
+def test_http_to_a_tls_port_is_told(certificate: Certificate) -> None:
+    """Plain HTTP spoken to a server that wants TLS is a broken answer, not a crash."""
+    # WHEN
+    with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
+        actual = read(server.url.replace("https", "http"))
+
+    # THEN
+    assert ("failed", None, "the answer broke off (…)") == actual
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("<html>", id="HTML"),
+        pytest.param("", id="empty"),
+        pytest.param("[" * 100_000, id="nested without end"),
+        pytest.param('{"a": ' + "9" * 5000 + "}", id="a number without end"),
+    ],
+)
+def test_what_is_not_json_is_told(text: str) -> None:
+    """An answer that should be JSON and is not is one kind of error."""
+    # GIVEN
+    answer = Answer(text=text, content_type="application/json", server=None)
+
+    # WHEN
+    with pytest.raises(Unreadable) as caught:
+        HttpReader.decode(answer)
+
+    # THEN
+    assert f"the answer is not JSON: {CHECK}" == str(caught.value)
+
+
+def test_json_is_decoded() -> None:
+    """A JSON answer comes as its value."""
+
+    # GIVEN
+    async def get(url: str) -> object:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=TRUST) as client:
+            return await HttpReader(client, LONG_SECONDS).json("/version")
+
+    # WHEN
+    with Hostile({"/version": reply_json({"version": "0.32.0"})}) as server:
+        actual = asyncio.run(get(server.url))
+
+    # THEN
+    assert {"version": "0.32.0"} == actual
+
+
+def test_packing_is_not_asked_for() -> None:
+    """The request says that a packed answer is not wanted."""
+    # GIVEN
+    heads: list[bytes] = []
+
+    def answer(peer: hostile.Peer) -> None:
+        heads.append(peer.request_head)
+        reply("x 1\n")(peer)
+
+    # WHEN
+    with Hostile(answer) as server:
+        read(server.url)
+
+    # THEN
+    (asked,) = heads
+    assert b"accept-encoding: identity" in asked.lower().split(b"\r\n")
+
+
+def test_certificate_of_the_same_name_is_not_trusted(certificate: Certificate, tmp_path: Path) -> None:
+    """A server's certificate is not trusted for having the same name as one that is."""
+    # GIVEN
+    other = ssl.create_default_context(cafile=make_certificate(tmp_path).certificate)
+
+    # WHEN
+    with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
+        actual = read(server.url, verify=other)
+
+    # THEN
+    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    assert expected == actual
