@@ -120,6 +120,8 @@ class ActiveFeed:
         seen = await self._recorder.wait_for(lambda samples: len(_engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
         await asyncio.sleep(QUIET_SECONDS)
         samples = _engine_samples(self._recorder.since(first))
+        if any(engine.asleep for sample in samples for engine in sample.engines or ()):
+            raise KvdiagError("the engine is asleep, its pool and weights are not on the device: wake it up first")
         if self._facts.forced or not seen:
             return
         busy = max((_open_requests(sample) for sample in samples), default=0)

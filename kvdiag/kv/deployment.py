@@ -107,9 +107,7 @@ class Deployment:
 
     @property
     def encoder_tokens(self) -> int:
-        """Encoder tokens planned for a request (config/scheduler.py: max_num_encoder_input_tokens is
-        max_num_batched_tokens).
-        """
+        """Encoder tokens of a request: config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens."""
         return self.max_num_batched_tokens if self.max_encoder_tokens is None else self.max_encoder_tokens
 
     def request_terms(self, architecture: Architecture) -> RequestTerms:
@@ -334,6 +332,9 @@ def _state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
     architecture, deployment = context.architecture, context.deployment
     element = model_dtype_bytes(architecture.dtype)
     recurrent = deployment.state_dtype or layer.state.recurrent_dtype or architecture.state_dtype
+    if deployment.state_dtype is None and deployment.platform is Platform.CPU:
+        # platforms/cpu.py::CpuPlatform.check_and_update_config, on every CPU that has AVX512-BF16.
+        recurrent = "float32"
     size = layer.state.rank_bytes(
         tensor_parallel=deployment.tensor_parallel,
         speculative_tokens=deployment.speculative_tokens,

@@ -225,13 +225,18 @@ def _least_room(budgets: Sequence[Budget], capacity: Capacity, needed: int) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests that arrive: how many a second, how long they are, and how long each stays."""
+    """Requests that arrive: how many a second, how long they are on average, and how long each stays.
+
+    `present_tokens` is the full length of those present at a moment where that is known: long ones stay longer, so it
+    is more than the mean of those that arrive.
+    """
 
     requests_per_second: float
     prompt_tokens: float
     output_tokens: float
     seconds_per_output_token: float
     seconds_to_first_token: float = 0.0
+    present_tokens: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests_per_second", "prompt_tokens", "output_tokens", "seconds_per_output_token"):
@@ -244,6 +249,8 @@ class Traffic:
                 f"it must lie between 0 and {_MOST_TRAFFIC:.0e}",
                 "seconds_to_first_token",
             )
+        if self.present_tokens is not None and not 0 < self.present_tokens <= 2 * _MOST_TRAFFIC:
+            raise KvModelError(f"present_tokens is {self.present_tokens}; it must be more than 0", "present_tokens")
 
     @property
     def seconds_in_system(self) -> float:
@@ -257,8 +264,9 @@ class Traffic:
 
     @property
     def peak_tokens(self) -> int:
-        """Tokens of one request when it is longest."""
-        return math.ceil(self.prompt_tokens + self.output_tokens)
+        """Tokens of one request at its end."""
+        known = self.present_tokens
+        return math.ceil(self.prompt_tokens + self.output_tokens if known is None else known)
 
     @property
     def mean_tokens(self) -> int:
@@ -302,16 +310,23 @@ def traffic_from_histogram(
     seconds_per_output_token: float,
     seconds_to_first_token: float = 0.0,
 ) -> Traffic:
-    """Traffic from (prompt tokens, output tokens, weight) entries: what counts for occupancy is the mean."""
+    """Traffic from (prompt tokens, output tokens, weight) entries. What counts for the requests at once is the mean
+    stay; what counts for their blocks is the length of those present, each weighted by its stay.
+    """
     total = sum(weight for _, _, weight in lengths)
-    if not lengths or total <= 0 or any(weight < 0 for _, _, weight in lengths):
+    if not lengths or not 0 < total < math.inf or any(weight < 0 for _, _, weight in lengths):
         raise KvModelError(
             "a length histogram needs entries, none of negative weight, and a total weight above 0", "histogram"
         )
-    return Traffic(
+    traffic = Traffic(
         requests_per_second=requests_per_second,
         prompt_tokens=sum(prompt * weight for prompt, _, weight in lengths) / total,
         output_tokens=sum(output * weight for _, output, weight in lengths) / total,
         seconds_per_output_token=seconds_per_output_token,
         seconds_to_first_token=seconds_to_first_token,
     )
+    present = sum(
+        (prompt + output) * weight * (seconds_to_first_token + output * seconds_per_output_token)
+        for prompt, output, weight in lengths
+    )
+    return replace(traffic, present_tokens=present / total / traffic.seconds_in_system)

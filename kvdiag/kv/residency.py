@@ -11,6 +11,9 @@ from kvdiag.kv.capacity import CacheLayout
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.pages import PageKind, PageSpec, StateCacheMode, ceil_div
 
+_CHUNKS_LOOKED_AT = 64
+"""Of a prompt's last chunks. Earlier ones hold no more, but for a block at the edge of a window."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTerms:
@@ -53,15 +56,47 @@ def decode_blocks(layout: CacheLayout, *, resident_tokens: int, serving: Serving
 def prefill_peak_blocks(layout: CacheLayout, *, prompt_tokens: int, serving: ServingTerms) -> int:
     """The most blocks one request holds while its prompt is computed in chunks."""
     _check_tokens(prompt_tokens)
-    chunk = serving.prefill_chunk_tokens
+    ends = _last_chunk_ends(layout, prompt_tokens, serving)
+    overlap = 1 + serving.steps_in_flight
     peak = 0
-    ends = range(chunk, prompt_tokens, chunk)[-2:]
-    for end in (min(chunk, prompt_tokens), *ends, prompt_tokens):
-        start = (end - 1) // chunk * chunk if end == prompt_tokens else end - chunk
-        processed = start - serving.steps_in_flight * chunk
-        held = sum(max(_held(page, end, processed, serving) for page in set(group.pages)) for group in layout.groups)
+    for index in range(min(len(ends), _CHUNKS_LOOKED_AT)):
+        # What is given back before a chunk starts: tokens of chunks whose results have come in.
+        earlier = ends[index + 1 : index + 1 + overlap]
+        processed = earlier[-1] if len(earlier) == overlap else 0
+        held = sum(
+            max(_held_in_prefill(page, ends[index], earlier, processed, serving) for page in set(group.pages))
+            for group in layout.groups
+        )
         peak = max(peak, held)
     return peak
+
+
+def _last_chunk_ends(layout: CacheLayout, prompt_tokens: int, serving: ServingTerms) -> list[int]:
+    """Where the last chunks of a prompt end, the last first.
+
+    Chunks are as long as a step allows. With `align` states they end at block boundaries, the last of which stands
+    before the prompt's last token; a block longer than a step is reached in several
+    (vllm/v1/core/sched/scheduler.py::_mamba_block_aligned_split).
+    """
+    chunk = serving.prefill_chunk_tokens
+    block = _state_block(layout) if serving.state_cache_mode is StateCacheMode.ALIGN else None
+    unit = prompt_tokens if block is None else max(block, chunk // block * block)
+    ends = [prompt_tokens]
+    while ends[-1] > 0 and len(ends) < _CHUNKS_LOOKED_AT + 1 + serving.steps_in_flight:
+        last = ends[-1] - 1
+        start = last // unit * unit
+        before = start + (last - start) // chunk * chunk
+        if block is not None and ends[-1] == prompt_tokens:
+            before = max(before, last // block * block)
+        ends.append(before)
+    return [end for end in ends if end > 0]
+
+
+def _state_block(layout: CacheLayout) -> int | None:
+    return next(
+        (page.block_size_tokens for group in layout.groups for page in group.pages if page.kind is PageKind.STATE),
+        None,
+    )
 
 
 def wasted_ratio(layout: CacheLayout, *, resident_tokens: int, serving: ServingTerms) -> float:
@@ -111,6 +146,14 @@ def _held(page: PageSpec, tokens: int, processed: int, serving: ServingTerms) ->
             return ceil_div(serving.encoder_tokens, block)
         case PageKind.STATE:
             return _held_states(page, tokens, processed, serving)
+
+
+def _held_in_prefill(page: PageSpec, end: int, earlier: list[int], processed: int, serving: ServingTerms) -> int:
+    """As `_held`, for a chunk: in `align` mode the states at the ends of chunks still in flight stay as well."""
+    if page.kind is PageKind.STATE and serving.state_cache_mode is StateCacheMode.ALIGN:
+        blocks = {(one - 1) // page.block_size_tokens for one in (end, *earlier)}
+        return len(blocks) + page.speculative_blocks
+    return _held(page, end, processed, serving)
 
 
 def _held_states(page: PageSpec, tokens: int, processed: int, serving: ServingTerms) -> int:

@@ -221,12 +221,12 @@ def test_traffic_is_planned_above_its_mean(mean: float, ratio: float, expected: 
 
 
 def test_a_histogram_is_its_means() -> None:
-    """Nine short requests and one long one have the lengths of their average."""
+    """Nine short requests and a long one have the lengths of their average; the long one is present for longer."""
     traffic = traffic_from_histogram(
         [(100, 50, 9), (1100, 550, 1)], requests_per_second=1, seconds_per_output_token=0.1
     )
 
-    assert (200, 100) == (traffic.prompt_tokens, traffic.output_tokens)
+    assert (200, 100, 975) == (traffic.prompt_tokens, traffic.output_tokens, traffic.peak_tokens)
 
 
 @pytest.mark.parametrize(

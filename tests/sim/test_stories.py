@@ -1,4 +1,3 @@
-# ruff: noqa: SIM300 - expected stands before actual
 """Each story's effect as its user sees it: through the metrics page, the answers and NVML, and nothing else."""
 
 from __future__ import annotations

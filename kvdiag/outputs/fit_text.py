@@ -1,0 +1,134 @@
+"""The answer of `kvdiag fit` for a person: fits or not first, then the partition, then what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvdiag.kv.plan import Budget, Outcome, Plan
+from kvdiag.kv.scenario import Lever, Scenario
+from kvdiag.outputs.text import readable
+
+WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
+STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
+MARKS = {Outcome.FITS: "yes", Outcome.TIGHT: "tight", Outcome.DOES_NOT_FIT: "no"}
+_BAR_WIDTH = 60
+_PARTS = (
+    ("weights", "█"),
+    ("KV pool", "▓"),
+    ("activation", "▒"),
+    ("context", "░"),
+    ("graphs", "▒"),
+    ("reserve", "·"),
+)
+
+
+def render_fit(
+    scenario: Scenario, plan: Plan, levers: Sequence[Lever], *, origin: str, notes: Sequence[str]
+) -> RenderableType:
+    """The whole answer."""
+    demand = plan.demand
+    headline = Text()
+    headline.append(WORDS[plan.outcome], style=f"bold {STYLES[plan.outcome]}")
+    headline.append(
+        f"  {demand.requests:,} request{'s' if demand.requests > 1 else ''} of {demand.context_tokens:,} tokens "
+        f"on {scenario.gpus} "
+        f"GPU{'s' if scenario.gpus > 1 else ''} of {readable(scenario.gpu_bytes)}"
+    )
+    parts: list[RenderableType] = [headline, _figures(scenario, plan, origin)]
+    budget = plan.budgets[plan.limiting_stage]
+    title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
+    parts += [_heading(title), _bar(budget), _partition(budget)]
+    if levers:
+        parts += [_heading("What would help, each on its own"), _levers(levers)]
+    for note in notes:
+        parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
+    return Group(*parts)
+
+
+def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
+    """Context down, concurrency across."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("context", justify="right")
+    for plan in rows[0]:
+        table.add_column(f"{plan.demand.requests:,}", justify="right")
+    for row in rows:
+        cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
+        table.add_row(f"{row[0].demand.context_tokens:,}", *cells)
+    return Group(_heading("Context down, requests at once across"), table)
+
+
+def _figures(scenario: Scenario, plan: Plan, origin: str) -> RenderableType:
+    capacity = plan.capacity
+    kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
+    table = _grid()
+    for name, value in (
+        ("model", f"{origin}: {kinds}"),
+        ("headroom", f"{readable(plan.headroom_bytes)} per GPU"),
+        ("most requests", f"{plan.max_requests:,} of {plan.demand.context_tokens:,} tokens at once"),
+        ("longest context", f"{plan.max_context_tokens:,} tokens with {plan.demand.requests:,} at once"),
+        ("pool", f"{capacity.num_blocks:,} blocks; one such request takes {capacity.blocks_per_request:,}"),
+        ("engine will say", f"{capacity.capacity_tokens:,} tokens, concurrency {capacity.max_concurrency:.2f}x"),
+    ):
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _shares(budget: Budget) -> tuple[int, ...]:
+    return (
+        budget.weights_bytes,
+        budget.pool_bytes,
+        budget.activation_bytes,
+        budget.context_bytes,
+        budget.graph_bytes,
+        budget.reserve_bytes,
+    )
+
+
+def _bar(budget: Budget) -> RenderableType:
+    """The partition as a bar; parts that do not fit run over its end."""
+    bar = "".join(
+        mark * round(share / budget.total_bytes * _BAR_WIDTH)
+        for (_, mark), share in zip(_PARTS, _shares(budget), strict=True)
+    )
+    return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))
+
+
+def _partition(budget: Budget) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for (name, mark), share in zip(_PARTS, _shares(budget), strict=True):
+        table.add_row(mark, name, readable(share), f"{share / budget.total_bytes:.0%}")
+    if budget.shortfall_bytes:
+        table.add_row("!", "missing", readable(budget.shortfall_bytes), "")
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _levers(levers: Sequence[Lever]) -> RenderableType:
+    table = _grid()
+    for lever in levers:
+        plan = lever.plan
+        effect = f"+{readable(lever.gained_bytes)} per GPU, {plan.max_requests:,} requests at once"
+        table.add_row(
+            Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
+            Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),
+        )
+    return table
+
+
+def _heading(text: str) -> RenderableType:
+    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
+
+
+def _grid() -> Table:
+    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

@@ -1,0 +1,174 @@
+"""A model's config and tensor headers: from a folder, a file, the local Hub cache, or the Hub itself.
+
+Nothing read is trusted: sizes, counts and times are bounded, and JSON is all that is ever parsed. Weights themselves
+are never read: a safetensors file begins with its header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
+
+MAX_CONFIG_BYTES = 16 * 2**20
+"""The largest published config.json (a quantized 400B model that lists every layer) has 6 MB."""
+
+MAX_HEADER_BYTES = 100 * 2**20
+"""What the safetensors format itself allows."""
+
+MAX_FILES = 2000
+NETWORK_SECONDS = 10.0
+HUB = "https://huggingface.co"
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_HEADER_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What was found: the config, the headers of the tensor files where they are at hand, and from where."""
+
+    origin: str
+    config: Mapping[str, Any]
+    headers: tuple[Mapping[str, Any], ...] = ()
+
+
+def catalogue() -> Catalogue:
+    """The models that the package knows by name."""
+    text = resources.files("kvdiag.kv").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
+    return parse_catalogue(json.loads(text))
+
+
+def read_model(model: str, *, offline: bool = False) -> ModelFiles:
+    """The files of `model`: a path, a catalogue name, or a Hub id from the local cache or the network.
+
+    Raises:
+        KvdiagError: there is no such model, or what is there is not a config.
+
+    """
+    try:
+        path = Path(model).expanduser()
+        folder, file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError):
+        # A name too long for the system, a home that nobody has: no path.
+        path, folder, file = Path(), False, False
+    if folder:
+        return _folder(path)
+    if file:
+        return ModelFiles(origin=str(path), config=_json_file(path))
+    known = catalogue()
+    entry = known.find(model)
+    if entry is not None:
+        return ModelFiles(origin=f"catalogue entry {entry.name}", config=entry.config)
+    if _HUB_ID.fullmatch(model):
+        cached = _cached(model)
+        if cached is not None:
+            return _folder(cached)
+        if not offline and os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0"):
+            return _hub(model)
+    near = known.similar(model)
+    hint = f"; near it are {', '.join(near)}" if near else ""
+    raise KvdiagError(
+        f"there is no model {model[:120]!a}: no such file, catalogue name or cached Hub id{hint}. "
+        "Give a folder, a config.json, a Hub id, or one of `kvdiag fit --list`"
+    )
+
+
+def _folder(path: Path) -> ModelFiles:
+    config = dict(_json_file(path / "config.json"))
+    separate = path / "hf_quant_config.json"
+    if "quantization_config" not in config and separate.is_file():
+        # ModelOpt writes its format beside the config; vLLM merges it (transformers_utils/config.py).
+        config["quantization_config"] = {"quant_method": "modelopt", **_json_file(separate)}
+    files = sorted(path.glob("*.safetensors"))[:MAX_FILES]
+    return ModelFiles(origin=str(path), config=config, headers=tuple(_header(file) for file in files))
+
+
+def _json_file(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    return _json(content, str(path))
+
+
+def _json(content: bytes, origin: str) -> Mapping[str, Any]:
+    if len(content) > MAX_CONFIG_BYTES:
+        raise KvdiagError(f"{origin} is larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise KvdiagError(f"{origin} is not JSON: {' '.join(str(error).split())[:120]}") from error
+    if not isinstance(document, dict):
+        raise KvdiagError(f"{origin} holds a {type(document).__name__}, not a model's config (a JSON object)")
+    return document
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    """The JSON object at the start of a safetensors file, after its length in 8 bytes."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+            if not 0 < length <= MAX_HEADER_BYTES:
+                raise KvdiagError(f"{path} does not begin with a safetensors header")
+            content = file.read(length)
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise KvdiagError(f"{path} does not begin with a safetensors header") from error
+    if not isinstance(header, dict):
+        raise KvdiagError(f"{path} does not begin with a safetensors header")
+    return header
+
+
+def _cached(model: str) -> Path | None:
+    """The newest snapshot of a model in the local Hub cache (huggingface_hub's own layout)."""
+    snapshots = _hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+    try:
+        found = [path for path in snapshots.iterdir() if (path / "config.json").is_file()]
+    except OSError:
+        return None
+    return max(found, key=lambda path: (path / "config.json").stat().st_mtime, default=None)
+
+
+def _hub_cache() -> Path:
+    explicit = os.environ.get("HF_HUB_CACHE")
+    if explicit:
+        return Path(explicit)
+    home = os.environ.get("HF_HOME")
+    return Path(home, "hub") if home else Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def _hub(model: str) -> ModelFiles:
+    import httpx2  # noqa: PLC0415 - the one import that costs more than the answer, and few calls come here
+
+    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    url = f"{endpoint}/{model}/resolve/main/config.json"
+    token = os.environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token and endpoint.startswith("https://") else {}
+    content = b""
+    try:
+        with (
+            httpx2.Client(timeout=NETWORK_SECONDS, follow_redirects=True, headers=headers) as client,
+            client.stream("GET", url) as response,
+        ):
+            if not response.is_success:
+                raise KvdiagError(f"{url} answered {response.status_code}; give a folder or a config.json instead")
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > MAX_CONFIG_BYTES:
+                    break
+    except httpx2.HTTPError as error:
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise KvdiagError(f"cannot reach {endpoint} for {model}: {reason}; give a folder or a config.json") from error
+    return ModelFiles(origin=url, config=_json(content, url))
