@@ -18,8 +18,9 @@ import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.facts import gather_facts
 from kvdiag.feeds.live import DeviceReading
-from kvdiag.model import Facts
+from kvdiag.model import Facts, Gap
 from kvdiag.sim import RemoteNvml
+from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
@@ -130,8 +131,9 @@ async def connect(
         facts, identity = await gather_facts(vllm, without_credentials(url), forced=forced)
         # A drill brings its own GPU: the machine's would be somebody else's.
         drill = identity.server_header == DRILL_HEADER
+        local = drill or host.is_local(urlsplit(url).hostname or "")
         source = NvmlSource(RemoteNvml(url) if drill else None)
-        nvml: Patient[DeviceReading] = Patient(source.read, "nvml")
+        nvml: Patient[DeviceReading] = Patient(source.read if local else _elsewhere, "nvml")
         try:
             # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
             with contextlib.suppress(StillBusy):
@@ -139,6 +141,12 @@ async def connect(
             yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
         finally:
             nvml.close()
+
+
+def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading
+    """The reading of a GPU that is not this machine's: this machine's own would be judged in its place."""
+    reason = "the server is on another machine, and so is its GPU: run kvdiag there to see it"
+    return None, (Gap(source="nvml", kind="absent", reason=reason),)
 
 
 def _trust(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext | bool:

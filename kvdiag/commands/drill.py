@@ -16,7 +16,8 @@ from kvdiag.sim import STORIES, Drill
 @click.command()
 @click.argument("story", default="healthy")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; 0 picks a free one.")
-def command(story: str, port: int) -> int:
+@click.option("--until-eof", is_flag=True, hidden=True, help="End with standard input as well.")
+def command(story: str, port: int, until_eof: bool) -> int:
     """Serve a simulated LLM server whose memory behaves as STORY says, until Ctrl-C.
 
     It speaks vLLM's completions and metrics over HTTP on loopback, and brings a simulated GPU.
@@ -29,7 +30,10 @@ def command(story: str, port: int) -> int:
             signal.signal(signal.SIGTERM, _interrupt)
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
             sys.stdout.flush()
-            threading.Event().wait()
+            if until_eof:
+                sys.stdin.read()
+            else:
+                threading.Event().wait()
     except OSError as error:
         raise KvdiagError(f"cannot serve on port {port}: {error.strerror}") from error
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,6 +61,8 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
+    # What a supervisor sends is a Ctrl-C: requests are taken back, the trace is closed, a simulated server ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # noqa: ARG005 - its form
     with ExitStack() as stack:
         if simulate is not None:
             url = stack.enter_context(simulated(simulate))

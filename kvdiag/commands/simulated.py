@@ -25,8 +25,11 @@ def simulated(story: str) -> Iterator[str]:
     if story not in STORIES:
         raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to take back from the server.
-    command = [sys.executable, "-m", "kvdiag", "drill", story]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:  # noqa: S603 - our own program
+    # It ends with us even where we are killed: then nobody holds the other end of its input any more.
+    command = [sys.executable, "-m", "kvdiag", "drill", story, "--until-eof"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
         try:
             lines = iter(server.stdout or ())
             address = next((found[0] for line in lines if (found := re.search(r"http://[\d.]+:\d+", line))), None)

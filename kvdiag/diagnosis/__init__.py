@@ -19,10 +19,11 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     """Judge a timeline by every test step that it holds and every rule.
 
     `worst` is the worst of what was seen. A step that could not be judged makes it `unknown` unless something worse
-    was seen; so does a reading that failed. A finding that is unknown for want of something that does not exist here
-    (no GPU, no allocator statistics) leaves it alone: it is listed, and the outputs name what the verdict leaves out.
+    was seen; so does a reading that failed, and a leak that stays undecided with all its evidence at hand. A finding
+    that is unknown for want of something that does not exist here (no GPU, no allocator statistics) leaves it alone:
+    it is listed, and the outputs name what the verdict leaves out.
     """
-    stepped = bool(timeline.marks)
+    stepped = bool(timeline.marks) or _cut_off(facts)
     steps = tuple(step.judge(timeline, facts, limits) for step in STEPS) if stepped else ()
     findings = tuple(_informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
@@ -63,12 +64,25 @@ def _worst(
         if status in seen:
             return status
     said = {finding.status for finding in findings if finding.id == "leak.kv_blocks"}
+    undecided = any(_saw_something(finding) for finding in findings)
     blind = _lost(timeline, facts, limits) or "unknown" in seen or (not steps and said == {"unknown"})
-    return "unknown" if blind else "ok"
+    return "unknown" if blind or undecided else "ok"
+
+
+def _saw_something(finding: Finding) -> bool:
+    """Whether a leak was looked for with all its evidence at hand, and still could not be decided."""
+    return finding.id.startswith("leak.") and finding.status == "unknown" and bool(finding.evidence)
+
+
+def _cut_off(facts: Facts) -> bool:
+    """Whether the timeline is a trace that ends before its recorder did."""
+    return any(gap.source == "trace" for gap in facts.gaps)
 
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source, or one of the server's GPUs, has failed to the end, or nothing was seen at all."""
+    if _cut_off(facts):
+        return True
     own = server_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
     for sample in timeline.samples:

@@ -9,6 +9,7 @@ from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem
 from kvdiag.diagnosis.observe import (
     block_bytes,
     floor_within,
+    gap_reason,
     held_blocks,
     most_open,
     most_waiting,
@@ -50,6 +51,10 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int) -> Growth
     need = None if sample.load is None else blocks_needed(sample.load.resident_tokens, facts)
     if sample.load is None or held is None or need is None:
         return None
+    # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
+    before = need if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
+    if before is not None:
+        need = Need(least_blocks=before.least_blocks, most_blocks=need.most_blocks)
     return Growth(
         samples=samples,
         requests=sample.load.requests,
@@ -62,7 +67,8 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int) -> Growth
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged, in a clause; `None` where it can."""
     if span is None:
-        return "it did not run"
+        lost = gap_reason(timeline, facts, "vllm")
+        return f"it did not run: {lost}" if lost else "it did not run"
     outcome = span.outcome
     if outcome is not None and outcome.failed:
         reason = outcome.errors[0] if outcome.errors else "no reason given"
@@ -79,7 +85,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     seen = len(whole_load(timeline, span))
     waiting = most_waiting(timeline, span)
     if seen < limits.load_samples and waiting:
-        return f"its requests were never resident together: up to {waiting} waited (see capacity.concurrency)"
+        return f"its requests were never resident together: up to {waiting} waited for room or a place (--max-num-seqs)"
     if seen < limits.load_samples:
         return f"{seen} samples saw all of its requests resident, {limits.load_samples} are needed"
     return None
@@ -121,6 +127,8 @@ def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     who = f"{whole_number(growth.tokens)} tokens of {growth.requests} request{'s' if growth.requests > 1 else ''}"
     if abs(growth.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
+    if growth.held_blocks <= 0:
+        return "unknown", f"cannot tell: the gauge shows nothing held for {who}"
     if growth.excess_blocks < 0:
         return "suspect", f"{held} for {who}: fewer than the tokens need, so the pool's report does not fit this model"
     ratio = growth.held_blocks / max(need, 1)

@@ -69,7 +69,7 @@ KNOWLEDGE: Mapping[str, Entry] = {
     "baseline.duplicate_model": _entry(
         "baseline.duplicate_model",
         symptom="The idle server holds its weights more than once.",
-        likely_cause="The model is loaded twice: two engines in one process, a draft model that is the model itself, "
+        likely_cause="The model is loaded twice: two engines in one process, a draft model as large as the model, "
         "a reload that keeps the old copy, or a second server process.",
         confirm="The startup log prints 'Model loading took ...' once per copy; compare with the checkpoint's size.",
         remedy="Load it once; restart after a reload in place; check tensor parallelism (each rank holds its share).",

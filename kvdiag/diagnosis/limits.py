@@ -62,6 +62,9 @@ class Limits:
     least_context_bytes: int = 250 * MIB
     """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
 
+    duplicate_certainty_ratio: float = 1.5
+    """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
+
     headroom_bytes: int = 300 * 10**6
     """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
     out-of-memory cases of servers that were packed too tightly."""

@@ -100,6 +100,7 @@ def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
         if sample.engines is not None
         and sample.load is not None
         and len(sample.load.resident_tokens) == span.workload.requests
+        and (sample.load_before is None or len(sample.load_before.resident_tokens) == span.workload.requests)
         # A preempted request has had its first token, and waits: its tokens are not resident any more.
         and not any(engine.requests_waiting for engine in sample.engines)
     )

@@ -124,6 +124,8 @@ class ActiveFeed:
             raise KvdiagError("the engine is asleep, its pool and weights are not on the device: wake it up first")
         if self._facts.forced or not seen:
             return
+        if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
+            raise KvdiagError(f"the server's own figures cannot be used: {unreadable}")
         busy = max((_open_requests(sample) for sample in samples), default=0)
         if busy or _tokens(samples[0]) != _tokens(samples[-1]):
             what = f"{busy} requests run or wait" if busy else "tokens are being generated"

@@ -157,9 +157,13 @@ class Sampler:
                 self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
-        """One reading of the engines, with what our own requests held right after it."""
+        """One reading of the engines, with what our own requests held right before and after it."""
+        before = self._load()
         engines, gaps = await self._vllm.read()
-        self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), engines=engines, load=self._load(), gaps=gaps))
+        now_seconds = self._clock.now_seconds()
+        self._recorder.add(
+            Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)
+        )
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""

@@ -1,6 +1,7 @@
 """Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
 
-A torn last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
+last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar, cast
@@ -17,7 +19,7 @@ from typing import IO, Any, Literal, Self, TypeVar, cast
 import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.codec import from_plain, to_plain
-from kvdiag.model import Facts, Mark, Sample, Timeline
+from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
 
 Entry = TypeVar("Entry", Sample, Mark)
 
@@ -29,6 +31,9 @@ MAX_LINE_BYTES = 4 * 2**20
 
 MAX_TRACE_BYTES = 4 * 2**30
 """Unpacked. A day of 8 GPUs at 1 Hz takes 200 MB; more is a mistake or a decompression bomb."""
+
+END = b'{"end":%d}\n'
+"""The last line of a whole trace, with the number of entries before it."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -44,6 +49,7 @@ class TraceWriter:
 
         """
         self._path = path
+        self._entries = 0
         try:
             self._file = _open(path, "wb", packed=path.suffix == ".gz")
         except OSError as error:
@@ -63,6 +69,7 @@ class TraceWriter:
         """
         kind = "sample" if isinstance(entry, Sample) else "mark"
         self._write({kind: to_plain(entry)})
+        self._entries += 1
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
@@ -78,6 +85,9 @@ class TraceWriter:
             KvdiagError: the disk is full or gone.
 
         """
+        if self._file.closed:
+            return
+        self._write({"end": self._entries})
         try:
             self._file.close()
         except OSError as error:
@@ -110,6 +120,8 @@ def read_trace(path: Path) -> tuple[Timeline, Facts]:
 
     """
     try:
+        if not path.is_file() and path.exists():
+            raise KvdiagError(f"{path} is not a file")
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
         with _open(path, "rb", packed=packed) as file:
@@ -144,6 +156,8 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeli
     samples: list[Sample] = []
     marks: list[Mark] = []
     for number, (line, whole) in enumerate(lines, start=2):
+        if whole and line == END % (len(samples) + len(marks)):
+            return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
         if not whole and len(line) < MAX_LINE_BYTES:
             break  # torn: the recorder was killed while it wrote this line
         if not whole:
@@ -152,7 +166,8 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeli
             _add(_decoded(line), samples, marks)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
-    return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
+    cut = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
+    return Timeline(samples=tuple(samples), marks=tuple(marks)), replace(facts, gaps=(*facts.gaps, cut))
 
 
 def _header(line: bytes, path: Path) -> Facts:

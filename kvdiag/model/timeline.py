@@ -41,13 +41,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Everything seen at one moment. A part not due on this tick is `None`; one due and not seen is a `Gap`."""
+    """Everything seen at one moment. A part not due on this tick is `None`; one due and not seen is a `Gap`.
+
+    `load` is what our own requests held right after the engines answered, `load_before` right before they were asked.
+    """
 
     at_seconds: float
     engines: tuple[Engine, ...] | None = None
     devices: tuple[Device, ...] | None = None
     host: tuple[HostProcess, ...] | None = None
     load: Load | None = None
+    load_before: Load | None = None
     gaps: tuple[Gap, ...] = ()
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
     one launcher.
     """
     parts = urlsplit(url)
-    if not _is_local(parts.hostname or ""):
+    if not is_local(parts.hostname or ""):
         return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -54,7 +54,8 @@ def _unseen(reason: str) -> Gap:
     return Gap(source=SOURCE, kind="absent", reason=reason)
 
 
-def _is_local(hostname: str) -> bool:
+def is_local(hostname: str) -> bool:
+    """Whether a name or address is this host's own."""
     if hostname == "localhost":
         return True
     try:

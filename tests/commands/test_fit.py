@@ -271,4 +271,4 @@ def test_wrong_usage_is_code_3(capsys: pytest.CaptureFixture[str], arguments: tu
     code = main(["fit", *arguments])
     printed = capsys.readouterr()
 
-    assert (3, "", True) == (code, printed.out, "Error:" in printed.err)
+    assert (3, "", True) == (code, printed.out, printed.err.startswith("kvdiag: "))

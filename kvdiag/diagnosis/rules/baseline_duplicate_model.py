@@ -55,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             # Context, activations and graphs of a small model weigh more than its weights.
             summary = f"cannot tell: {extra} may be a copy of them as well as ordinary overhead"
             return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
-        status: Status = "fault" if weights >= allowance else "suspect"
+        status: Status = "fault" if weights >= limits.duplicate_certainty_ratio * allowance else "suspect"
         summary = f"the idle server holds {extra}: the weights are there {extra_copies + 1} times"
         return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)
     summary = f"pool, one copy of the weights and {readable_bytes(beyond)} of overhead explain the server's memory"

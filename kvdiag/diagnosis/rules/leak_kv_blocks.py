@@ -47,7 +47,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if held == 0:
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
         return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
-    if held < _highest_since_empty(floors):
+    if held < _highest_since_empty(floors) and held < (floors[-2].blocks or 0):
         summary = (
             f"{whole_number(held)} blocks are held while nothing runs, but fewer than before: still being returned?"
         )

@@ -78,7 +78,7 @@ def test_requests_that_run_out_of_memory_are_a_fault() -> None:
         (World(usage_told=False), "the pool's usage before or under the load is not known"),
         (
             World(pools=(SMALL_POOL,), max_model_len_tokens=17_600, resident_at_once=7),
-            "its requests were never resident together: up to 3 waited (see capacity.concurrency)",
+            "its requests were never resident together: up to 3 waited for room or a place (--max-num-seqs)",
         ),
     ],
     ids=[

@@ -106,7 +106,7 @@ def test_a_request_that_ran_out_of_memory_did_not_grow_along_a_line() -> None:
     [
         (World(unseen=("long_context",)), "0 samples saw all of its requests resident, 2 are needed"),
         (World(cut_short_in="long_context"), "it was cut short"),
-        (World(lost_in="concurrent"), "it did not run"),
+        (World(lost_in="concurrent"), "it did not run: connection refused"),
         (World(lost_in="long_context"), "1 of 1 requests failed: connection refused"),
         (
             World(other_prompt_tokens={"long_context": 1}),

@@ -1,0 +1,138 @@
+"""Real vLLM servers for the tests beside this file.
+
+A server takes some 20 s to start and a run of kvdiag half a minute, most of it waiting. So the plain runs, each against
+a server of its own, are made one after the other in the background while the tests that disturb a server run in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import engine_env, gauges
+from tests.e2e.cli import Result, kvdiag
+from tests.e2e.engine import Engine
+from tests.support import require
+
+API_KEY = "the-key-of-the-guarded-server"
+PLUGINS = Path(__file__).with_name("plugins")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmHome:
+    """Where the engine's environment, the models and the logs of this session are."""
+
+    env: Path
+    models: Path
+    logs: Path
+
+    def engine(
+        self,
+        name: str,
+        *args: str,
+        model: str = "llama",
+        env: Mapping[str, str] | None = None,
+        max_model_len_tokens: int = 20_000,
+    ) -> Engine:
+        """A server, not started; its log is called after `name`."""
+        return Engine(
+            self.env,
+            self.models / model,
+            self.logs / f"{name}.log",
+            args=args,
+            env=env,
+            max_model_len_tokens=max_model_len_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A server for one undisturbed run."""
+
+    model: str = "llama"
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRun:
+    """One undisturbed run, and what the server itself said after it."""
+
+    result: Result
+    block_tokens: int
+    held_blocks_after: int
+
+
+LEAKED_BLOCKS_PER_REQUEST = 2
+
+SUBJECTS: Mapping[str, Subject] = {
+    "leak": Subject(
+        args=("--block-size", "32", "--no-enable-prefix-caching"),
+        env={
+            "PYTHONPATH": str(PLUGINS),
+            "VLLM_PLUGINS": "leak_blocks",
+            "KVDIAG_TEST_LEAKED_BLOCKS": str(LEAKED_BLOCKS_PER_REQUEST),
+        },
+    ),
+    "sliding_window": Subject(model="mistral-sliding"),
+    "hybrid": Subject(model="gemma3", args=("--no-enable-prefix-caching",)),
+    "mla": Subject(model="mla"),
+    "fp8": Subject(args=("--kv-cache-dtype", "fp8", "--block-size", "64", "--no-enable-prefix-caching")),
+}
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
+    """What a server needs, built once; where it cannot be had, the tests are skipped with the reason."""
+    try:
+        env = engine_env.vllm_env()
+        models = engine_env.models(env)
+    except engine_env.EngineEnvError as error:
+        require(False, f"vLLM's CPU build ({error})")
+        raise
+    return VllmHome(env=env, models=models, logs=tmp_path_factory.mktemp("engines"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make this folder's own marker known."""
+    config.addinivalue_line("markers", "subject(name): awaits the background run of this subject of conftest.py")
+
+
+@pytest.fixture(scope="session")
+def server(vllm: VllmHome) -> Iterator[Engine]:
+    """As vLLM comes: blocks of 128 tokens, prefix caching on. Left idle by every test that uses it."""
+    with vllm.engine("default") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
+    """A server that wants a key and admits no more than 2,048 tokens a request."""
+    with vllm.engine("guarded", "--api-key", API_KEY, max_model_len_tokens=2048) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> Iterator[Callable[[str], SubjectRun]]:
+    """The run of a subject by its name, made beside the other tests or awaited."""
+    wanted = {mark.args[0] for item in request.session.items for mark in item.iter_markers("subject")}
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        runs = {name: pool.submit(_run_subject, vllm, name, SUBJECTS[name]) for name in sorted(wanted)}
+        try:
+            yield lambda name: runs[name].result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:
+    with vllm.engine(name, *subject.args, model=subject.model, env=subject.env) as server:
+        result = kvdiag("run", "--url", server.url, "--output", "json")
+        return SubjectRun(
+            result=result,
+            block_tokens=gauges.block_tokens(server.url),
+            held_blocks_after=gauges.held_blocks(server.url),
+        )

@@ -1,0 +1,64 @@
+"""The server's own gauges, read apart from kvdiag: what a test compares kvdiag's word with."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+from prometheus_client.parser import text_string_to_metric_families
+
+POLL_SECONDS = 0.05
+
+Reading = dict[str, float]
+"""By metric name, summed over the engines."""
+
+
+def read(url: str) -> Reading:
+    """The gauges that tell whether the server works: requests and share of the pool."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    reading = dict.fromkeys(names, 0.0)
+    for name, _, value in _samples(url, names):
+        reading[name] += value
+    return reading
+
+
+def held_blocks(url: str) -> int:
+    """Blocks in use on a server of one engine; the pool's null block is neither free nor used."""
+    ((_, labels, _),) = _samples(url, ("vllm:cache_config_info",))
+    return round(read(url)["vllm:kv_cache_usage_perc"] * (int(labels["num_gpu_blocks"]) - 1))
+
+
+def block_tokens(url: str) -> int:
+    """Tokens that a block of the pool holds."""
+    _, labels, _ = _samples(url, ("vllm:cache_config_info",))[0]
+    return int(labels["block_size"])
+
+
+def wait_until(url: str, reached: Callable[[Reading], bool], *, limit_seconds: float) -> float:
+    """Poll until `reached`, and return the seconds it took."""
+    start = time.monotonic()
+    while not reached(reading := read(url)):
+        if time.monotonic() - start > limit_seconds:
+            raise TimeoutError(f"not reached within {limit_seconds} s: {reading}")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - start
+
+
+def loaded(reading: Reading) -> bool:
+    """A request runs and holds blocks."""
+    return reading["vllm:num_requests_running"] > 0 and reading["vllm:kv_cache_usage_perc"] > 0
+
+
+def idle(reading: Reading) -> bool:
+    """Nothing runs or waits, and no block is held."""
+    return not any(reading.values())
+
+
+def _samples(url: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, str], float]]:
+    query = urlencode([("name[]", name) for name in names])
+    with urllib.request.urlopen(f"{url}/metrics/?{query}", timeout=30) as answer:
+        page = answer.read().decode()
+    families = text_string_to_metric_families(page)
+    return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]

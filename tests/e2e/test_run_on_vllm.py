@@ -1,0 +1,243 @@
+"""`kvdiag run` against vLLM 0.32 itself: its verdicts, its numbers, and what it does when it is disturbed."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e import gauges
+from tests.e2e.cli import Result, finished, kvdiag, started
+from tests.e2e.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun, VllmHome
+from tests.e2e.engine import MODEL_NAME, Engine
+
+pytestmark = [pytest.mark.real_vllm, pytest.mark.usefixtures("subject_run")]
+
+REQUESTS_OF_STEP = {"single_request": 1, "concurrent": 10, "long_context": 1}
+SETTLE_LIMIT_SECONDS = 30.0
+LOAD_LIMIT_SECONDS = 120.0
+
+
+def assert_exact(result: Result, block_tokens: int) -> None:
+    """Every loading step agrees with ceil(tokens / block) of each of its requests, to within one block a request."""
+    for step_id, requests in REQUESTS_OF_STEP.items():
+        step = result.step(step_id)
+        assert step["status"] == "ok", step
+        measured, expected = step["measured"], step["expected"]
+        fewest = measured["tokens"] / block_tokens
+        assert fewest <= expected["blocks"] < fewest + requests, step
+        assert abs(measured["blocks"] - expected["blocks"]) <= requests, step
+
+
+def assert_one_line(result: Result, *words: str) -> None:
+    """It could not run, and says why in one line on stderr that holds `words`."""
+    lines = result.stderr.splitlines()
+    assert result.code == 3, result
+    assert result.stdout == ""
+    assert len(lines) == 1, result.stderr
+    assert not [word for word in words if word not in lines[0]], lines
+
+
+@contextmanager
+def other_traffic(server: Engine, *, max_tokens: int = 16_000) -> Iterator[None]:
+    """Somebody else's request, generating until the end of the block."""
+    body = {"model": MODEL_NAME, "prompt": [500] * 1000, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+        yield
+    finally:
+        connection.close()
+        gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+
+
+def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
+    """A healthy server is called ok, and every step's blocks are what the tokens need, to the block."""
+    # GIVEN
+    block_tokens = gauges.block_tokens(server.url)
+
+    # WHEN
+    result = kvdiag("run", "--url", server.url, "--output", "json")
+
+    # THEN
+    assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
+    assert_exact(result, block_tokens)
+
+
+@pytest.mark.subject("leak")
+def test_blocks_that_stay_held_are_a_leak(subject_run: Callable[[str], SubjectRun]) -> None:
+    """Blocks that an engine keeps after its requests have ended are a fault, with their exact number as evidence."""
+    # GIVEN an engine that keeps two blocks of every request it finishes, without prefix caching, in blocks of 32
+
+    # WHEN
+    run = subject_run("leak")
+
+    # THEN
+    finding = run.result.finding("leak.kv_blocks")
+    in_blocks = [one["value"] for one in finding["evidence"] if one["unit"] == "blocks"]
+    assert (run.result.code, finding["status"]) == (2, "fault"), run.result.not_ok
+    assert run.block_tokens == 32
+    assert run.held_blocks_after >= 10 * LEAKED_BLOCKS_PER_REQUEST
+    assert run.held_blocks_after in in_blocks
+    assert run.result.step("single_request")["status"] == "fault"
+    assert run.result.step("concurrent")["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.subject(name)) for name in ("fp8", "mla")])
+def test_other_ways_to_store_keys_and_values_are_exact_too(name: str, subject_run: Callable[[str], SubjectRun]) -> None:
+    """Latent attention, and an fp8 cache in other blocks without prefix caching, are judged as exactly."""
+    # GIVEN / WHEN
+    run = subject_run(name)
+
+    # THEN
+    assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
+    assert run.held_blocks_after == 0
+    assert_exact(run.result, run.block_tokens)
+
+
+@pytest.mark.subject("sliding_window")
+def test_sliding_window_follows_its_own_curve(subject_run: Callable[[str], SubjectRun]) -> None:
+    """A model whose every layer slides is healthy although 16K tokens hold hardly more blocks than 1K."""
+    # GIVEN a window of 1,024 tokens
+    window_tokens = 1024
+
+    # WHEN
+    run = subject_run("sliding_window")
+
+    # THEN
+    long_context = run.result.step("long_context")
+    touched = window_tokens // run.block_tokens + 1
+    assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
+    assert [run.result.step(step)["status"] for step in REQUESTS_OF_STEP] == ["ok", "ok", "ok"]
+    assert touched - 1 <= long_context["measured"]["blocks"] <= touched
+
+
+@pytest.mark.subject("hybrid")
+def test_several_groups_of_layers_are_never_called_a_fault(subject_run: Callable[[str], SubjectRun]) -> None:
+    """Where sliding and full layers share the pool, blocks do not follow from the report: no fault is made of it."""
+    # GIVEN / WHEN
+    run = subject_run("hybrid")
+
+    # THEN
+    assert run.result.finding("leak.kv_blocks")["status"] == "ok", run.result.not_ok
+    assert run.result.document["worst"] in ("ok", "unknown"), run.result.not_ok
+    assert run.result.code in (0, 3)
+
+
+def test_both_engines_of_a_data_parallel_server_are_counted(vllm: VllmHome) -> None:
+    """Two engines behind one address are one server with two pools, and the blocks of both are added up exactly."""
+    # GIVEN
+    with vllm.engine("data-parallel", "--data-parallel-size", "2") as server:
+        # WHEN
+        result = kvdiag("run", "--url", server.url, "--output", "json")
+
+    # THEN
+    assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
+    assert [pool["engine"] for pool in result.document["subject"]["pools"]] == ["0", "1"]
+    assert_exact(result, block_tokens=128)
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None) -> None:
+    """A server that wants another key ends the run with one line that names the option."""
+    # GIVEN
+    given = [] if key is None else ["--api-key", key]
+
+    # WHEN
+    result = kvdiag("run", "--url", guarded_server.url, *given)
+
+    # THEN
+    assert_one_line(result, "--api-key")
+
+
+def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> None:
+    """With its key, a server that admits 2,048 tokens is healthy, and the steps say what they were scaled down to."""
+    # GIVEN
+    env = {"KVDIAG_API_KEY": API_KEY}
+
+    # WHEN
+    result = kvdiag("run", "--url", guarded_server.url, "--output", "json", env=env)
+
+    # THEN
+    assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
+    assert_exact(result, block_tokens=128)
+    for step in ("concurrent", "long_context"):
+        assert "2,048" in json.dumps(result.step(step)), result.step(step)
+
+
+def test_other_traffic_is_refused(server: Engine) -> None:
+    """Somebody else's requests would be measured as the run's own, so it does not start."""
+    # GIVEN
+    with other_traffic(server):
+        # WHEN
+        result = kvdiag("run", "--url", server.url, "--output", "json")
+
+    # THEN
+    assert_one_line(result, "traffic", "--force")
+
+
+def test_forced_run_says_what_it_cannot_tell(server: Engine) -> None:
+    """Forced beside other traffic it runs, finds no fault, and says of what it cannot tell that the traffic is why."""
+    # GIVEN
+    with other_traffic(server):
+        # WHEN
+        result = kvdiag("run", "--url", server.url, "--output", "json", "--force")
+
+    # THEN
+    unknown = [step for step in result.document["steps"] if step["status"] == "unknown"]
+    assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
+    assert unknown
+    assert [step for step in unknown if "traffic" in step["summary"]] == unknown
+    assert "fault" not in {one["status"] for one in (*result.document["steps"], *result.document["findings"])}
+
+
+def test_server_killed_in_the_middle_is_unknown(vllm: VllmHome) -> None:
+    """A server that dies under the run leaves a document that says unknown, and no traceback."""
+    # GIVEN
+    with vllm.engine("killed") as server, started("run", "--url", server.url, "--output", "json") as run:
+        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+
+        # WHEN
+        server.kill()
+        result = finished(run)
+
+    # THEN
+    assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
+    assert "Traceback" not in result.stderr
+
+
+def test_interrupted_run_cancels_its_requests_and_keeps_what_it_saw(server: Engine, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a step ends its requests, closes the trace and exits with 3."""
+    # GIVEN
+    trace = tmp_path / "partial.jsonl.gz"
+    with started("run", "--url", server.url, "--record", str(trace)) as run:
+        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+
+        # WHEN
+        run.send_signal(signal.SIGINT)
+        result = finished(run)
+
+    # THEN
+    gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+    assert result.code == 3, result.stdout
+    assert "interrupted" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert lines_of(trace)[0]["kvdiag_trace"] == 1
+    assert len(lines_of(trace)) > 10
+    assert "Traceback" not in kvdiag("diagnose", str(trace)).stderr
+
+
+def lines_of(trace: Path) -> list[dict[str, Any]]:
+    """Every line of a closed trace; a torn gzip member or line raises."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
