@@ -20,7 +20,7 @@ from kvdiag.diagnosis.rules import RULES
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "alerts" / "runbooks"
 SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
-LONGEST_LINES = 50
+LONGEST_LINES = 55
 
 
 def runbook(verdict: str) -> str:
