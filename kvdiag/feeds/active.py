@@ -12,6 +12,7 @@ from kvdiag.feeds.live import Clock, Recorder, Sampler
 from kvdiag.feeds.plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.requests import Requests, Speed
 from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline
+from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SECONDS = 1.0
 """Watched for other traffic before anything is offered: two engine steps of the slowest server fit in."""
@@ -156,6 +157,9 @@ class ActiveFeed:
             if isinstance(measured, str):
                 if measured.startswith("HTTP 4"):
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
+                if measured == NO_ANSWER:
+                    # Every further request would be waited for as long.
+                    raise KvdiagError(f"a completion of {prompt} tokens brings nothing: {measured}")
                 return None
             speed = measured
             outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)

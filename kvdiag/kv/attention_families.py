@@ -98,7 +98,7 @@ def with_heads(*, kv_heads_field: tuple[str, ...], holder: str | None = None) ->
 
 
 def falcon(text: Fields, top: Fields) -> Parts:
-    """Falcon (FalconModelArchConfigConvertor): multi_query means one KV head unless the new decoder is used."""
+    """Falcon, StarCoder (FalconModelArchConfigConvertor): multi_query is one KV head but for the new decoder."""
     del top
     depth = read_depth(text)
     single = text.flag("multi_query", default=True) and not text.flag("new_decoder_architecture", default=False)

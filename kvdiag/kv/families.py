@@ -43,13 +43,14 @@ from kvdiag.kv.state_families import (
 )
 
 _DENSE = (
-    "apertus", "arcee", "aria_text", "baichuan", "bailing_moe", "bloom", "chatglm", "codegen", "cohere",
-    "cosmos3_edge_text", "deepseek", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "exaone", "gemma", "glm",
-    "glm4", "glm4_moe", "glm4v_moe_text", "glm4v_text", "glm_ocr_text", "gpt2", "gpt_neo", "gpt_neox", "gptj",
-    "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3",
-    "hyperclovax", "internlm", "internlm2", "internlm3", "llama", "mimo", "minicpm", "minimax_m2", "mixtral",
-    "mllama_text_model", "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion", "paddleocr_vl_text", "persimmon",
-    "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2", "teleflm",
+    "apertus", "arcee", "aria_text", "baichuan", "bailing_moe", "biogpt", "bitnet", "bloom", "chatglm", "codegen",
+    "cohere", "cosmos3_edge_text", "deepseek", "doge", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "exaone",
+    "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "glm4v_text", "glm_ocr_text", "gpt2",
+    "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
+    "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm", "internlm2", "internlm3", "llama", "mimo", "minicpm",
+    "minimax_m2", "mixtral", "mllama_text_model", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion",
+    "paddleocr_vl", "paddleocr_vl_text", "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "seed_oss",
+    "smollm3", "solar", "stablelm", "starcoder2", "teleflm",
 )  # fmt: skip
 _QWEN = ("qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 _QWEN_ALWAYS_FULL = ("qwen3_vl_text", "qwen3_vl_moe_text")
@@ -68,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "falcon": falcon,
     "RefinedWeb": falcon,
     "RefinedWebModel": falcon,
+    "gpt_bigcode": falcon,
     "dbrx": with_heads(holder="attn_config", kv_heads_field=("kv_n_heads",)),
     "minicpm3": minicpm3,
     "gemma2": interleaved(period=2),

@@ -236,10 +236,14 @@ def zamba2(text: Fields, top: Fields) -> Parts:
     depth = read_depth(text)
     attention_heads = text.integer("num_attention_heads", high=_MOST_HEADS)
     hidden = text.integer("hidden_size")
-    hybrid = frozenset(text.integers("hybrid_layer_ids", high=MOST_LAYERS) or ())
     types = text.strings("layers_block_type")
-    if types is not None:
+    if types is None:
+        hybrid = frozenset(text.integers("hybrid_layer_ids", high=MOST_LAYERS) or ())
+    else:
         hybrid = frozenset(index for index, name in enumerate(types) if name == "hybrid")
+    if types is None and not hybrid:
+        field = text.path("layers_block_type")
+        raise KvModelError(f"{field} is missing: it says which layers have attention; pass --kv-bytes-per-token", field)
     size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
     # ModelArchConfigConvertorBase.get_total_num_kv_heads
     kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=_MOST_HEADS)

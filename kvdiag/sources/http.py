@@ -26,6 +26,9 @@ UNPACKED = {"Accept-Encoding": "identity"}
 """Request headers that ask for an answer as it is."""
 
 
+NO_ANSWER = "no answer in time: is the server hanging, or a firewall in between?"
+
+
 class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent` is a fact about the server
     """Why an answer could not be had, in one line, and whether it is `absent` or has `failed`."""
 
@@ -139,5 +142,5 @@ def explain(error: httpx2.HTTPError) -> str:
     if isinstance(error, httpx2.ConnectError):
         return f"cannot connect ({text[:80]}): is the server up, and the URL right?"
     if isinstance(error, httpx2.TimeoutException):
-        return "no answer in time: is the server hanging, or a firewall in between?"
+        return NO_ANSWER
     return f"the answer broke off ({text[:80]})"

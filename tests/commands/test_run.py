@@ -79,10 +79,11 @@ def test_interrupted_run_leaves_nothing_behind(
     tmp_path: Path, slow_drill: Client, sent: signal.Signals, name: str
 ) -> None:
     """Ctrl-C during a step, or a supervisor's SIGTERM, takes the requests back and keeps the trace; no verdict."""
-    # GIVEN a run whose third request, the first that is judged, is under way
+    # GIVEN a run that is through its warm-up and has a request under way
     trace = tmp_path / name
     with started("run", "--url", url_of(slow_drill), "--record", str(trace), "--output", "json") as process:
-        read_while(process, lambda: served(slow_drill) == 2 and running(slow_drill) == 1)
+        read_while(process, lambda: served(slow_drill) >= 2 and running(slow_drill) == 1)
+        before = served(slow_drill)
 
         # WHEN
         process.send_signal(sent)
@@ -93,11 +94,12 @@ def test_interrupted_run_leaves_nothing_behind(
     assert (3, "", last) == (result.code, result.stdout, result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert eventually(lambda: running(slow_drill) == 0)
-    assert 2 == served(slow_drill)
+    assert before == served(slow_drill)
     timeline, facts = read_trace(trace)
     assert url_of(slow_drill) == facts.url
-    assert ["baseline", "warmup", "warmup", "single_request"] == [span.step for span in timeline.spans()]
-    assert not timeline.spans("single_request")[0].complete
+    spans = timeline.spans()
+    assert ["baseline", "warmup", "warmup", "single_request"] == [span.step for span in spans[:4]]
+    assert [True, False] == [spans[-2].complete, spans[-1].complete]
 
     # THEN what was seen of it can be judged like any other trace
     again = kvdiag("diagnose", str(trace), "--output", "json")
@@ -205,7 +207,7 @@ def test_server_that_ends_leaves_the_run_without_a_verdict() -> None:
         with Drill(SLOW) as serving:
             client = Client(serving.url)
             process = ending.enter_context(started("run", "--url", serving.url, "--output", "json"))
-            read_while(process, lambda: served(client) == 2 and running(client) == 1)
+            read_while(process, lambda: served(client) >= 2 and running(client) == 1)
         result = finished(process)
 
     # THEN

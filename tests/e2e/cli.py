@@ -30,12 +30,12 @@ class Result:
         return decoded
 
     @property
-    def not_ok(self) -> list[str]:
+    def not_ok(self) -> str:
         """The sentence of every step and finding that is not ok, and stderr where there is no document."""
         if not self.stdout:
-            return [self.stderr]
+            return self.stderr
         judged = (*self.document["steps"], *self.document["findings"])
-        return [f"{one['id']} {one['status']}: {one['summary']}" for one in judged if one["status"] != "ok"]
+        return "\n".join(f"{one['id']} {one['status']}: {one['summary']}" for one in judged if one["status"] != "ok")
 
     def step(self, step_id: str) -> dict[str, Any]:
         """One step of the document."""

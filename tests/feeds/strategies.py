@@ -104,6 +104,7 @@ SAMPLES = st.builds(
     devices=maybe(tuples(DEVICES)),
     host=maybe(tuples(HOST_PROCESSES)),
     load=maybe(LOADS),
+    load_before=maybe(LOADS),
     gaps=tuples(GAPS),
 )
 WORKLOADS = st.builds(Workload, requests=COUNTS, prompt_tokens=COUNTS, max_tokens=COUNTS, hold_seconds=SECONDS)

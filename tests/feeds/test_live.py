@@ -21,7 +21,7 @@ from kvdiag.sources.vllm import VllmSource
 from tests.feeds.virtual_time import now_seconds, run, spend
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply
 
-LONG_SECONDS = 30.0
+LONG_SECONDS = 120.0
 
 
 def ticked(period_seconds: float, busy_seconds: list[float]) -> list[tuple[int, float]]:

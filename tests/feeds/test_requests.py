@@ -22,7 +22,7 @@ from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, re
 
 T = TypeVar("T")
 
-LONG_SECONDS = 30.0
+LONG_SECONDS = 120.0
 MODEL = "drill"
 STREAM = head(content_type="text/event-stream")
 
@@ -141,7 +141,7 @@ def test_load_tells_what_is_resident(drill: str) -> None:
         offering = asyncio.create_task(requests.offer(Workload(requests=2, prompt_tokens=100, max_tokens=50)))
         while not offering.done():
             seen.append(requests.load())
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.002)
         await offering
         return [*seen, requests.load()]
 
@@ -151,8 +151,8 @@ def test_load_tells_what_is_resident(drill: str) -> None:
     # THEN the newest token of each has not been through the model
     assert (Load(requests=0), Load(requests=0)) == (first, last)
     resident = [tokens for load in between for tokens in load.resident_tokens]
-    assert {2} >= {load.requests for load in between if len(load.resident_tokens) == 2}
-    assert 100 == min(resident)
+    assert 2 == max(len(load.resident_tokens) for load in between)
+    assert min(resident) >= 100
     assert max(resident) <= 100 + 50 - 1
 
 

@@ -19,7 +19,7 @@ from kvdiag.model import Gap, HostProcess
 from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, find_server, model_config, read, weights_bytes
 from tests.fixtures.hostile import refused_port
 
-LONG_SECONDS = 30.0
+LONG_SECONDS = 60.0
 
 WAIT = "import sys; sys.stdin.read()"
 

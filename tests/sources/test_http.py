@@ -17,7 +17,7 @@ from tests.fixtures import hostile
 from tests.fixtures.certificates import Certificate, make_certificate
 from tests.fixtures.hostile import Hostile, endless, head, raw, refused_port, reply, reply_json, silent
 
-LONG_SECONDS = 30.0
+LONG_SECONDS = 60.0
 SHORT_SECONDS = 0.5
 MIB = 2**20
 

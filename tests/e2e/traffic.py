@@ -1,0 +1,56 @@
+"""Somebody else's requests on a server: without pause, until the block ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from tests.e2e import gauges
+from tests.e2e.engine import MODEL_NAME, Engine
+
+BODY = {
+    "model": MODEL_NAME,
+    "prompt": [500] * 1000,
+    "max_tokens": 4000,
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+}
+# Two at a time, so that there is no moment between one request and the next.
+CLIENTS = 2
+LOAD_LIMIT_SECONDS = 120.0
+SETTLE_LIMIT_SECONDS = 30.0
+
+
+@contextmanager
+def other_traffic(server: Engine) -> Iterator[None]:
+    """Keep requests running; the server is idle again afterwards."""
+    stop = threading.Event()
+    clients = [threading.Thread(target=_generate, args=(server.url, stop)) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+
+
+def _generate(url: str, stop: threading.Event) -> None:
+    address = urlsplit(url)
+    while not stop.is_set():
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(BODY), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            while not stop.is_set() and answer.readline():
+                pass
+        finally:
+            connection.close()
