@@ -17,9 +17,11 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
+    Qwen3NextConfig,
 )
 
 VOCABULARY_TOKENS = 1024
@@ -60,6 +62,35 @@ def gemma3() -> PreTrainedConfig:
     )
 
 
+def gpt_oss() -> PreTrainedConfig:
+    """Sliding and full layers by turns, as gpt-oss: two groups of KV cache."""
+    return GptOssConfig(
+        **COMMON,
+        **GROUPED_QUERY,
+        num_hidden_layers=4,
+        sliding_window=128,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+
+
+def qwen3_next() -> PreTrainedConfig:
+    """Three linear-attention layers, which keep a state of constant size, to one full layer, as Qwen3-Next."""
+    return Qwen3NextConfig(
+        **COMMON,
+        **GROUPED_QUERY,
+        num_hidden_layers=4,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+    )
+
+
 def mla() -> PreTrainedConfig:
     """Multi-head latent attention, as DeepSeek V2; the CPU kernel takes no other head size than 512 + 64."""
     return DeepseekV2Config(
@@ -85,6 +116,8 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": llama,
     "mistral-sliding": mistral_sliding,
     "gemma3": gemma3,
+    "gpt-oss": gpt_oss,
+    "qwen3-next": qwen3_next,
     "mla": mla,
 }
 
