@@ -94,16 +94,8 @@ def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
     if span.workload is None or span.offer_seconds is None:
         return ()
     end = span.release_seconds if span.release_seconds is not None else float("inf")
-    return tuple(
-        sample
-        for sample in timeline.between(span.offer_seconds, end)
-        if sample.engines is not None
-        and sample.load is not None
-        and len(sample.load.resident_tokens) == span.workload.requests
-        and (sample.load_before is None or len(sample.load_before.resident_tokens) == span.workload.requests)
-        # A preempted request has had its first token, and waits: its tokens are not resident any more.
-        and not any(engine.requests_waiting for engine in sample.engines)
-    )
+    samples = timeline.between(span.offer_seconds, end)
+    return tuple(sample for sample in samples if sample.sees_whole(span.workload.requests))
 
 
 def most_waiting(timeline: Timeline, span: Span) -> int:

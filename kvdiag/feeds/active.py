@@ -24,8 +24,18 @@ SETTLED_SAMPLES = 3
 WHOLE_LOAD_SAMPLES = 3
 """Readings of a load with all its requests resident without which it is offered once more. The diagnosis needs two."""
 
+MOST_OFFERS = 3
+"""Times that a load is offered, each time held longer, until it is seen whole. A server on a busy machine may take half
+a second for a page, and its first requests are slow: a length that follows from them can be over between two pages."""
+
 SETTLE_SECONDS = 10.0
 """Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
+
+SLOW_SETTLE_SECONDS = 60.0
+"""The same for a server that answers too slowly for its readings to tell by then whether it is idle."""
+
+SETTLE_READINGS = 20
+"""Readings of the engine after which it counts as busy, not as slow."""
 
 IMPATIENT_SECONDS = 0.5
 
@@ -76,7 +86,7 @@ class ActiveFeed:
         self._recorder = recorder
         self._clock = clock
         self._progress = progress
-        self._settle_seconds = SETTLE_SECONDS
+        self._impatient = False
 
     async def run(self) -> Timeline:
         """All steps in order; what was seen so far where the server stops answering.
@@ -176,17 +186,21 @@ class ActiveFeed:
         self._mark(step.id, 0, "end")
 
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
-        step, seen = planned.step, True
-        for cycle in range(planned.cycles):
+        """All cycles, and more than planned where the load was not seen; what is judged comes after the longer ones."""
+        seen, cycle = False, 0
+        while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
-            self._tell(number, total, step.title, detail)
-            seen = await self._run_cycle(planned, cycle)
-        if planned.cycles == 1 and not seen:
-            self._tell(number, total, step.title, "once more, held longer")
-            await self._run_cycle(held_longer(planned, self._facts), 1)
+            if 0 < cycle < MOST_OFFERS and not seen:
+                planned, detail = held_longer(planned, self._facts), f"{detail} held longer".strip()
+            self._tell(number, total, planned.step.title, detail)
+            seen = await self._run_cycle(planned, cycle) or seen
+            cycle += 1
 
     async def _run_cycle(self, planned: PlannedStep, cycle: int) -> bool:
-        """Offer a workload on a span of its own; whether enough readings saw all of its requests resident."""
+        """Offer a workload on a span of its own; whether it was seen, or offering it for longer would not help.
+
+        Seen is a load that enough readings saw with all of its requests resident.
+        """
         step, first = planned.step.id, self._recorder.count
         self._mark(step, cycle, "begin", planned=planned)
         await self._settle()
@@ -195,8 +209,11 @@ class ActiveFeed:
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle()
         self._mark(step, cycle, "end")
-        whole = [sample for sample in self._recorder.since(first) if _sees_whole(sample, planned.workload.requests)]
-        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES
+        samples = self._recorder.since(first)
+        whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
+        # The first of several waits while others are prefilled; where it goes on in the next offer there is no room.
+        crowded = cycle > 0 and any(engine.requests_waiting for sample in samples for engine in sample.engines or ())
+        return outcome.failed > 0 or crowded or len(whole) >= WHOLE_LOAD_SAMPLES
 
     async def _load(self, planned: PlannedStep) -> Outcome:
         try:
@@ -211,12 +228,25 @@ class ActiveFeed:
                 errors=(f"given up after {STEP_SECONDS:.0f} s",),
             )
 
+    @property
+    def _settle_seconds(self) -> float:
+        return IMPATIENT_SECONDS if self._impatient else SETTLE_SECONDS
+
     async def _settle(self) -> None:
         """Wait until the engine has been idle for some readings, with one reading of the devices among them."""
         first = self._recorder.count
-        if not await self._checked_wait(lambda samples: _idle_streak(samples) >= SETTLED_SAMPLES, self._settle_seconds):
+
+        def settled(_: list[Sample]) -> bool:
+            return _idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
+
+        def told(_: list[Sample]) -> bool:
+            samples = self._recorder.since(first)
+            return _idle_streak(samples) >= SETTLED_SAMPLES or len(_engine_samples(samples)) >= SETTLE_READINGS
+
+        if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
+            await self._checked_wait(told, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
-            self._settle_seconds = IMPATIENT_SECONDS
+            self._impatient = _idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
             await self._sampler.read_devices(processes=True)
         # One more engine reading, so that the device reading lies inside the idle stretch.
@@ -264,14 +294,6 @@ def _alone(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _sees_whole(sample: Sample, requests: int) -> bool:
-    return (
-        sample.load is not None
-        and len(sample.load.resident_tokens) == requests
-        and not any(engine.requests_waiting for engine in sample.engines or ())
-    )
 
 
 def _is_engine_reading(sample: Sample) -> bool:

@@ -68,6 +68,18 @@ class Sample:
             return False
         return None if None in states else True
 
+    def sees_whole(self, requests: int) -> bool:
+        """Whether all `requests` of a load of our own were resident in the engines from before to after the reading."""
+        # A preempted request has had its first token, and waits: its tokens are not resident any more.
+        if self.engines is None or any(engine.requests_waiting for engine in self.engines):
+            return False
+        after, before = self.load, self.load_before
+        return (
+            after is not None
+            and len(after.resident_tokens) == requests
+            and (before is None or len(before.resident_tokens) == requests)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

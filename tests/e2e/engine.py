@@ -60,6 +60,9 @@ class Engine:
             "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # By itself vLLM binds every server's worker to the same first core, where two starve each other.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             **(env or {}),
         }
         self._server: subprocess.Popen[bytes] | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.observe import whole_load
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed
@@ -19,11 +23,12 @@ from kvdiag.model import Facts, Timeline
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import VllmSource
-from tests.fixtures.hostile import Answer, Hostile, head, raw, reply, reply_json, silent
+from tests.fixtures.hostile import Answer, Hostile, Peer, head, raw, reply, reply_json, silent
 
 LONG_SECONDS = 120.0
 PAGE = (Path(__file__).parents[1] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-tp2-idle.prom").read_text()
-BASELINE, SINGLE = (replace(step, workload=replace(step.workload, hold_seconds=0.0)) for step in STEPS[:2])
+BASELINE = replace(STEPS[0], workload=replace(STEPS[0].workload, hold_seconds=0.0))
+SINGLE = replace(STEPS[1], cycles=3)
 
 
 def no_devices(**_: object) -> DeviceReading:
@@ -146,3 +151,43 @@ def test_failing_requests_are_recorded() -> None:
     assert SINGLE.cycles == len(spans)
     assert all(span.complete for span in spans)
     assert {("CUDA out of memory",)} == {span.outcome.errors for span in spans if span.outcome is not None}
+
+
+def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
+    """A server of 200 tokens a second that shows no page while it generates `blind_tokens` or fewer for a request."""
+    blind = threading.Event()
+
+    def completions(peer: Peer) -> None:
+        wanted = int(json.loads(peer.request_body)["max_tokens"])
+        if wanted <= blind_tokens:
+            blind.set()
+        try:
+            peer.send(STREAM)
+            for count in range(1, wanted + 1):
+                event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": count}}
+                peer.send(f"data: {json.dumps(event)}\n\n".encode())
+                peer.pause(0.005)
+        finally:
+            blind.clear()
+
+    def page(peer: Peer) -> None:
+        while blind.is_set() and peer.pause():
+            pass
+        IDLE(peer)
+
+    return {"/metrics/": page, "/v1/completions": completions}
+
+
+def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
+    """Where no page was seen while the first load ran, the next ones generate more, until one is seen whole."""
+    # GIVEN / WHEN half a second of the measured speed, some 100 tokens, is too short
+    actual = run(slow_page_server(blind_tokens=150))
+
+    # THEN
+    spans = actual.spans("single_request")
+    seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
+    tokens = [span.workload.max_tokens for span in spans if span.workload is not None]
+    assert SINGLE.cycles == len(tokens)
+    assert [False, *[True] * (SINGLE.cycles - 1)] == seen
+    assert [3 * tokens[0]] * (SINGLE.cycles - 1) == tokens[1:]
+    assert "offered again" in spans[-1].notes[-1]

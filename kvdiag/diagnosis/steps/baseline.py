@@ -26,9 +26,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         return unknown(ID, "it did not run to its end" if span else "it did not run", span)
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
     if floor is None:
-        seen = any(sample.engines for sample in timeline.between(span.begin_seconds, span.end_seconds))
-        reason = None if seen else gap_reason(timeline, facts, "vllm")
-        return unknown(ID, reason or "the server was never idle: other traffic", span)
+        return unknown(ID, _not_settled(timeline, facts, span, limits), span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
     unseen = [device for device in devices if device.memory is None]
@@ -68,6 +66,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     return StepResult(
         id=ID, status=status, summary="; ".join(parts), expected=expected, measured=measured, notes=span.notes
     )
+
+
+def _not_settled(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> str:
+    """Why a span shows no idle floor: traffic, or too few readings to tell."""
+    samples = [one for one in timeline.between(span.begin_seconds, span.end_seconds or float("inf")) if one.engines]
+    if any(sample.engines_idle is False for sample in samples):
+        return "the server was never idle: other traffic"
+    if any(sample.engines_idle is None for sample in samples):
+        return "the engine does not tell whether it is idle"
+    reason = gap_reason(timeline, facts, "vllm")
+    few = f"{len(samples)} readings saw the idle server, {limits.idle_samples} in a row are needed"
+    return f"{few}: {reason}" if reason else few
 
 
 def _failed(timeline: Timeline, span: Span) -> bool:

@@ -112,6 +112,19 @@ def test_a_pool_that_was_not_seen_idle_is_unknown(world: World, reason: str) -> 
     assert reason in actual.summary
 
 
+def test_too_few_readings_are_not_called_traffic() -> None:
+    """A server whose pages came too slowly to tell is not accused of traffic that nobody saw."""
+    # GIVEN a run of whose engine readings one is left
+    whole = run()
+    begin_seconds = whole.spans("baseline")[0].begin_seconds
+    only = next(one for one in whole.samples if one.engines is not None and one.at_seconds >= begin_seconds)
+    late = replace(whole, samples=tuple(one for one in whole.samples if one.engines is None or one is only))
+
+    # THEN
+    summary = "cannot tell: 1 readings saw the idle server, 2 in a row are needed"
+    assert summary == result(World(), late).summary
+
+
 def test_a_step_that_did_not_run_or_end_is_unknown() -> None:
     """No span, or one that was cut off, is told as such."""
     # GIVEN a run without marks of the step, and one whose step has no end
