@@ -6,7 +6,13 @@ its own: `server_other` inside the server's processes, `unaccounted` outside eve
 
 from __future__ import annotations
 
+from kvdiag.kv.served import block_bytes, pool_bytes
 from kvdiag.model import Device, Facts, LedgerLine, Process, Provenance, Sample, without_mig_parents
+
+_ORIGINS: dict[Provenance, str] = {
+    "reported": "the engine's kv_cache_memory_bytes",
+    "computed": "its blocks, each as large as the model's config makes it",
+}
 
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
@@ -74,9 +80,9 @@ def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
     """Pool and weights of one rank, as far as they are told."""
     lines = []
     engines = max(len(facts.pools), 1)
-    pools = [pool.pool_bytes for pool in facts.pools]
-    if pools and pools[0] is not None:
-        lines.append(_line(device, "kv_pool", pools[0], "reported", "the engine's kv_cache_memory_bytes"))
+    size = pool_bytes(facts, facts.pools[0]) if facts.pools else None
+    if size is not None:
+        lines.append(_line(device, "kv_pool", *size, _ORIGINS[size[1]]))
     if facts.weights_bytes is not None:
         per_engine = max(ranks // engines, 1)
         lines.append(_line(device, "weights", facts.weights_bytes // per_engine, "computed", "size of the checkpoint"))
@@ -88,14 +94,13 @@ def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
     lines: list[LedgerLine] = []
     usage = {engine.engine: engine.kv_usage_ratio for engine in (sample.engines if sample is not None else None) or ()}
     for pool in facts.pools:
-        size, ratio = pool.block_bytes, usage.get(pool.engine)
-        if pool.pool_bytes is None or size is None or ratio is None:
+        size, whole, ratio = block_bytes(facts, pool), pool_bytes(facts, pool), usage.get(pool.engine)
+        if whole is None or size is None or ratio is None:
             continue
-        held = pool.used_blocks(ratio) * size
-        detail = f"engine {pool.engine}"
-        lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, source="reported", detail=detail))
-        free = pool.pool_bytes - held
-        lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, source="reported", detail=detail))
+        held, source, detail = pool.used_blocks(ratio) * size[0], whole[1], f"engine {pool.engine}"
+        lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, source=source, detail=detail))
+        free = whole[0] - held
+        lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, source=source, detail=detail))
     return tuple(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.kv.served import all_pools_bytes
 from kvdiag.model import Device, Facts
 
 
@@ -15,12 +16,12 @@ def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> 
     device for activations, CUDA graphs and allocator cache.
     """
     memories = [device.memory for device in devices if device.memory is not None]
-    pools = [pool.pool_bytes for pool in facts.pools]
-    if not memories or facts.weights_bytes is None or not pools or None in pools:
+    pools = all_pools_bytes(facts)
+    if not memories or facts.weights_bytes is None or pools is None:
         return None
+    copies = len(facts.pools)
     # One engine on several devices is tensor parallel, each rank with a pool of this size; engines share devices out.
-    pool_bytes = sum(size for size in pools if size is not None) * max(len(memories) // len(pools), 1)
-    copies = len(pools)
+    pool_bytes = pools[0] * max(len(memories) // copies, 1)
     reserved = sum(memory.driver_reserved_bytes or 0 for memory in memories)
     allowance = sum(limits.context_bytes + int(limits.activation_ratio * memory.total_bytes) for memory in memories)
     return pool_bytes + copies * facts.weights_bytes + reserved + allowance

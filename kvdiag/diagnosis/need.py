@@ -6,22 +6,16 @@ max_concurrency`, reported since vLLM 0.24): a curve that does not meet it is no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
-from kvdiag.kv.architecture import parse_architecture
-from kvdiag.kv.capacity import CacheLayout, pool_capacity
-from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.capacity import CacheLayout
 from kvdiag.kv.residency import ServingTerms, decode_blocks
+from kvdiag.kv.served import reported_blocks, served
 from kvdiag.model import Facts, KvPool
 
 FREED_LATE_TOKENS = 2
 """With async scheduling a step is planned before the last one is processed, so blocks come back this much later."""
-
-BATCHED_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
-"""vLLM's defaults for max_num_batched_tokens, which is in no metric and decides what is planned for windowed layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +66,7 @@ def curve_problem(facts: Facts) -> str | None:
         return "the engine does not report its KV pool"
     if pool.sliding_window_tokens is not None or _is_linear(pool, facts) or _modelled(facts, pool) is not None:
         return None
-    reported = _reported_blocks(pool)
+    reported = reported_blocks(pool)
     return (
         f"by its own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which neither "
         "full attention nor the model's config explains (sliding windows, state, several KV groups)"
@@ -85,14 +79,12 @@ def grows_with_every_token(facts: Facts) -> bool:
     return pool is not None and pool.sliding_window_tokens is None and _is_linear(pool, facts)
 
 
-def _reported_blocks(pool: KvPool) -> int | None:
-    """Blocks that the engine itself plans for a request of max_model_len tokens."""
-    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
-
-
 def _is_linear(pool: KvPool, facts: Facts) -> bool:
-    reported, longest = _reported_blocks(pool), facts.max_model_len_tokens
-    return reported is None or longest is None or abs(reported - -(-longest // pool.block_tokens)) <= 1
+    reported, longest = reported_blocks(pool), facts.max_model_len_tokens
+    if reported is not None and longest is not None:
+        return abs(reported - -(-longest // pool.block_tokens)) <= 1
+    model = served(facts, pool)
+    return isinstance(model, str) or model.layout.bytes_per_token() is not None
 
 
 def _by_report(tokens: int, pool: KvPool) -> Need:
@@ -115,59 +107,11 @@ def _by_model(tokens: int, modelled: _Modelled) -> Need:
 
 
 def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
-    if facts.model_config is None or facts.max_model_len_tokens is None:
+    """The config's layout, where it meets the engine's own figure for one request to the block."""
+    model = served(facts, pool)
+    if isinstance(model, str) or any(figure.drift_ratio for figure in model.figures if figure.unit == "blocks"):
         return None
-    return _fitted(
-        facts.model_config,
-        pool.block_tokens,
-        pool.cache_dtype or "auto",
-        pool.prefix_caching is not False,
-        facts.max_model_len_tokens,
-        pool.total_blocks,
-        _reported_blocks(pool),
+    terms = model.deployment.serving_terms(model.architecture)
+    return _Modelled(
+        layout=model.layout, prompt=replace(terms, steps_in_flight=0), late=replace(terms, steps_in_flight=1)
     )
-
-
-@lru_cache(maxsize=8)
-def _fitted(
-    config: str,
-    block_tokens: int,
-    kv_dtype: str,
-    prefix_caching: bool,
-    longest_tokens: int,
-    total_blocks: int,
-    reported_blocks: int | None,
-) -> _Modelled | None:
-    """The config's layout under the settings that meet the engine's own figure; `None` where none does."""
-    for platform in (Platform.CUDA, Platform.CPU):
-        for batched in BATCHED_TOKENS:
-            try:
-                architecture = parse_architecture(json.loads(config))
-                deployment = Deployment(
-                    block_size_tokens=block_tokens,
-                    kv_dtype=kv_dtype,
-                    prefix_caching=prefix_caching,
-                    max_num_batched_tokens=batched,
-                    platform=platform,
-                )
-                layout = deployed_layout(architecture, deployment)
-                planned = pool_capacity(
-                    layout,
-                    pool_bytes=total_blocks * max(layout.bytes_per_block),
-                    context_tokens=longest_tokens,
-                    terms=deployment.request_terms(architecture),
-                )
-            except (ValueError, RecursionError):  # no JSON, nested without end, or a KvModelError: no known model
-                return None
-            if reported_blocks is None or planned.blocks_per_request == reported_blocks:
-                terms = deployment.serving_terms(architecture)
-                return _Modelled(
-                    layout=layout,
-                    prompt=ServingTerms(prefill_chunk_tokens=batched, state_cache_mode=terms.state_cache_mode),
-                    late=ServingTerms(
-                        prefill_chunk_tokens=batched,
-                        state_cache_mode=terms.state_cache_mode,
-                        steps_in_flight=1,
-                    ),
-                )
-    return None

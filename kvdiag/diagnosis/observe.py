@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.kv.served import block_bytes as served_block_bytes
 from kvdiag.model import Device, Facts, Sample, Span, Timeline, without_mig_parents
 
 
@@ -23,8 +24,9 @@ def held_blocks(sample: Sample, facts: Facts) -> int | None:
 
 
 def block_bytes(facts: Facts) -> int | None:
-    """Bytes of one block on one rank, where the engine tells; engines of one server share one shape."""
-    return next((pool.block_bytes for pool in facts.pools if pool.block_bytes is not None), None)
+    """Bytes of one block on one rank, as told or computed; engines of one server share one shape."""
+    sizes = (served_block_bytes(facts, pool) for pool in facts.pools)
+    return next((size[0] for size in sizes if size is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

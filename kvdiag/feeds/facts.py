@@ -26,6 +26,7 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     pools, pool_gaps = parse_pools(page, identity.version)
     pids, pid_gaps = host.find_server(url)
+    ranks = host.parallel_ranks(pids or ())
     weights, weight_gaps = host.weights_bytes(identity.root)
     return (
         Facts(
@@ -38,6 +39,8 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
             server_pids=pids,
             weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
             model_config=host.model_config(identity.root),
+            tensor_parallel=None if ranks is None else ranks[0],
+            pipeline_parallel=None if ranks is None else ranks[1],
             forced=forced,
             gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
         ),

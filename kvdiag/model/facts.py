@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse
 from kvdiag.model.readings import Gap
 
+MAX_RANKS = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPool:
@@ -15,7 +17,8 @@ class KvPool:
     `block_tokens` is what one block holds, context parallelism included. `usable_blocks` is what requests can hold:
     vLLM V1 never hands out its null block (id 0). `usage_blocks` is the denominator of the engine's own usage gauge;
     where it is larger than `usable_blocks` (V1 before 0.10.2) an idle pool shows the null block as used. `pool_bytes`
-    and every count of blocks are per rank.
+    and every count of blocks are per rank. `state_cache_mode` and `state_dtype` are what is kept of recurrent states
+    (labels mamba_cache_mode and mamba_ssm_cache_dtype).
     """
 
     engine: str
@@ -28,6 +31,8 @@ class KvPool:
     pool_bytes: int | None = None
     cache_dtype: str | None = None
     sliding_window_tokens: int | None = None
+    state_cache_mode: str | None = None
+    state_dtype: str | None = None
     memory_fraction_ratio: float | None = None
     prefix_caching: bool | None = None
 
@@ -70,8 +75,9 @@ class Facts:
     """What does not change while a timeline is made: the server, its pools, and which processes are its own.
 
     `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size
-    on disk, all ranks together; `model_config` is the text of its config.json where that is visible; `forced`
-    says that other traffic was to be expected.
+    on disk, all ranks together; `model_config` is the text of its config.json where that is visible;
+    `tensor_parallel` and `pipeline_parallel` are ranks of one engine, `None` where they cannot be seen; `forced` says
+    that other traffic was to be expected.
     """
 
     url: str | None = None
@@ -83,6 +89,8 @@ class Facts:
     server_pids: tuple[int, ...] | None = None
     weights_bytes: int | None = None
     model_config: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     forced: bool = False
     gaps: tuple[Gap, ...] = ()
 
@@ -93,6 +101,13 @@ class Facts:
             first(
                 count_problem("max_model_len_tokens", self.max_model_len_tokens),
                 count_problem("weights_bytes", self.weights_bytes, MAX_BYTES),
+                *(
+                    None if ranks is None or 0 < ranks <= MAX_RANKS else f"{name} is {ranks}, not within 1..{MAX_RANKS}"
+                    for name, ranks in (
+                        ("tensor_parallel", self.tensor_parallel),
+                        ("pipeline_parallel", self.pipeline_parallel),
+                    )
+                ),
                 *(count_problem("server_pids", pid, 2**32) for pid in self.server_pids or ()),
             ),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,10 @@ MAX_PROCESSES = 512
 """A server of 16 engines with 16 workers each has fewer; more in one tree is somebody else's process."""
 
 MAX_WEIGHT_FILES = 4096
+
+MAX_COMMAND_CHARACTERS = 2**14
+
+_PARALLEL = re.compile(r" (--tensor-parallel|--pipeline-parallel|-tp|-pp|--config|--distributed-executor)\b")
 
 MAX_CONFIG_BYTES = 256 * 2**10
 """The longest config.json among those in wide use has 60 KB (a multimodal one with all its labels)."""
@@ -90,6 +95,33 @@ def _same_program(parent: psutil.Process, child: psutil.Process) -> bool:
         return parent.exe() == child.exe() and "vllm" in " ".join(parent.cmdline()).lower()
     except psutil.Error:
         return False
+
+
+def parallel_ranks(pids: Iterable[int]) -> tuple[int, int] | None:
+    """Tensor-parallel and pipeline-parallel ranks of one engine, from the titles that its processes give themselves.
+
+    vLLM's workers are called VLLM::Worker_PP1_TP3, without the part that has one rank only
+    (vllm/v1/executor/multiproc_executor.py::WorkerProc.setup_proc_title_and_log_prefix); an engine without workers is
+    one rank (UniProcExecutor), unless its command asks for more (Ray's workers are no children of the server). `None`
+    where that cannot be told, and for context parallelism, which is not modelled.
+    """
+    commands = [_command(pid) for pid in pids]
+    workers = [command.removeprefix("VLLM::Worker") for command in commands if command.startswith("VLLM::Worker")]
+    if not workers:
+        alone = any(command.startswith("VLLM::EngineCore") for command in commands)
+        return (1, 1) if alone and not any(_PARALLEL.search(command) for command in commands) else None
+    parts = [dict(re.findall(r"_([A-Z]{2,3})(\d{1,4})", worker)) for worker in workers]
+    if any(name in part for part in parts for name in ("PCP", "DCP")):
+        return None
+    tensor, pipeline = (1 + max(int(part.get(name, 0)) for part in parts) for name in ("TP", "PP"))
+    return tensor, pipeline
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:MAX_COMMAND_CHARACTERS]
+    except psutil.Error:
+        return ""
 
 
 def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]:

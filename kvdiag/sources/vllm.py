@@ -49,6 +49,9 @@ MAX_SERIES = 512
 MAX_TEXT_CHARACTERS = 4096
 """Of a model's name or folder: no path is longer."""
 
+MAX_WORD_CHARACTERS = 64
+"""Of the name of a number format."""
+
 V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 """Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
 
@@ -254,8 +257,10 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
         max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
         # The label keeps the size asked for when the number of blocks is overridden (seen: 1 GiB for a pool of 40 MiB).
         pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
-        cache_dtype=labels.get("cache_dtype"),
+        cache_dtype=_label_word(labels, "cache_dtype"),
         sliding_window_tokens=_label_int(labels, "sliding_window") or None,
+        state_cache_mode=_label_word(labels, "mamba_cache_mode"),
+        state_dtype=_label_word(labels, "mamba_ssm_cache_dtype"),
         memory_fraction_ratio=fraction if fraction is not None and 0 < fraction <= 1 else None,
         prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
     )
@@ -264,6 +269,12 @@ def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
 def _label_int(labels: Mapping[str, str], name: str) -> int | None:
     text = labels.get(name, "")
     return int(text) if text.isdecimal() and len(text) < len(str(MAX_COUNT)) else None
+
+
+def _label_word(labels: Mapping[str, str], name: str) -> str | None:
+    """The name of a format or a mode; Python's own word for nothing is none."""
+    text = labels.get(name)
+    return text if text and text != "None" and len(text) <= MAX_WORD_CHARACTERS else None
 
 
 def _label_float(labels: Mapping[str, str], name: str) -> float | None:

@@ -117,6 +117,8 @@ CPU_POOL = KvPool(
     max_concurrency=26.089171974522294,
     pool_bytes=2**30,
     cache_dtype="auto",
+    state_cache_mode="none",
+    state_dtype="float32",
     memory_fraction_ratio=0.92,
     prefix_caching=True,
 )

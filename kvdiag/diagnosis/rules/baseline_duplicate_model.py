@@ -12,6 +12,7 @@ from kvdiag.diagnosis.observe import (
     server_uuids,
 )
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.kv.served import all_pools_bytes, bytes_problem
 from kvdiag.model import Facts, Finding, Status, Timeline
 
 ID = "baseline.duplicate_model"
@@ -24,16 +25,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     known = server_uuids(timeline, facts)
     own = next((seen for sample in timeline.samples if (seen := server_devices(sample.devices, known))), ())
     held = [_server_bytes(timeline, device.uuid, facts) for device in own]
-    pools = [pool.pool_bytes for pool in facts.pools]
+    pools = all_pools_bytes(facts)
     if facts.weights_bytes is None:
         return unseen(ID, "the size of the weights is not known (the model's files are not visible here)")
-    if not pools or None in pools:
-        return unseen(ID, "the engine does not report its pool's bytes")
+    if not facts.pools:
+        return unseen(ID, "the engine does not report its KV pool")
+    if pools is None:
+        return unseen(ID, f"the engine does not report its pool's bytes, and {bytes_problem(facts)}")
     if not held or None in held:
         return unseen(ID, "the server's own bytes on the device are not visible")
-    copies = len(pools)
+    copies = len(facts.pools)
     ranks = max(len(own) // copies, 1)
-    pool_bytes = sum(size for size in pools if size is not None) * ranks
+    pool_bytes = pools[0] * ranks
     weights = facts.weights_bytes * copies
     processes = sum(process.pid in (facts.server_pids or ()) for device in own for process in device.processes or ())
     allowance = limits.context_bytes * max(processes, 1) + sum(
@@ -43,7 +46,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     beyond = used - pool_bytes - weights
     evidence = (
         number("server_bytes", used, "bytes", "nvml"),
-        number("pool_bytes", pool_bytes, "bytes", "vllm"),
+        number("pool_bytes", pool_bytes, "bytes", "vllm" if pools[1] == "reported" else pools[1]),
         number("weights_bytes", weights, "bytes", "host: checkpoint files"),
         number("beyond_pool_and_weights", beyond, "bytes", "computed"),
         number("allowance", allowance, "bytes", "computed"),

@@ -1,0 +1,237 @@
+"""The cost model of a running server: its model's config, under settings that meet the engine's own figures.
+
+What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
+checked here: blocks of one longest request, concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the
+number of blocks where the pool's bytes are told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kvdiag.kv.architecture import parse_architecture
+from kvdiag.kv.capacity import CacheLayout, pool_capacity
+from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.layers import Architecture
+from kvdiag.kv.pages import StateCacheMode
+from kvdiag.model import Facts, KvPool, Provenance
+
+BATCHED_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
+"""vLLM's defaults for max_num_batched_tokens, which is in no metric and decides what is planned for windowed layers."""
+
+MOST_IN_FLIGHT_TOKENS = 1 << 20
+
+RANKS = (1, 2, 4, 8, 16)
+"""Tensor-parallel sizes tried where they cannot be seen and the pool's bytes tell them."""
+
+MOST_DRIFT_RATIO = 0.02
+"""Beyond it model and engine disagree; rounding and a partial last block stay far below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a pool, as the model gives it and as the engine reports it."""
+
+    name: str
+    unit: str
+    predicted: float
+    reported: float
+
+    @property
+    def drift_ratio(self) -> float:
+        """How much more the engine reports than the model gives; negative where it reports less."""
+        return self.reported / self.predicted - 1 if self.predicted else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server's cache by its model's config. `block_bytes` is per rank, `None` where the ranks are not known.
+
+    `assumed` names, for a person, the settings that no figure of the engine contradicts and none states.
+    """
+
+    architecture: Architecture
+    deployment: Deployment
+    layout: CacheLayout
+    block_bytes: int | None
+    figures: tuple[Figure, ...]
+    assumed: str
+
+    @property
+    def drift(self) -> Figure | None:
+        """The figure that is furthest off, where one is off by more than `MOST_DRIFT_RATIO`."""
+        worst = max(self.figures, key=lambda figure: abs(figure.drift_ratio), default=None)
+        return worst if worst is not None and abs(worst.drift_ratio) > MOST_DRIFT_RATIO else None
+
+
+def served(facts: Facts, pool: KvPool) -> Served | str:
+    """The model of the engine whose pool this is; in a clause why there is none."""
+    if facts.model_config is None:
+        return "the model's config.json is not visible from here"
+    if facts.max_model_len_tokens is None:
+        return "the server does not tell its max_model_len"
+    return _served(
+        facts.model_config,
+        facts.max_model_len_tokens,
+        facts.tensor_parallel,
+        facts.pipeline_parallel,
+        # What is not looked at must not divide the cache.
+        replace(pool, engine="", memory_fraction_ratio=None),
+    )
+
+
+def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
+    """Bytes of one block on one rank: as the engine reports its pool, else as its model's config gives them."""
+    if pool.block_bytes is not None:
+        return pool.block_bytes, "reported"
+    model = served(facts, pool)
+    if isinstance(model, str) or model.block_bytes is None or model.drift is not None:
+        return None
+    return model.block_bytes, "computed"
+
+
+def pool_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
+    """Bytes of the whole pool on one rank, and whether the engine reports them or they follow from its config."""
+    if pool.pool_bytes is not None:
+        return pool.pool_bytes, "reported"
+    size = block_bytes(facts, pool)
+    return None if size is None else (size[0] * pool.total_blocks, size[1])
+
+
+def all_pools_bytes(facts: Facts) -> tuple[int, Provenance] | None:
+    """Bytes of the pools of all engines, one rank of each; `None` where there is none or one is not known."""
+    sizes = [pool_bytes(facts, pool) for pool in facts.pools]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return None
+    return sum(size for size, _ in known), known[0][1]
+
+
+def bytes_problem(facts: Facts) -> str | None:
+    """Why the bytes of a block cannot be computed, in a clause; `None` where they can."""
+    for pool in facts.pools:
+        model = served(facts, pool)
+        if isinstance(model, str):
+            return model
+        if (drift := model.drift) is not None:
+            return f"the model's config gives other {drift.unit} than the engine's ({drift.name})"
+        if model.block_bytes is None:
+            return "over how many ranks the cache is divided is not visible"
+    return None
+
+
+@lru_cache(maxsize=16)
+def _served(
+    config: str, longest_tokens: int, tensor_parallel: int | None, pipeline_parallel: int | None, pool: KvPool
+) -> Served | str:
+    try:
+        architecture = parse_architecture(json.loads(config))
+        deployments = list(_deployments(tensor_parallel, pipeline_parallel, pool))
+        known = tensor_parallel is not None
+        candidates = [_candidate(architecture, one, pool, longest_tokens, known=known) for one in deployments]
+        best = min(candidates, key=_distance)
+        if _distance(best) > 0:
+            best = min(best, _solved(best, pool, longest_tokens, known=known), key=_distance)
+    except KvModelError as error:
+        return f"the model's config is not understood: {error.message}"
+    except (ValueError, RecursionError):
+        return "the model's config.json is no JSON"
+    return best
+
+
+def _deployments(tensor_parallel: int | None, pipeline_parallel: int | None, pool: KvPool) -> Iterator[Deployment]:
+    """The settings that an engine with this pool may have, the usual ones first."""
+    mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
+    ranks = (tensor_parallel,) if tensor_parallel is not None else RANKS if pool.pool_bytes is not None else (1,)
+    for tensor in ranks:
+        for platform in (Platform.CUDA, Platform.CPU):
+            for batched in BATCHED_TOKENS:
+                yield Deployment(
+                    tensor_parallel=tensor,
+                    pipeline_parallel=pipeline_parallel or 1,
+                    block_size_tokens=pool.block_tokens,
+                    kv_dtype=pool.cache_dtype or "auto",
+                    state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+                    state_cache_mode=mode,
+                    prefix_caching=pool.prefix_caching is not False,
+                    max_num_batched_tokens=batched,
+                    platform=platform,
+                )
+
+
+def _candidate(
+    architecture: Architecture, deployment: Deployment, pool: KvPool, longest_tokens: int, *, known: bool
+) -> Served:
+    layout = deployed_layout(architecture, deployment)
+    sizes = set(layout.bytes_per_block)
+    size = sizes.pop() if len(sizes) == 1 else None
+    planned = pool_capacity(
+        layout,
+        pool_bytes=tuple(pool.total_blocks * size for size in layout.bytes_per_block),
+        context_tokens=longest_tokens,
+        terms=deployment.request_terms(architecture),
+    )
+    figures = []
+    if (reported := reported_blocks(pool)) is not None and planned.blocks_per_request:
+        figures.append(_figure("blocks_per_request", "blocks", planned.blocks_per_request, reported))
+    if pool.max_concurrency:
+        figures.append(_figure("max_concurrency", "requests", planned.max_concurrency, pool.max_concurrency))
+    if pool.capacity_tokens:
+        figures.append(_figure("capacity_tokens", "tokens", planned.capacity_tokens, pool.capacity_tokens))
+    told = pool.pool_bytes is not None and size is not None
+    if told and pool.pool_bytes is not None and size is not None:
+        figures.append(_figure("num_blocks", "blocks", pool.pool_bytes // size, pool.total_blocks))
+    return Served(
+        architecture=architecture,
+        deployment=deployment,
+        layout=layout,
+        block_bytes=size if known or told or _same_on_all_ranks(architecture, deployment, size) else None,
+        figures=tuple(figures),
+        assumed=f"max_num_batched_tokens {deployment.max_num_batched_tokens}, {deployment.platform} kernels",
+    )
+
+
+def _figure(name: str, unit: str, predicted: float, reported: float) -> Figure:
+    return Figure(name=name, unit=unit, predicted=predicted, reported=reported)
+
+
+def reported_blocks(pool: KvPool) -> int | None:
+    """Blocks that the engine itself plans for a request of max_model_len tokens; `None` before vLLM 0.24."""
+    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
+
+
+def _distance(candidate: Served) -> float:
+    return sum(abs(figure.drift_ratio) for figure in candidate.figures)
+
+
+def _same_on_all_ranks(architecture: Architecture, deployment: Deployment, size: int | None) -> bool:
+    """Whether a block costs the same however the model is divided: latent attention is kept whole on every rank."""
+    try:
+        halved = deployed_layout(architecture, replace(deployment, tensor_parallel=2))
+    except KvModelError:
+        return False
+    return set(halved.bytes_per_block) == {size}
+
+
+def _solved(candidate: Served, pool: KvPool, longest_tokens: int, *, known: bool) -> Served:
+    """The same with the tokens in flight that give the blocks reported for one request, found by bisection.
+
+    Windowed layers plan a window and what is in flight (`pages.py`), so blocks grow with it. Where no number of tokens
+    gives the reported blocks the answer is as far off as before.
+    """
+    wanted = reported_blocks(pool)
+    if wanted is None:
+        return candidate
+    low, high = 1, MOST_IN_FLIGHT_TOKENS
+    while low < high:
+        middle = (low + high) // 2
+        terms = replace(candidate.deployment, max_in_flight_tokens=middle).request_terms(candidate.architecture)
+        enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
+        low, high = (low, middle) if enough else (middle + 1, high)
+    deployment = replace(candidate.deployment, max_in_flight_tokens=low)
+    found = _candidate(candidate.architecture, deployment, pool, longest_tokens, known=known)
+    return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")
