@@ -13,6 +13,7 @@ from kvdiag.diagnosis.observe import (
     held_blocks,
     most_open,
     most_waiting,
+    tokens_taken,
     whole_load,
     whole_number,
 )
@@ -40,16 +41,22 @@ class Growth:
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> Growth | None:
     """The fullest sample that saw all of a span's requests resident; `None` where none did or blocks are unknown."""
     samples = whole_load(timeline, span)
-    growths = [_at(sample, facts, floor_blocks, len(samples)) for sample in samples]
+    growths = [
+        _at(sample, facts, floor_blocks, samples=len(samples), counted=tokens_taken(timeline, span, sample))
+        for sample in samples
+    ]
     return max(
         (growth for growth in growths if growth is not None), key=lambda growth: growth.held_blocks, default=None
     )
 
 
-def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int) -> Growth | None:
+def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counted: int | None) -> Growth | None:
     held = held_blocks(sample, facts)
-    need = None if sample.load is None else blocks_needed(sample.load.resident_tokens, facts)
-    if sample.load is None or held is None or need is None:
+    if sample.load is None or held is None:
+        return None
+    tokens = _caught_up(sample.load.resident_tokens, counted)
+    need = blocks_needed(tokens, facts)
+    if need is None:
         return None
     # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
     before = need if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
@@ -58,10 +65,22 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, samples: int) -> Growth
     return Growth(
         samples=samples,
         requests=sample.load.requests,
-        tokens=sum(sample.load.resident_tokens),
+        tokens=sum(tokens),
         need=need,
         held_blocks=held - floor_blocks,
     )
+
+
+def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[int, ...]:
+    """Tokens of our requests at the time of the page, by the engines' own counters where our streams lag behind.
+
+    A client that gets no processor for a second still has to read what was generated in it, and the page does not wait.
+    The last token that a request has generated is not stored yet.
+    """
+    requests = len(resident_tokens)
+    behind = 0 if counted is None else counted - requests - sum(resident_tokens)
+    share = -(-max(behind, 0) // max(requests, 1))
+    return tuple(tokens + share for tokens in resident_tokens)
 
 
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:

@@ -100,6 +100,20 @@ def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
     return tuple(sample for sample in samples if sample.sees_whole(span.workload.requests))
 
 
+def tokens_taken(timeline: Timeline, span: Span, sample: Sample) -> int | None:
+    """Prompt and generated tokens that the engines counted from a span's begin to one of its samples, all together."""
+    first = next((one for one in timeline.between(span.begin_seconds, sample.at_seconds) if one.engines), None)
+    counts = [_tokens_counted(one) for one in (first, sample)]
+    return None if counts[0] is None or counts[1] is None else counts[1] - counts[0]
+
+
+def _tokens_counted(sample: Sample | None) -> int | None:
+    engines = (sample.engines if sample is not None else None) or ()
+    counts = [count for engine in engines for count in (engine.prompt_tokens_total, engine.generation_tokens_total)]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
 def most_waiting(timeline: Timeline, span: Span) -> int:
     """The most requests that any sample of a span's load saw waiting; 0 where the engines do not count them."""
     if span.offer_seconds is None:

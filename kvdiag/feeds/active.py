@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.step import Step
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
@@ -21,8 +22,11 @@ LEAD_IN_SAMPLES = 3
 SETTLED_SAMPLES = 3
 """Idle readings in a row before and after a load. The diagnosis needs two that agree."""
 
-WHOLE_LOAD_SAMPLES = 3
-"""Readings of a load with all its requests resident without which it is offered once more. The diagnosis needs two."""
+WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
+"""Readings of a load with all its requests resident without which it is offered once more."""
+
+CROWDED_SAMPLES = 3
+"""Readings under load of which each has to show somebody waiting before a longer one is not tried."""
 
 MOST_OFFERS = 3
 """Times that a load is offered, each time held longer, until it is seen whole. A server on a busy machine may take half
@@ -115,6 +119,10 @@ class ActiveFeed:
         await self._wait_for_quiet()
         total = len(self._steps)
         planned: tuple[PlannedStep, ...] = ()
+        if not self._facts.forced and _engine_samples(self._recorder.since(0))[-1].engines_idle is None:
+            # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
+            self._tell(1, total, self._steps[0].title, "warming up")
+            planned = plan(self._steps, self._facts, await self._warm_up())
         for number, step in enumerate(self._steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
@@ -211,9 +219,7 @@ class ActiveFeed:
         self._mark(step, cycle, "end")
         samples = self._recorder.since(first)
         whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
-        # The first of several waits while others are prefilled; where it goes on in the next offer there is no room.
-        crowded = cycle > 0 and any(engine.requests_waiting for sample in samples for engine in sample.engines or ())
-        return outcome.failed > 0 or crowded or len(whole) >= WHOLE_LOAD_SAMPLES
+        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and _crowded(samples))
 
     async def _load(self, planned: PlannedStep) -> Outcome:
         try:
@@ -294,6 +300,13 @@ def _alone(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _crowded(samples: list[Sample]) -> bool:
+    """Whether some of our requests waited as long as the load lasted: held longer they would wait longer."""
+    loaded = [sample for sample in _engine_samples(samples) if _open_requests(sample)]
+    waiting = [sample for sample in loaded if any(engine.requests_waiting for engine in sample.engines or ())]
+    return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
 
 
 def _is_engine_reading(sample: Sample) -> bool:

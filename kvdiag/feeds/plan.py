@@ -13,6 +13,9 @@ LEAST_OUTPUT_TOKENS = 64
 
 MOST_OUTPUT_TOKENS = 512
 
+MOST_HELD_TOKENS = 4096
+"""The same for a load that was offered before and not seen: ten seconds of a fast server."""
+
 CYCLES_SECONDS = 25.0
 """Time for all cycles of a step together, so that a whole run stays within a minute and a half."""
 
@@ -43,7 +46,7 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
 
 def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server admits that."""
-    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, 2 * MOST_OUTPUT_TOKENS))
+    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = _admitted(longer, facts)
     note = f"offered again with {workload.max_tokens} tokens generated: the first load was not seen whole"
     return replace(planned, workload=workload, notes=(*notes, note))

@@ -158,6 +158,8 @@ class Requests:
                         first = last if first is None else first
                     if request.generated_tokens >= max_tokens:
                         break  # the engine frees its blocks with the last token, whatever is still to come
+                    # A stream that has always more to read would never let the sampler have a turn.
+                    await asyncio.sleep(0)
         return _Done(
             generated_tokens=request.generated_tokens,
             error=None if request.generated_tokens else "the stream ended without a token",

@@ -26,6 +26,7 @@ class Result:
     @property
     def document(self) -> dict[str, Any]:
         """The JSON document of `--output json`."""
+        assert self.stdout, f"exit code {self.code}: {self.stderr}"
         decoded: dict[str, Any] = json.loads(self.stdout)
         return decoded
 

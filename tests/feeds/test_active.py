@@ -155,10 +155,11 @@ def test_failing_requests_are_recorded() -> None:
 
 def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
     """A server of 200 tokens a second that shows no page while it generates `blind_tokens` or fewer for a request."""
-    blind = threading.Event()
+    blind, running = threading.Event(), threading.Event()
 
     def completions(peer: Peer) -> None:
         wanted = int(json.loads(peer.request_body)["max_tokens"])
+        running.set()
         if wanted <= blind_tokens:
             blind.set()
         try:
@@ -168,12 +169,13 @@ def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
                 peer.send(f"data: {json.dumps(event)}\n\n".encode())
                 peer.pause(0.005)
         finally:
+            running.clear()
             blind.clear()
 
     def page(peer: Peer) -> None:
         while blind.is_set() and peer.pause():
             pass
-        IDLE(peer)
+        reply(page_with("vllm:num_requests_running", f"{float(running.is_set())}"))(peer)
 
     return {"/metrics/": page, "/v1/completions": completions}
 
