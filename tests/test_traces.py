@@ -19,7 +19,7 @@ def test_a_client_that_lags_behind_the_server_accuses_nobody() -> None:
     actual = diagnose(timeline, facts)
 
     # THEN what was seen is exact, what was not seen is unknown, and nothing is called a fault
-    steps = {step.id: (step.status, dict((one.name, one.value) for one in step.measured)) for step in actual.steps}
+    steps = {step.id: (step.status, {one.name: one.value for one in step.measured}) for step in actual.steps}
     assert ("unknown", {"ok", "unknown"}) == (actual.worst, {finding.status for finding in actual.findings})
     assert ("ok", 21) == (steps["single_request"][0], steps["single_request"][1]["blocks"])
     assert ("unknown", {}) == steps["concurrent"]
