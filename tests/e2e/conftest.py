@@ -1,12 +1,14 @@
 """Real vLLM servers for the tests beside this file.
 
-A server takes some 20 s to start and a run of kvdiag half a minute, most of it waiting. So the plain runs, each against
-a server of its own, are made one after the other in the background while the tests that disturb a server run in front.
+A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting. So the plain runs, each against
+a server of its own, are made one after the other in the background, from the first test of the session on; the tests of
+this folder come last, and those that await a plain run last of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +84,57 @@ SUBJECTS: Mapping[str, Subject] = {
     "hybrid": Subject(model="gemma3", args=("--no-enable-prefix-caching",)),
     "mla": Subject(model="mla"),
     "fp8": Subject(args=("--kv-cache-dtype", "fp8", "--block-size", "64", "--no-enable-prefix-caching")),
+    "data_parallel": Subject(args=("--data-parallel-size", "2")),
 }
+
+HERE = Path(__file__).parent
+RUNS = pytest.StashKey["BackgroundRuns"]()
+
+
+class BackgroundRuns:
+    """The plain runs of a session, one after the other in a thread of their own."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Begin."""
+        self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-engines-")
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._runs = {name: self._pool.submit(self._run, name) for name in names}
+
+    def _run(self, name: str) -> SubjectRun:
+        env = engine_env.vllm_env()
+        home = VllmHome(env=env, models=engine_env.models(env), logs=Path(self._folder.name))
+        return _run_subject(home, name, SUBJECTS[name])
+
+    def result(self, name: str) -> SubjectRun:
+        """One run, awaited; raises what it raised."""
+        return self._runs[name].result()
+
+    def close(self) -> None:
+        """Begin no other."""
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put this folder's tests last; all else stays in its random order."""
+    ours = [item for item in items if HERE in item.path.parents]
+    ours.sort(key=lambda item: item.get_closest_marker("subject") is not None)
+    others = [item for item in items if HERE not in item.path.parents]
+    items[:] = [*others, *ours]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin the plain runs that some test of this session awaits, in the order in which they are awaited."""
+    wanted = dict.fromkeys(mark.args[0] for item in session.items for mark in item.iter_markers("subject"))
+    if wanted and not session.config.option.collectonly:
+        session.config.stash[RUNS] = BackgroundRuns(list(wanted))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End with the session."""
+    if RUNS in config.stash:
+        config.stash[RUNS].close()
 
 
 @pytest.fixture(scope="session")
@@ -116,16 +168,11 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="session")
-def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> Iterator[Callable[[str], SubjectRun]]:
-    """The run of a subject by its name, made beside the other tests or awaited."""
-    wanted = {mark.args[0] for item in request.session.items for mark in item.iter_markers("subject")}
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        runs = {name: pool.submit(_run_subject, vllm, name, SUBJECTS[name]) for name in sorted(wanted)}
-        try:
-            yield lambda name: runs[name].result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+@pytest.fixture
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> SubjectRun:
+    """The background run of the subject that the test's mark names, awaited. `vllm` skips where there can be none."""
+    mark = request.node.get_closest_marker("subject")
+    return request.config.stash[RUNS].result(mark.args[0])
 
 
 def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:

@@ -25,9 +25,13 @@ def read(url: str) -> Reading:
 
 
 def held_blocks(url: str) -> int:
-    """Blocks in use on a server of one engine; the pool's null block is neither free nor used."""
-    ((_, labels, _),) = _samples(url, ("vllm:cache_config_info",))
-    return round(read(url)["vllm:kv_cache_usage_perc"] * (int(labels["num_gpu_blocks"]) - 1))
+    """Blocks in use on all engines; the null block of each is neither free nor used.
+
+    The number of blocks is that of all engines together, and stands with each of them.
+    """
+    engines = _samples(url, ("vllm:cache_config_info",))
+    of_each = int(engines[0][1]["num_gpu_blocks"]) // len(engines)
+    return round(read(url)["vllm:kv_cache_usage_perc"] * (of_each - 1))
 
 
 def block_tokens(url: str) -> int:
@@ -58,7 +62,13 @@ def idle(reading: Reading) -> bool:
 
 def _samples(url: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, str], float]]:
     query = urlencode([("name[]", name) for name in names])
-    with urllib.request.urlopen(f"{url}/metrics/?{query}", timeout=30) as answer:
-        page = answer.read().decode()
-    families = text_string_to_metric_families(page)
-    return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+    # Several API servers answer an empty page to a filter.
+    page = _page(f"{url}/metrics/?{query}") or _page(f"{url}/metrics/")
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return [(sample.name, sample.labels, sample.value) for sample in samples if sample.name in names]
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        page: str = answer.read().decode()
+        return page

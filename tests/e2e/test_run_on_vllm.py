@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.e2e.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun, V
 from tests.e2e.engine import Engine
 from tests.e2e.traffic import LOAD_LIMIT_SECONDS, SETTLE_LIMIT_SECONDS, other_traffic
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.usefixtures("subject_run")]
+pytestmark = pytest.mark.real_vllm
 
 REQUESTS_OF_STEP = {"single_request": 1, "concurrent": 10, "long_context": 1}
 
@@ -56,12 +55,12 @@ def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
 
 
 @pytest.mark.subject("leak")
-def test_blocks_that_stay_held_are_a_leak(subject_run: Callable[[str], SubjectRun]) -> None:
+def test_blocks_that_stay_held_are_a_leak(subject_run: SubjectRun) -> None:
     """Blocks that an engine keeps after its requests have ended are a fault, with their exact number as evidence."""
     # GIVEN an engine that keeps two blocks of every request it finishes, without prefix caching, in blocks of 32
 
     # WHEN
-    run = subject_run("leak")
+    run = subject_run
 
     # THEN
     finding = run.result.finding("leak.kv_blocks")
@@ -74,11 +73,11 @@ def test_blocks_that_stay_held_are_a_leak(subject_run: Callable[[str], SubjectRu
     assert run.result.step("concurrent")["status"] == "ok"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.subject(name)) for name in ("fp8", "mla")])
-def test_other_ways_to_store_keys_and_values_are_exact_too(name: str, subject_run: Callable[[str], SubjectRun]) -> None:
+@pytest.mark.parametrize((), [pytest.param(marks=pytest.mark.subject(name), id=name) for name in ("fp8", "mla")])
+def test_other_ways_to_store_keys_and_values_are_exact_too(subject_run: SubjectRun) -> None:
     """Latent attention, and an fp8 cache in other blocks without prefix caching, are judged as exactly."""
     # GIVEN / WHEN
-    run = subject_run(name)
+    run = subject_run
 
     # THEN
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
@@ -87,13 +86,13 @@ def test_other_ways_to_store_keys_and_values_are_exact_too(name: str, subject_ru
 
 
 @pytest.mark.subject("sliding_window")
-def test_sliding_window_follows_its_own_curve(subject_run: Callable[[str], SubjectRun]) -> None:
+def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     """A model whose every layer slides is healthy although 16K tokens hold hardly more blocks than 1K."""
     # GIVEN a window of 1,024 tokens
     window_tokens = 1024
 
     # WHEN
-    run = subject_run("sliding_window")
+    run = subject_run
 
     # THEN
     long_context = run.result.step("long_context")
@@ -104,28 +103,33 @@ def test_sliding_window_follows_its_own_curve(subject_run: Callable[[str], Subje
 
 
 @pytest.mark.subject("hybrid")
-def test_several_groups_of_layers_are_never_called_a_fault(subject_run: Callable[[str], SubjectRun]) -> None:
-    """Where sliding and full layers share the pool, blocks do not follow from the report: no fault is made of it."""
+def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: SubjectRun) -> None:
+    """Where sliding and full layers share the pool, blocks are what the model's config makes of the tokens."""
     # GIVEN / WHEN
-    run = subject_run("hybrid")
+    run = subject_run
 
     # THEN
-    assert run.result.finding("leak.kv_blocks")["status"] == "ok", run.result.not_ok
-    assert run.result.document["worst"] in ("ok", "unknown"), run.result.not_ok
-    assert run.result.code in (0, 3)
+    steps = [run.result.step(step) for step in REQUESTS_OF_STEP]
+    assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
+    assert [step["status"] for step in steps] == ["ok", "ok", "ok"]
+    for step, requests in zip(steps, REQUESTS_OF_STEP.values(), strict=True):
+        assert abs(step["measured"]["blocks"] - step["expected"]["blocks"]) <= requests, step
+    # A straight line would be one group's blocks times the number of groups.
+    long_context = steps[-1]["measured"]
+    assert long_context["blocks"] < 2 * long_context["tokens"] / run.block_tokens
 
 
-def test_both_engines_of_a_data_parallel_server_are_counted(vllm: VllmHome) -> None:
+@pytest.mark.subject("data_parallel")
+def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: SubjectRun) -> None:
     """Two engines behind one address are one server with two pools, and the blocks of both are added up exactly."""
-    # GIVEN
-    with vllm.engine("data-parallel", "--data-parallel-size", "2") as server:
-        # WHEN
-        result = kvdiag("run", "--url", server.url, "--output", "json")
+    # GIVEN / WHEN
+    result = subject_run.result
 
     # THEN
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert [pool["engine"] for pool in result.document["subject"]["pools"]] == ["0", "1"]
-    assert_exact(result, block_tokens=128)
+    assert subject_run.held_blocks_after == 0
+    assert_exact(result, subject_run.block_tokens)
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])

@@ -1,4 +1,7 @@
-"""Somebody else's requests on a server: without pause, until the block ends."""
+"""Somebody else's requests on a server: small ones, one after the other, until the block ends.
+
+They are far apart enough to leave a small machine the time for a run beside them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,13 @@ from tests.e2e.engine import MODEL_NAME, Engine
 
 BODY = {
     "model": MODEL_NAME,
-    "prompt": [500] * 1000,
-    "max_tokens": 4000,
+    "prompt": [500] * 300,
+    "max_tokens": 40,
     "ignore_eos": True,
     "temperature": 0,
     "stream": True,
 }
-# Two at a time, so that there is no moment between one request and the next.
-CLIENTS = 2
+PAUSE_SECONDS = 0.3
 LOAD_LIMIT_SECONDS = 120.0
 SETTLE_LIMIT_SECONDS = 30.0
 
@@ -30,22 +32,20 @@ SETTLE_LIMIT_SECONDS = 30.0
 def other_traffic(server: Engine) -> Iterator[None]:
     """Keep requests running; the server is idle again afterwards."""
     stop = threading.Event()
-    clients = [threading.Thread(target=_generate, args=(server.url, stop)) for _ in range(CLIENTS)]
-    for client in clients:
-        client.start()
+    client = threading.Thread(target=_generate, args=(server.url, stop))
+    client.start()
     try:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
         yield
     finally:
         stop.set()
-        for client in clients:
-            client.join()
+        client.join()
     gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
 
 
 def _generate(url: str, stop: threading.Event) -> None:
     address = urlsplit(url)
-    while not stop.is_set():
+    while not stop.wait(PAUSE_SECONDS):
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         try:
             connection.request("POST", "/v1/completions", json.dumps(BODY), {"Content-Type": "application/json"})
