@@ -87,11 +87,14 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
+        absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
         if sample.engines is not None or "vllm" in failed:
             readings["vllm"].append(sample.engines is None)
-        if sample.devices is not None or "nvml" in failed:
+        if sample.devices is not None or "nvml" in failed or "nvml" in absent:
             dark = any(device.memory is None for device in server_devices(sample.devices, own))
-            readings["nvml"].append(sample.devices is None or (dark and "nvml" in failed))
+            # What was never there is not lost, even where a question about it once took too long.
+            lost = sample.devices is None and "nvml" not in absent
+            readings["nvml"].append(lost or (dark and "nvml" in failed))
     last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
     return not timeline.samples or any(all(failures) for failures in last)
 

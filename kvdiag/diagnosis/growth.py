@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem
+from kvdiag.diagnosis.need import FREED_LATE_TOKENS, Need, blocks_needed, curve_problem, grows_with_every_token
 from kvdiag.diagnosis.observe import (
     block_bytes,
     floor_within,
@@ -40,7 +40,7 @@ class Growth:
 
 def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> Growth | None:
     """The fullest sample that saw all of a span's requests resident; `None` where none did or blocks are unknown."""
-    samples = whole_load(timeline, span)
+    samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
     growths = [
         _at(sample, facts, floor_blocks, samples=len(samples), counted=tokens_taken(timeline, span, sample))
         for sample in samples
@@ -69,6 +69,18 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counte
         need=need,
         held_blocks=held - floor_blocks,
     )
+
+
+def _decodes(sample: Sample, span: Span, facts: Facts) -> bool:
+    """Whether the blocks that only the prefill needed have gone back.
+
+    Windowed layers hold the last chunk of a prompt on top of their window until a step after it has been processed.
+    """
+    if grows_with_every_token(facts) or span.workload is None:
+        return True
+    loads = [load for load in (sample.load_before, sample.load) if load is not None]
+    least = span.workload.prompt_tokens + 1 + FREED_LATE_TOKENS
+    return all(tokens >= least for load in loads for tokens in load.resident_tokens)
 
 
 def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[int, ...]:

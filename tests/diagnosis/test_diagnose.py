@@ -445,3 +445,16 @@ def test_a_rule_is_a_function_of_what_it_is_given() -> None:
     for rule in RULES:
         found = rule(Timeline(samples=()), Facts(), DEFAULT_LIMITS)
         assert {"unknown"} == {one.status for one in found}
+
+
+def test_what_was_never_there_is_not_lost() -> None:
+    """Where there is no driver, a question about it that took too long does not make the whole run unknown."""
+    # GIVEN a run without NVML, whose readings of the devices were late once, at the end
+    world = World(nvml=NO_NVML)
+    whole = run(world)
+    late = Gap(source="nvml", kind="failed", reason="the driver has not answered for 1 s: its readings are stale")
+    slow = replace(whole.samples[-1], engines=None, devices=None, gaps=(late,))
+    samples = (*whole.samples, replace(slow, at_seconds=whole.samples[-1].at_seconds + 0.1))
+
+    # THEN
+    assert "ok" == diagnose(Timeline(samples=samples, marks=whole.marks), facts(world)).worst

@@ -32,11 +32,13 @@ class Result:
 
     @property
     def not_ok(self) -> str:
-        """The sentence of every step and finding that is not ok, and stderr where there is no document."""
+        """The sentence of every step and finding that is not ok, and every gap; stderr where there is no document."""
         if not self.stdout:
             return self.stderr
         judged = (*self.document["steps"], *self.document["findings"])
-        return "\n".join(f"{one['id']} {one['status']}: {one['summary']}" for one in judged if one["status"] != "ok")
+        sentences = [f"{one['id']} {one['status']}: {one['summary']}" for one in judged if one["status"] != "ok"]
+        gaps = [f"{gap['source']} {gap['kind']}: {gap['reason']}" for gap in self.document["gaps"]]
+        return "\n".join((*sentences, *gaps))
 
     def step(self, step_id: str) -> dict[str, Any]:
         """One step of the document."""

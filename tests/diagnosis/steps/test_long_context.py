@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.long_context import judge
-from kvdiag.model import Engine, Quantity, StepResult, Timeline
+from kvdiag.model import Engine, Load, Quantity, StepResult, Timeline
 from tests.builders import MIB, OOM, World, facts, measured, pool, run
 
 
@@ -52,6 +52,29 @@ def test_the_tolerance_is_one_block(extra: int, status: str) -> None:
     """One request may be one block beyond its need."""
     # GIVEN a request that holds so many more
     assert status == result(World(extra_blocks_per_request=extra)).status
+
+
+def test_the_last_chunk_of_a_prompt_is_no_excess_of_a_window() -> None:
+    """A window's blocks are judged once tokens are generated: until then the prompt's last chunk is held beside it."""
+    # GIVEN a window of 1,024 tokens, and a reading right after the first token that shows 129 blocks more
+    world = World(pools=(pool(sliding_window_tokens=1024),))
+    whole = run(world)
+    span = whole.spans("long_context")[-1]
+    first = next(
+        index
+        for index, one in enumerate(whole.samples)
+        if one.at_seconds > (span.offer_seconds or 0.0) and one.load is not None and one.load.resident_tokens
+    )
+    page, prompt = whole.samples[first], Load(requests=1, resident_tokens=(16_384,))
+    full = tuple(replace(one, kv_usage_ratio=(65 + 128) / 6144) for one in page.engines or ())
+    samples = list(whole.samples)
+    samples[first] = replace(page, engines=full, load=prompt, load_before=prompt)
+
+    # WHEN
+    actual = result(world, Timeline(samples=tuple(samples), marks=whole.marks))
+
+    # THEN
+    assert ("ok", result(world).summary) == (actual.status, actual.summary)
 
 
 def overshooting(world: World) -> Timeline:
