@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 
-.PHONY: help demo test check format lock clean
+.PHONY: help demo test bench check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -15,6 +15,9 @@ demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 
 test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
 	@$(BIN)/pytest
+
+bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, in one run
+	@$(BIN)/python -m tests.bench.kv_score
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

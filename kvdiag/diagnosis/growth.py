@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.need import FREED_LATE_TOKENS, Need, blocks_needed, curve_problem, grows_with_every_token
+from kvdiag.diagnosis.need import (
+    FREED_LATE_TOKENS,
+    Need,
+    blocks_needed,
+    curve_problem,
+    filled_ratio,
+    grows_with_every_token,
+)
 from kvdiag.diagnosis.observe import (
     block_bytes,
     floor_within,
@@ -29,6 +36,7 @@ class Growth:
     tokens: int
     need: Need
     held_blocks: int
+    filled_ratio: float | None
 
     @property
     def excess_blocks(self) -> int:
@@ -68,6 +76,7 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counte
         tokens=sum(tokens),
         need=need,
         held_blocks=held - floor_blocks,
+        filled_ratio=filled_ratio(tokens, held - floor_blocks, facts),
     )
 
 
@@ -150,6 +159,11 @@ def quantities(
     )
 
 
+def rounded(ratio: float | None) -> float | None:
+    """A ratio to four places: blocks are counted, not measured to more."""
+    return None if ratio is None else round(ratio, 4)
+
+
 def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
     """Whether a load held what its tokens need, and the sentence that says so."""
     need = growth.need.most_blocks
@@ -218,7 +232,10 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
             requests=growth.requests,
             tokens=growth.tokens,
             blocks=growth.held_blocks,
-            extra=(Quantity(name="samples_of_whole_load", value=growth.samples, unit="samples"),),
+            extra=(
+                Quantity(name="filled_ratio", value=rounded(growth.filled_ratio), unit="ratio"),
+                Quantity(name="samples_of_whole_load", value=growth.samples, unit="samples"),
+            ),
         ),
         notes=span.notes,
     )

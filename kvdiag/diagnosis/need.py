@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.kv.capacity import CacheLayout
-from kvdiag.kv.residency import ServingTerms, decode_blocks
+from kvdiag.kv.residency import ServingTerms, content_bytes, decode_blocks
 from kvdiag.kv.served import reported_blocks, served
 from kvdiag.model import Facts, KvPool
 
@@ -57,6 +57,24 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> Need | None:
     for tokens in resident_tokens:
         total += _by_report(tokens, pool) if modelled is None else _by_model(tokens, modelled)
     return total
+
+
+def filled_ratio(resident_tokens: Sequence[int], held_blocks: int, facts: Facts) -> float | None:
+    """Tokens held over tokens paid for: the share of the held blocks that keeps something still needed.
+
+    The rest is the tail of each request's last block, tokens below a window, and the padding of hybrid pages. In bytes
+    where a model's layers differ. `None` where nothing is held, or the curve is not known.
+    """
+    pool = next(iter(facts.pools), None)
+    if pool is None or held_blocks <= 0 or curve_problem(facts) is not None:
+        return None
+    window = pool.sliding_window_tokens
+    modelled = None if window or _is_linear(pool, facts) else _modelled(facts, pool)
+    if modelled is None:
+        kept = sum(min(tokens, window or tokens) for tokens in resident_tokens)
+        return kept / (held_blocks * pool.block_tokens)
+    kept = sum(content_bytes(modelled.layout, tokens, modelled.prompt) for tokens in resident_tokens)
+    return kept / (held_blocks * sum(modelled.layout.bytes_per_block))
 
 
 def curve_problem(facts: Facts) -> str | None:

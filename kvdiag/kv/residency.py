@@ -105,10 +105,11 @@ def wasted_ratio(layout: CacheLayout, *, resident_tokens: int, serving: ServingT
     paid = blocks * sum(layout.bytes_per_block)
     if paid == 0:
         return 0.0
-    return 1 - min(paid, _content_bytes(layout, resident_tokens, serving)) / paid
+    return 1 - min(paid, content_bytes(layout, resident_tokens, serving)) / paid
 
 
-def _content_bytes(layout: CacheLayout, tokens: int, serving: ServingTerms) -> int:
+def content_bytes(layout: CacheLayout, tokens: int, serving: ServingTerms) -> int:
+    """Bytes of one request's blocks that hold something it still needs, on all pipeline stages."""
     total = 0
     for group in layout.groups:
         for page in group.pages:

@@ -32,9 +32,17 @@ MOST_DRIFT_RATIO = 0.02
 """Beyond it model and engine disagree; rounding and a partial last block stay far below."""
 
 
+_TITLES = {
+    "num_blocks": "blocks in the pool",
+    "blocks_per_request": "blocks for one longest request",
+    "max_concurrency": "longest requests at once",
+    "capacity_tokens": "tokens of capacity",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure of a pool, as the model gives it and as the engine reports it."""
+    """One figure of a pool, as the model gives it (never 0) and as the engine reports it."""
 
     name: str
     unit: str
@@ -42,9 +50,23 @@ class Figure:
     reported: float
 
     @property
+    def title(self) -> str:
+        """What it is a figure of, for a sentence."""
+        return _TITLES[self.name]
+
+    @property
     def drift_ratio(self) -> float:
         """How much more the engine reports than the model gives; negative where it reports less."""
-        return self.reported / self.predicted - 1 if self.predicted else float("inf")
+        return self.reported / self.predicted - 1
+
+    @property
+    def likely_reason(self) -> str:
+        """What makes an engine report another figure than its model's config gives, in a clause."""
+        if self.name != "num_blocks":
+            return "a drafter's layers, layers that are not those of the config, or an architecture not known well"
+        if self.drift_ratio < 0:
+            return "another rank has less memory, a drafter takes its share, or the number of blocks was set by hand"
+        return "another KV format, or more ranks than are seen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +83,10 @@ class Served:
     figures: tuple[Figure, ...]
     assumed: str
 
-    @property
-    def drift(self) -> Figure | None:
-        """The figure that is furthest off, where one is off by more than `MOST_DRIFT_RATIO`."""
+    def drift(self, most_ratio: float = MOST_DRIFT_RATIO) -> Figure | None:
+        """The figure that is furthest off, where one is off by more than `most_ratio`; the first of equals."""
         worst = max(self.figures, key=lambda figure: abs(figure.drift_ratio), default=None)
-        return worst if worst is not None and abs(worst.drift_ratio) > MOST_DRIFT_RATIO else None
+        return worst if worst is not None and abs(worst.drift_ratio) > most_ratio else None
 
 
 def served(facts: Facts, pool: KvPool) -> Served | str:
@@ -89,7 +110,7 @@ def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
     if pool.block_bytes is not None:
         return pool.block_bytes, "reported"
     model = served(facts, pool)
-    if isinstance(model, str) or model.block_bytes is None or model.drift is not None:
+    if isinstance(model, str) or model.block_bytes is None or model.drift() is not None:
         return None
     return model.block_bytes, "computed"
 
@@ -117,7 +138,7 @@ def bytes_problem(facts: Facts) -> str | None:
         model = served(facts, pool)
         if isinstance(model, str):
             return model
-        if (drift := model.drift) is not None:
+        if (drift := model.drift()) is not None:
             return f"the model's config gives other {drift.unit} than the engine's ({drift.name})"
         if model.block_bytes is None:
             return "over how many ranks the cache is divided is not visible"
@@ -185,6 +206,7 @@ def _candidate(
     told = pool.pool_bytes is not None and size is not None
     if told and pool.pool_bytes is not None and size is not None:
         figures.append(_figure("num_blocks", "blocks", pool.pool_bytes // size, pool.total_blocks))
+    figures = [figure for figure in figures if figure.predicted]
     return Served(
         architecture=architecture,
         deployment=deployment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvdiag.kv.served import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Quantity, Sample, StepResult
 
 SCHEMA_VERSION = 1
@@ -51,11 +52,12 @@ def subject(facts: Facts) -> Json:
         "weights_bytes": facts.weights_bytes,
         "server_pids": None if facts.server_pids is None else list(facts.server_pids),
         "forced": facts.forced,
-        "pools": [_pool(pool) for pool in facts.pools],
+        "pools": [_pool(pool, facts) for pool in facts.pools],
     }
 
 
-def _pool(pool: KvPool) -> Json:
+def _pool(pool: KvPool, facts: Facts) -> Json:
+    whole, block = pool_bytes(facts, pool), block_bytes(facts, pool)
     return {
         "engine": pool.engine,
         "block_tokens": pool.block_tokens,
@@ -63,8 +65,31 @@ def _pool(pool: KvPool) -> Json:
         "usable_blocks": pool.usable_blocks,
         "capacity_tokens": pool.capacity_tokens,
         "max_concurrency": pool.max_concurrency,
-        "pool_bytes": pool.pool_bytes,
-        "block_bytes": pool.block_bytes,
+        "pool_bytes": None if whole is None else whole[0],
+        "block_bytes": None if block is None else block[0],
+        "bytes_source": None if whole is None else whole[1],
+        "cost_model": cost_model(served(facts, pool)),
+    }
+
+
+def cost_model(model: Served | str) -> Json:
+    """What the model's config gives for a pool, beside what the engine reports; `problem` says why there is none."""
+    if isinstance(model, str):
+        return {"architecture": None, "assumed": None, "figures": [], "problem": model}
+    return {
+        "architecture": model.architecture.model_type,
+        "assumed": model.assumed,
+        "figures": [
+            {
+                "name": figure.name,
+                "unit": figure.unit,
+                "predicted": figure.predicted,
+                "reported": figure.reported,
+                "drift_ratio": round(figure.drift_ratio, 6),
+            }
+            for figure in model.figures
+        ],
+        "problem": None,
     }
 
 

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvdiag.kv.served import Served, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Status, StepResult
 
 STYLES: dict[Status, str] = {"ok": "green", "suspect": "yellow", "fault": "red", "unknown": "magenta"}
@@ -64,6 +65,9 @@ def render_audit(
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
             parts.append(ledger_table(own))
+    models = [model for pool in facts.pools if isinstance(model := served(facts, pool), Served) and model.figures]
+    for model in dict.fromkeys(models):
+        parts += [_heading("KV pool by the model's config, and as the engine reports it"), _figures(model)]
     pool = tuple(line for line in lines if line.gpu is None)
     if pool:
         parts += [_heading("KV pool, as the engine reports it (no device was seen)"), ledger_table(pool)]
@@ -97,18 +101,49 @@ def _subject(facts: Facts) -> RenderableType:
     engine = " ".join(part for part in (facts.engine_name, facts.engine_version) if part)
     pools = ", ".join(
         f"{pool.usable_blocks:,} blocks of {pool.block_tokens} tokens"
-        + ("" if pool.pool_bytes is None else f" ({readable(pool.pool_bytes)})")
+        + ("" if (size := pool_bytes(facts, pool)) is None else f" ({readable(size[0])})")
         for pool in facts.pools
     )
+    models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
         ("server", " ".join(part for part in (facts.url, f"({engine})" if engine else None) if part)),
         ("model", facts.model or "not told"),
         ("KV pool", pools or "not told"),
+        *(("KV model", told) for told in models),
     ]
     table = _grid()
     for name, value in rows:
         table.add_row(Text(name, style="dim"), _text(value))
     return table
+
+
+def _figures(model: Served) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    table.add_column(no_wrap=True)
+    for title in ("predicted", "reported", "drift"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for figure in model.figures:
+        numbers = (_count(figure.predicted), _count(figure.reported), f"{figure.drift_ratio:+.2%}")
+        table.add_row(figure.title, *numbers)
+    return Padding(Group(table, _text(f"assumed: {model.assumed}", "dim")), (0, 0, 0, 2))
+
+
+def _count(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+
+def _cost_model(model: Served | str) -> str:
+    """Whether the engine's own figures are what its model's config gives."""
+    if isinstance(model, str):
+        return f"not known: {model}"
+    name = model.architecture.model_type
+    if not model.figures:
+        return f"{name}; the engine reports nothing to compare it with"
+    drift = model.drift()
+    if drift is None:
+        return f"{name}; its config gives what the engine reports"
+    told = f"{_count(drift.reported)} {drift.title}, predicted {_count(drift.predicted)}"
+    return f"{name}: {told} ({drift.drift_ratio:+.1%}): {drift.likely_reason}"
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:

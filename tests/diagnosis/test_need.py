@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem, grows_with_every_token
+from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem, filled_ratio, grows_with_every_token
 from kvdiag.model import Facts
 from tests.builders import pool
 
@@ -132,3 +132,25 @@ def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:
     # THEN
     assert "takes 4321 blocks" in (curve_problem(known) or "")
     assert blocks_needed((160,), known) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "resident", "held", "ratio"),
+    [
+        (Facts(pools=(pool(),)), (1600,), 100, 1.0),
+        (Facts(pools=(pool(),)), (1, 1), 2, 1 / 16),
+        (Facts(pools=(pool(),)), (1600,), 200, 0.5),
+        (Facts(pools=(pool(sliding_window_tokens=1024),)), (16_000,), 65, 1024 / (65 * 16)),
+        (hybrid(2048 + 6 * 577), (160,), 70, 62 / 70),
+        (Facts(pools=(pool(),)), (1600,), 0, None),
+        (Facts(), (1600,), 100, None),
+        (hybrid(4321), (160,), 70, None),
+    ],
+    ids=["full blocks", "tails", "twice", "window", "padding", "nothing held", "no pool", "curve not known"],
+)
+def test_waste_is_what_is_paid_and_holds_no_token(
+    known: Facts, resident: tuple[int, ...], held: int, ratio: float | None
+) -> None:
+    """Tails of blocks, tokens below a window and padding layers (8 of Gemma 3's 70) are paid for and hold nothing."""
+    # THEN
+    assert ratio == filled_ratio(resident, held, known)

@@ -132,7 +132,7 @@ def test_reported_bytes_tell_the_ranks_that_cannot_be_seen(ranks: int) -> None:
 
     # THEN
     assert ranks == model(known).deployment.tensor_parallel
-    assert model(known).drift is None
+    assert model(known).drift() is None
 
 
 @pytest.mark.parametrize("in_flight_tokens", [512, 2_048, 5_000, 16_384, 30_000])
@@ -143,7 +143,7 @@ def test_a_batch_size_that_no_metric_tells_is_found(in_flight_tokens: int) -> No
     known = facts(pool(60_000, per_request=2_048 + 6 * sliding), config=GEMMA)
 
     # THEN
-    assert model(known).drift is None
+    assert model(known).drift() is None
     assert 2_048 + 6 * sliding == model(known).figures[0].predicted
 
 
@@ -153,7 +153,7 @@ def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
     known = facts(replace(pool(4_500), pool_bytes=5_000 * LLAMA_BLOCK_BYTES))
 
     # THEN
-    drift = model(known).drift
+    drift = model(known).drift()
     assert Figure(name="num_blocks", unit="blocks", predicted=5_000, reported=4_500) == drift
     assert drift is not None
     assert -0.1 == pytest.approx(drift.drift_ratio)

@@ -138,6 +138,13 @@ def test_the_whole_document_of_a_diagnosis() -> None:
                     "max_concurrency": 3.0,
                     "pool_bytes": 6145 * 2 * MIB,
                     "block_bytes": 2 * MIB,
+                    "bytes_source": "reported",
+                    "cost_model": {
+                        "architecture": None,
+                        "assumed": None,
+                        "figures": [],
+                        "problem": "the model's config.json is not visible from here",
+                    },
                 }
             ],
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.kv.served import served
 from kvdiag.model import Device, Facts, Finding, KvPool, Status, Timeline
 
 ID = "baseline.misconfigured"
@@ -17,7 +18,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
-    found = [_pool_problem(pool, facts)]
+    found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
     own = server_uuids(timeline, facts)
     devices = server_devices(first_devices(timeline), own)
     if devices and not own and len(devices) > 1:
@@ -57,6 +58,16 @@ def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:
         "fault",
         f"the pool holds {pool.capacity_tokens:,} tokens, one request may ask for {longest:,}: it can never be served",
     )
+
+
+def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:
+    """A pool that is not what the model's config makes of it: blocks that are missing are requests that do not fit."""
+    model = served(facts, pool)
+    drift = None if isinstance(model, str) else model.drift(limits.model_drift_ratio)
+    if drift is None:
+        return None
+    told = f"the engine reports {drift.reported:,.10g} {drift.title}, its model's config gives {drift.predicted:,.10g}"
+    return "suspect", f"{told} ({drift.drift_ratio:+.1%}): {drift.likely_reason}"
 
 
 def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:

@@ -35,7 +35,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("blocks_needed", worst.need.most_blocks, "blocks", "computed"),
         number("tokens_resident", worst.tokens, "tokens", "kvdiag"),
         number("block", pool.block_tokens, "tokens", "vllm"),
-        number("filled", worst.tokens / (worst.held_blocks * pool.block_tokens), "ratio", "computed"),
+        number("filled", worst.filled_ratio, "ratio", "computed"),
     )
     tolerance = limits.blocks_per_request_tolerance * worst.requests
     if worst.excess_blocks > tolerance and ratio > limits.kv_excess_fault_ratio:

@@ -6,7 +6,16 @@ Judged on the later cycles: the first ones bring lazily loaded kernels and works
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import blind_spot, compare, floor_after, floor_before, measure, quantities, unknown
+from kvdiag.diagnosis.growth import (
+    blind_spot,
+    compare,
+    floor_after,
+    floor_before,
+    measure,
+    quantities,
+    rounded,
+    unknown,
+)
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import whole_number
 from kvdiag.diagnosis.step import Step
@@ -65,6 +74,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
             blocks=worst.held_blocks,
             extra=(
                 Quantity(name="blocks_kept", value=kept, unit="blocks"),
+                Quantity(name="filled_ratio", value=rounded(worst.filled_ratio), unit="ratio"),
                 Quantity(name="cycles_judged", value=len(seen), unit="cycles"),
                 Quantity(name="smallest_visible_leak", value=round(visible, 3), unit="blocks per request"),
             ),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -200,3 +202,53 @@ def test_one_of_two_gpus_that_does_not_tell_leaves_it_unknown() -> None:
 
     # THEN
     assert ["unknown", "suspect"] == [at_idle(first, dark, pids=(100, 101)).status for first in (fits, full)]
+
+
+def llama(reported: KvPool) -> Facts:
+    """A server of Llama 3.1 8B with this pool, on one rank."""
+    config = Path(__file__).parents[2] / "kv" / "data" / "configs" / "Llama-3.1-8B.json"
+    return Facts(
+        pools=(reported,),
+        server_pids=(100,),
+        max_model_len_tokens=32768,
+        model_config=config.read_text(encoding="utf-8"),
+        tensor_parallel=1,
+        pipeline_parallel=1,
+    )
+
+
+def judged(reported: KvPool) -> Finding:
+    """The rule's one finding on an idle device of 80 GiB, 64 of them used."""
+    timeline = seen(devices=(device(total_bytes=80 * GIB, used_bytes=64 * GIB, processes=(process(100, 64 * GIB),)),))
+    (found,) = judge(timeline, llama(reported), DEFAULT_LIMITS)
+    return found
+
+
+def test_a_pool_that_is_not_what_its_config_gives_is_told_with_the_likely_reason() -> None:
+    """An engine that takes a tenth fewer blocks than its bytes hold follows a smaller rank: that is room lost."""
+    # GIVEN 12 GiB, in blocks of 2 MiB 6,145, of which the engine reports 5,530
+    actual = judged(pool(usable_blocks=5_529, pool_bytes=6_145 * 2 * MIB))
+
+    # THEN
+    told = "the engine reports 5,530 blocks in the pool, its model's config gives 6,145 (-10.0%): another rank"
+    assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
+
+
+@pytest.mark.parametrize("blocks", [6_144, 6_050], ids=["exact", "within the limit"])
+def test_a_pool_that_its_config_explains_is_ok(blocks: int) -> None:
+    """Up to two in a hundred are rounding and reserve."""
+    # WHEN
+    actual = judged(pool(usable_blocks=blocks, pool_bytes=6_145 * 2 * MIB))
+
+    # THEN
+    assert "ok" == actual.status, actual.summary
+
+
+def test_blocks_of_one_request_that_no_setting_gives_are_told() -> None:
+    """A model whose requests take half as much again has layers that the config does not show."""
+    # WHEN
+    actual = judged(pool(max_concurrency=6_145 / 3_072, pool_bytes=None))
+
+    # THEN
+    told = "the engine reports 3,072 blocks for one longest request, its model's config gives 2,048 (+50.0%): a drafter"
+    assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary

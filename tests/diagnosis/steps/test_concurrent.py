@@ -28,7 +28,14 @@ def test_growth_that_matches_the_tokens_is_ok() -> None:
         status="ok",
         summary="1,430 blocks held, 1,430 needed for 22,880 tokens of 10 requests",
         expected=(requests, tokens, blocks, size),
-        measured=(requests, tokens, blocks, size, Quantity(name="samples_of_whole_load", value=16, unit="samples")),
+        measured=(
+            requests,
+            tokens,
+            blocks,
+            size,
+            Quantity(name="filled_ratio", value=1.0, unit="ratio"),
+            Quantity(name="samples_of_whole_load", value=16, unit="samples"),
+        ),
     )
 
 

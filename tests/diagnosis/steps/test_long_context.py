@@ -35,6 +35,7 @@ def test_growth_along_a_line_is_ok() -> None:
             tokens,
             blocks,
             size,
+            Quantity(name="filled_ratio", value=1.0, unit="ratio"),
             Quantity(name="samples_of_whole_load", value=8, unit="samples"),
             Quantity(name="highest_blocks", value=1_031, unit="blocks"),
         ),

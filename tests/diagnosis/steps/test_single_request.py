@@ -42,6 +42,7 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
             blocks,
             size,
             kept,
+            Quantity(name="filled_ratio", value=1.0, unit="ratio"),
             Quantity(name="cycles_judged", value=7, unit="cycles"),
             Quantity(name="smallest_visible_leak", value=0.143, unit="blocks per request"),
         ),

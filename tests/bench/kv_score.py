@@ -1,7 +1,7 @@
 """Print how the KV-cost model does on the published startup logs, beside the textbook formula and hf-mem.
 
-python -m tests.kv.score            the scores and every miss
-python -m tests.kv.score --verbose  every check as well
+python -m tests.bench.kv_score            the scores and every miss
+python -m tests.bench.kv_score --verbose  every check as well
 """
 
 import argparse
