@@ -2,8 +2,8 @@
 
 import functools
 
-from tests.kv.dataset import Check, checks, rows, textbook_range, with_range
 from tests.bench.kv_score import main, misses
+from tests.kv.dataset import Check, checks, rows, textbook_range, with_range
 
 # The textbook formula's own score on the checks where nothing is fitted; a better one would mean another data set.
 TEXTBOOK_AT_MOST = 0.85
