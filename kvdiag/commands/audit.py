@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.connect import connect, output_option, server_options
+from kvdiag.commands.connect import connect
+from kvdiag.commands.options import output_option, server_options
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import DRIVER_SECONDS, Clock, DeviceReading

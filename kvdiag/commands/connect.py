@@ -1,17 +1,15 @@
-"""What the commands that talk to a server share: its options, the HTTP client, and which NVML shows its GPU."""
+"""What the commands that talk to a server share: the HTTP client, who the server is, and which NVML shows its GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-import click
 import httpx2
 
 import kvdiag
@@ -30,37 +28,6 @@ DRILL_HEADER = "kvdiag-drill"
 CONNECT_SECONDS = 5.0
 DRIVER_START_SECONDS = 10.0
 SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def server_options(function: F) -> F:
-    """The options of every command that reads a server."""
-    for option in reversed(
-        (
-            click.option(
-                "--api-key",
-                envvar="KVDIAG_API_KEY",
-                help="Key of a server started with --api-key (better given as KVDIAG_API_KEY).",
-            ),
-            click.option(
-                "--ca-file",
-                type=click.Path(path_type=Path),
-                help="Certificates to trust instead of the system's, for https with an authority of your own.",
-            ),
-            click.option("--insecure", is_flag=True, help="Do not check the server's certificate."),
-        )
-    ):
-        function = option(function)
-    return function
-
-
-def output_option(function: F) -> F:
-    """`--output text|json`."""
-    option = click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result."
-    )
-    return option(function)
 
 
 def base_url(url: str) -> str:

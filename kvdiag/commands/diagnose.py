@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.connect import output_option
+from kvdiag.commands.options import output_option
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from kvdiag.commands.connect import Connection, connect, output_option, server_options
+from kvdiag.commands.connect import Connection, connect
+from kvdiag.commands.options import output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated

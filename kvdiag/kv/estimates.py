@@ -27,15 +27,16 @@ DEFAULT_SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Bytes per GPU besides weights and cache."""
+    """Bytes per GPU besides weights and cache. `overhead_bytes` is what was measured of them in one figure."""
 
     context_bytes: int
     activation_bytes: int
     graph_bytes: int
     source: str
+    overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.context_bytes, self.activation_bytes, self.graph_bytes) < 0:
+        if min(self.context_bytes, self.activation_bytes, self.graph_bytes, self.overhead_bytes) < 0:
             raise KvModelError("context, activation and graphs cannot take a negative number of bytes", "overheads")
 
 

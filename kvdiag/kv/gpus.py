@@ -39,6 +39,8 @@ _ALIASES = {
     "gh200": "gh200-96gb",
     "v100": "v100-32gb",
 }
+_BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
+_SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MOST_BYTES = 1 << 50
@@ -56,6 +58,22 @@ def gpu_bytes(name: str) -> int:
     except KvModelError:
         known = ", ".join(GPU_NAMES)
         raise KvModelError(f"gpu {name[:40]!a} is neither a size nor known; known are {known}", "gpu") from None
+
+
+def gpu_name(text: str) -> str | None:
+    """The family of a GPU by which two names of it are equal: "h100" for h100, H100-80GB and NVIDIA H100 80GB HBM3.
+    None for a size, or a name that is not in the table.
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", text.lower()[:80]) if word not in _BRAND_WORDS]
+    joined = "-".join(words)
+    best, length = None, 0
+    for name in (*_MEMORY_MIB, *_ALIASES):
+        family = _SIZE_SUFFIX.sub("", _ALIASES.get(name, name))
+        for spelling in (name, family, f"rtx-{family}", family.replace("rtxpro", "rtx-pro-").replace("rtx", "rtx-")):
+            spelled = spelling.replace("--", "-")
+            if len(spelled) > length and (joined == spelled or joined.startswith(f"{spelled}-")):
+                best, length = family, len(spelled)
+    return best
 
 
 def parse_bytes(text: str, *, field: str) -> int:

@@ -44,7 +44,9 @@ TIGHT_HEADROOM_RATIO = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The memory of one GPU of one pipeline stage, in bytes, and who takes it."""
+    """The memory of one GPU of one pipeline stage, in bytes, and who takes it. `overhead_bytes` is context, activation
+    and graphs where a measurement does not tell them apart.
+    """
 
     total_bytes: int
     memory_fraction_ratio: float
@@ -52,6 +54,7 @@ class Budget:
     context_bytes: int
     activation_bytes: int
     graph_bytes: int
+    overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.total_bytes <= _MOST_BYTES:
@@ -63,7 +66,7 @@ class Budget:
                 f"memory fraction is {self.memory_fraction_ratio}; it must be more than 0 and at most 1",
                 "memory_fraction",
             )
-        for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes"):
+        for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
             if not 0 <= getattr(self, name) <= _MOST_BYTES:
                 raise KvModelError(f"{name} is {getattr(self, name)}; it must lie between 0 and {_MOST_BYTES}", name)
 
@@ -89,8 +92,8 @@ class Budget:
 
     @property
     def _rest(self) -> int:
-        taken = self.weights_bytes + self.context_bytes + self.activation_bytes + self.graph_bytes
-        return self.usable_bytes - taken
+        overheads = self.context_bytes + self.activation_bytes + self.graph_bytes + self.overhead_bytes
+        return self.usable_bytes - self.weights_bytes - overheads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,7 @@ def scenario_budgets(scenario: Scenario) -> tuple[Budget, ...]:
             context_bytes=scenario.overheads.context_bytes,
             activation_bytes=scenario.overheads.activation_bytes,
             graph_bytes=scenario.overheads.graph_bytes,
+            overhead_bytes=scenario.overheads.overhead_bytes,
         )
         for weights in rank_weights(scenario)
     )

@@ -103,6 +103,7 @@ def _budget(budget: Budget) -> Json:
         "activation_bytes": budget.activation_bytes,
         "context_bytes": budget.context_bytes,
         "graph_bytes": budget.graph_bytes,
+        "overhead_bytes": budget.overhead_bytes,
         "reserve_bytes": budget.reserve_bytes,
         "shortfall_bytes": budget.shortfall_bytes,
     }

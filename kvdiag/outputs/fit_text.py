@@ -23,6 +23,7 @@ _PARTS = (
     ("activation", "▒"),
     ("context", "░"),
     ("graphs", "▒"),
+    ("overhead", "░"),
     ("reserve", "·"),
 )
 
@@ -85,6 +86,7 @@ def _shares(budget: Budget) -> tuple[int, ...]:
         budget.activation_bytes,
         budget.context_bytes,
         budget.graph_bytes,
+        budget.overhead_bytes,
         budget.reserve_bytes,
     )
 
@@ -105,6 +107,9 @@ def _partition(budget: Budget) -> RenderableType:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     for (name, mark), share in zip(_PARTS, _shares(budget), strict=True):
+        # One figure for all three where they were measured together, else one for each.
+        if not share and name in (("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)):
+            continue
         table.add_row(mark, name, readable(share), f"{share / budget.total_bytes:.0%}")
     if budget.shortfall_bytes:
         table.add_row("!", "missing", readable(budget.shortfall_bytes), "")

@@ -1,6 +1,6 @@
 """The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns.
 
-Names and error texts come from servers and drivers: `_text` is the one door through which any of it gets in.
+Names and error texts come from servers and drivers: `plain` is the one door through which any of it gets in.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def render_audit(
             else f"{readable(memory.used_bytes)} used of {readable(memory.total_bytes)}, "
             f"{readable(memory.free_bytes)} free ({memory.occupied_ratio:.0%} taken)"
         )
-        parts += [_heading(f"GPU {device.index}  {device.name}"), _text(f"  {state}")]
+        parts += [_heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
             parts.append(ledger_table(own))
@@ -80,13 +80,13 @@ def _headline(diagnosis: Diagnosis, problems: Sequence[Finding]) -> Text:
     line = Text()
     line.append(f"{WORDS[diagnosis.worst]}", style=f"bold {STYLES[diagnosis.worst]}")
     if problems:
-        line.append(_text(f"  {problems[0].id}: {problems[0].summary}"))
+        line.append(plain(f"  {problems[0].id}: {problems[0].summary}"))
         if len(problems) > 1:
             line.append(f" (and {len(problems) - 1} more)")
         return line
     step = next((step for step in diagnosis.steps if step.status == diagnosis.worst != "ok"), None)
     if step is not None:
-        line.append(_text(f"  step {step.id}: {step.summary}"))
+        line.append(plain(f"  step {step.id}: {step.summary}"))
         return line
     if diagnosis.worst == "unknown":
         line.append("  not enough was seen to judge")
@@ -113,7 +113,7 @@ def _subject(facts: Facts) -> RenderableType:
     ]
     table = _grid()
     for name, value in rows:
-        table.add_row(Text(name, style="dim"), _text(value))
+        table.add_row(Text(name, style="dim"), plain(value))
     return table
 
 
@@ -149,18 +149,18 @@ def _cost_model(model: Served | str) -> str:
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
     table = _grid()
     for number, step in enumerate(steps, start=1):
-        told = Text.assemble((f"{number} {step.id}: ", "bold"), _text(step.summary))
+        told = Text.assemble((f"{number} {step.id}: ", "bold"), plain(step.summary))
         for note in step.notes:
-            told.append("\n").append(_text(note, "dim"))
+            told.append("\n").append(plain(note, "dim"))
         table.add_row(Text(WORDS[step.status], style=STYLES[step.status]), told)
     return table
 
 
 def _problem(finding: Finding) -> RenderableType:
     table = _grid()
-    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), _text(finding.summary))
+    table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), plain(finding.summary))
     for one in finding.evidence:
-        table.add_row(Text(""), Text.assemble(_text(f"{one.name.replace('_', ' ')}: ", "dim"), _text(_value(one))))
+        table.add_row(Text(""), Text.assemble(plain(f"{one.name.replace('_', ' ')}: ", "dim"), plain(_value(one))))
     for name, text in (
         ("cause", finding.likely_cause),
         ("confirm", finding.confirm),
@@ -168,7 +168,7 @@ def _problem(finding: Finding) -> RenderableType:
         ("remedy", finding.remedy),
     ):
         if text:
-            table.add_row(Text(name, style="bold"), _text(text))
+            table.add_row(Text(name, style="bold"), plain(text))
     return table
 
 
@@ -190,7 +190,7 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
     table = _grid()
     for finding in findings:
         summary = finding.summary.removeprefix("cannot tell: ")
-        table.add_row(Text(finding.id, style=STYLES[finding.status]), _text(summary))
+        table.add_row(Text(finding.id, style=STYLES[finding.status]), plain(summary))
     return table
 
 
@@ -201,7 +201,7 @@ def _unknowns(findings: Iterable[Finding]) -> RenderableType:
         reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
     table = _grid()
     for reason, ids in reasons.items():
-        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), _text(reason))
+        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), plain(reason))
     return table
 
 
@@ -214,7 +214,7 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
     table.add_column(overflow="fold")
     for line in lines:
         where = "" if line.gpu is None else f"GPU {line.gpu} "
-        table.add_row(f"{where}{line.component}", readable(line.bytes), line.source, _text(line.detail, "dim"))
+        table.add_row(f"{where}{line.component}", readable(line.bytes), line.source, plain(line.detail, "dim"))
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -222,7 +222,7 @@ def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
     table = _grid()
     for gap in gaps:
-        table.add_row(_text(gap.source, "dim"), _text(f"{gap.kind}: {gap.reason}"))
+        table.add_row(plain(gap.source, "dim"), plain(f"{gap.kind}: {gap.reason}"))
     return table
 
 
@@ -236,10 +236,10 @@ def readable(value: float) -> str:
 
 
 def _heading(text: str) -> RenderableType:
-    return Padding(_text(text, "bold"), (1, 0, 0, 0))
+    return Padding(plain(text, "bold"), (1, 0, 0, 0))
 
 
-def _text(content: str, style: str = "") -> Text:
+def plain(content: str, style: str = "") -> Text:
     """Text as it may stand on a terminal: no markup, and no character that moves a cursor or turns the line round."""
     return Text("".join(map(_harmless, content)), style=style)
 

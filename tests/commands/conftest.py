@@ -32,6 +32,12 @@ class Run:
         return self.result.document
 
 
+@pytest.fixture(autouse=True)
+def no_profiles_of_this_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of these tests know nothing of what was once measured here."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "no-profiles"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put this folder's tests together, those of the stories last; all else stays in its random order."""

@@ -3,7 +3,7 @@
 import pytest
 
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.gpus import GPU_NAMES, gpu_bytes, parse_bytes
+from kvdiag.kv.gpus import GPU_NAMES, gpu_bytes, gpu_name, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,30 @@ def test_a_size_names_its_own_field() -> None:
 def test_every_known_gpu_has_memory(name: str) -> None:
     """Each name gives between 8 and 512 GiB."""
     assert 8 << 30 <= gpu_bytes(name) <= 512 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h100", "h100"),
+        ("H100-80GB", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("a100", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("Tesla T4", "t4"),
+        ("80GB", None),
+        ("85899345920", None),
+        ("a GPU of tomorrow", None),
+        ("", None),
+    ],
+)
+def test_two_names_of_a_gpu_are_one(text: str, expected: str | None) -> None:
+    """What NVML calls it, what people type, and what is no name."""
+    assert expected == gpu_name(text)

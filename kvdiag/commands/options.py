@@ -1,0 +1,40 @@
+"""Options that several commands have. Imports nothing that talks to a server: `kvdiag fit` answers without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def server_options(function: F) -> F:
+    """The options of every command that reads a server."""
+    for option in reversed(
+        (
+            click.option(
+                "--api-key",
+                envvar="KVDIAG_API_KEY",
+                help="Key of a server started with --api-key (better given as KVDIAG_API_KEY).",
+            ),
+            click.option(
+                "--ca-file",
+                type=click.Path(path_type=Path),
+                help="Certificates to trust instead of the system's, for https with an authority of your own.",
+            ),
+            click.option("--insecure", is_flag=True, help="Do not check the server's certificate."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def output_option(function: F) -> F:
+    """`--output text|json`."""
+    option = click.option(
+        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result."
+    )
+    return option(function)

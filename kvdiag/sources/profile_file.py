@@ -1,0 +1,88 @@
+"""The file of measured profiles: one JSON document, written as a whole or not at all, bounded when read.
+
+A file that cannot be used is an error, not a warning: a plan that silently went back to estimates would differ from the
+last one by gigabytes. `--no-profile` plans without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.profiles import Profile, parse_profiles, profiles_document
+
+MAX_FILE_BYTES = 8 * 2**20
+"""Twice what the most profiles take."""
+
+
+def default_path() -> Path | None:
+    """`$XDG_DATA_HOME/kvdiag/profiles.json`, or the same below ~/.local/share; None where there is no home."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        # The specification: "All paths set in these environment variables must be absolute", others are ignored.
+        base = Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
+    except RuntimeError:
+        return None
+    return base / "kvdiag" / "profiles.json"
+
+
+def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
+    """The profiles in `path`; none where it does not exist, unless it is `required`.
+
+    Raises:
+        KvdiagError: it cannot be read, or does not hold profiles.
+
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not required:
+            return ()
+        raise KvdiagError(f"there is no profile file {path}: make one with kvdiag fit --from-log FILE") from error
+    except OSError as error:
+        raise KvdiagError(f"cannot read the profiles in {path}: {error.strerror}; or pass --no-profile") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise _broken(path, f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
+    try:
+        return parse_profiles(json.loads(content))
+    except KvModelError as error:
+        raise _broken(path, error.message) from error
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, "it is not JSON") from error
+
+
+def _broken(path: Path, reason: str) -> KvdiagError:
+    return KvdiagError(f"{path} is not a file of profiles: {reason}; move it away, or pass --no-profile")
+
+
+def write_profiles(path: Path, profiles: Sequence[Profile]) -> None:
+    """Put `profiles` in place of what `path` holds, in one step. Of two writers at once the later one stays.
+
+    Raises:
+        KvdiagError: it cannot be written.
+
+    """
+    content = json.dumps(profiles_document(profiles), indent=1) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise KvdiagError(f"cannot write the profile to {path}: {reason}; give another --profile FILE") from error
