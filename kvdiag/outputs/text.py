@@ -125,7 +125,7 @@ def _figures(model: Served) -> RenderableType:
     for figure in model.figures:
         numbers = (_count(figure.predicted), _count(figure.reported), f"{figure.drift_ratio:+.2%}")
         table.add_row(figure.title, *numbers)
-    return Padding(Group(table, _text(f"assumed: {model.assumed}", "dim")), (0, 0, 0, 2))
+    return Padding(Group(table, plain(f"assumed: {model.assumed}", "dim")), (0, 0, 0, 2))
 
 
 def _count(value: float) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from kvdiag.sim.checkpoint import ModelShape
 from kvdiag.sim.gpu import GIB, KIB, MIB
 
-THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=20, kv_heads=8, head_dim=128, vocab=128256)
+THREE_B = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_heads=8, head_dim=128, vocab=128256)
 """2.8 billion parameters: 5.2 GiB; 128 KiB of KV cache a token, 2 MiB a block of 16."""
 
 TEN_B = ModelShape(layers=36, hidden=5120, intermediate=13824, heads=40, kv_heads=8, head_dim=128, vocab=32000)
