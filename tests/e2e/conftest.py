@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e import engine_env, gauges
+from tests.e2e import capacities_run, engine_env, gauges
+from tests.e2e.capacities_run import EngineTold
 from tests.e2e.cli import Result, kvdiag
 from tests.e2e.engine import Engine
 from tests.support import require
@@ -94,10 +96,13 @@ RUNS = pytest.StashKey["BackgroundRuns"]()
 class BackgroundRuns:
     """The plain runs of a session, one after the other in a thread of their own."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Begin."""
+    def __init__(self, names: Sequence[str], *, capacities: bool) -> None:
+        """Begin; `capacities` asks for the run of all architectures as well."""
         self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-engines-")
         self._pool = ThreadPoolExecutor(max_workers=1)
+        self._capacities = (
+            self._pool.submit(lambda: capacities_run.capacities(engine_env.vllm_env())) if capacities else None
+        )
         self._runs = {name: self._pool.submit(self._run, name) for name in names}
 
     def _run(self, name: str) -> SubjectRun:
@@ -109,6 +114,11 @@ class BackgroundRuns:
         """One run, awaited; raises what it raised."""
         return self._runs[name].result()
 
+    def told(self, config: Path) -> dict[str, Any]:
+        """What the engine says of an architecture, awaited; raises what the run raised."""
+        assert self._capacities is not None, "no test of this session is marked so"
+        return self._capacities.result()[config.name]
+
     def close(self) -> None:
         """Begin no other."""
         self._pool.shutdown(cancel_futures=True)
@@ -119,16 +129,21 @@ class BackgroundRuns:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put this folder's tests last; all else stays in its random order."""
     ours = [item for item in items if HERE in item.path.parents]
-    ours.sort(key=lambda item: item.get_closest_marker("subject") is not None)
+    ours.sort(key=_awaits_a_run)
     others = [item for item in items if HERE not in item.path.parents]
     items[:] = [*others, *ours]
+
+
+def _awaits_a_run(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("subject", "capacities"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin the plain runs that some test of this session awaits, in the order in which they are awaited."""
     wanted = dict.fromkeys(mark.args[0] for item in session.items for mark in item.iter_markers("subject"))
-    if wanted and not session.config.option.collectonly:
-        session.config.stash[RUNS] = BackgroundRuns(list(wanted))
+    capacities = any(item.get_closest_marker("capacities") is not None for item in session.items)
+    if (wanted or capacities) and not session.config.option.collectonly:
+        session.config.stash[RUNS] = BackgroundRuns(list(wanted), capacities=capacities)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -152,6 +167,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
 def pytest_configure(config: pytest.Config) -> None:
     """Make this folder's own marker known."""
     config.addinivalue_line("markers", "subject(name): awaits the background run of this subject of conftest.py")
+    config.addinivalue_line("markers", "capacities: awaits the background run of capacities.py")
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +189,12 @@ def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> SubjectRun:
     """The background run of the subject that the test's mark names, awaited. `vllm` skips where there can be none."""
     mark = request.node.get_closest_marker("subject")
     return request.config.stash[RUNS].result(mark.args[0])
+
+
+@pytest.fixture
+def engine_told(request: pytest.FixtureRequest, vllm: VllmHome) -> EngineTold:
+    """What the engine says of an architecture, awaited. `vllm` skips where there can be none."""
+    return request.config.stash[RUNS].told
 
 
 def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:

@@ -51,20 +51,7 @@ class Engine:
             *("--enforce-eager", "--max-model-len", str(max_model_len_tokens)),
             *args,
         ]
-        # The test run's own Python settings must not reach the engine. PYTHONDONTWRITEBYTECODE alone turns
-        # a start of 20 s into one of 70: three processes would each compile 2,600 files anew.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self._environment = {
-            **inherited,
-            "PATH": f"{vllm_env / 'bin'}:{os.environ.get('PATH', '')}",
-            "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            # By itself vLLM binds every server's worker to the same first core, where two starve each other.
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            **(env or {}),
-        }
+        self._environment = {**engine_environment(vllm_env, kv_space_gib=kv_space_gib), **(env or {})}
         self._server: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
@@ -130,6 +117,23 @@ class Engine:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise EngineError(f"vllm serve not healthy after {START_LIMIT_SECONDS:.0f} s; {self.log}:\n{self.log_tail()}")
+
+
+def engine_environment(vllm_env: Path, *, kv_space_gib: int) -> dict[str, str]:
+    """What vLLM needs around it: its own Python's settings, no network, a pool of this size, one thread."""
+    # The test run's own Python settings must not reach the engine. PYTHONDONTWRITEBYTECODE alone turns
+    # a start of 20 s into one of 70: three processes would each compile 2,600 files anew.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {
+        **inherited,
+        "PATH": f"{vllm_env / 'bin'}:{os.environ.get('PATH', '')}",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # By itself vLLM binds every server's worker to the same first core, where two starve each other.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def _free_port() -> int:
