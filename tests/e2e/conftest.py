@@ -129,7 +129,7 @@ class BackgroundRuns:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put this folder's tests last; all else stays in its random order."""
     ours = [item for item in items if HERE in item.path.parents]
-    ours.sort(key=_awaits_a_run)
+    ours.sort(key=lambda item: (_awaits_a_run(item), item.get_closest_marker("kills_the_server") is not None))
     others = [item for item in items if HERE not in item.path.parents]
     items[:] = [*others, *ours]
 
@@ -167,6 +167,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
 def pytest_configure(config: pytest.Config) -> None:
     """Make this folder's own marker known."""
     config.addinivalue_line("markers", "subject(name): awaits the background run of this subject of conftest.py")
+    config.addinivalue_line("markers", "kills_the_server: comes after all others that use `server`")
     config.addinivalue_line("markers", "capacities: awaits the background run of capacities.py")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e import gauges
 from tests.e2e.cli import Result, finished, kvdiag, started
-from tests.e2e.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun, VllmHome
+from tests.e2e.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun
 from tests.e2e.engine import Engine
 from tests.e2e.traffic import LOAD_LIMIT_SECONDS, SETTLE_LIMIT_SECONDS, other_traffic
 
@@ -185,10 +185,11 @@ def test_forced_run_says_what_it_cannot_tell(server: Engine) -> None:
     assert "fault" not in {one["status"] for one in (*result.document["steps"], *result.document["findings"])}
 
 
-def test_server_killed_in_the_middle_is_unknown(vllm: VllmHome) -> None:
+@pytest.mark.kills_the_server
+def test_server_killed_in_the_middle_is_unknown(server: Engine) -> None:
     """A server that dies under the run leaves a document that says unknown, and no traceback."""
     # GIVEN
-    with vllm.engine("killed") as server, started("run", "--url", server.url, "--output", "json") as run:
+    with started("run", "--url", server.url, "--output", "json") as run:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
 
         # WHEN
