@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.kv.served import MOST_DRIFT_RATIO
+from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO
 
 MIB = 2**20
 GIB = 2**30
@@ -77,7 +77,7 @@ class Limits:
     under_budget_ratio: float = 0.5
     """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
 
-    model_drift_ratio: float = MOST_DRIFT_RATIO
+    model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those that its model's config gives; rounding, and a last
     block that is not full, stay far below."""
 

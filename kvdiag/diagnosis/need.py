@@ -127,7 +127,7 @@ def _by_model(tokens: int, modelled: _Modelled) -> Need:
 def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
     """The config's layout, where it meets the engine's own figure for one request to the block."""
     model = served(facts, pool)
-    if isinstance(model, str) or any(figure.drift_ratio for figure in model.figures if figure.unit == "blocks"):
+    if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
         return None
     terms = model.deployment.serving_terms(model.architecture)
     return _Modelled(

@@ -40,6 +40,14 @@ class Figure(StrEnum):
     CONCURRENCY = "max_concurrency"
 
 
+_TITLES = {
+    Figure.WEIGHTS: "bytes of weights",
+    Figure.POOL: "bytes of KV pool",
+    Figure.BLOCKS: "blocks in the pool",
+    Figure.TOKENS: "tokens of capacity",
+    Figure.CONCURRENCY: "longest requests at once",
+}
+
 CAPACITY_FIGURES = frozenset({Figure.BLOCKS, Figure.TOKENS, Figure.CONCURRENCY})
 
 
@@ -75,6 +83,11 @@ class Comparison:
     reported: Interval
     where: str = ""
     reasons: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What it is a figure of, for a sentence."""
+        return _TITLES[self.figure]
 
     @property
     def drift_ratio(self) -> float:

@@ -122,11 +122,13 @@ def _capacity_reasons(
     if one.drift_ratio > 0:
         if settings.speculative_tokens and not deployment.draft_layers:
             yield "a drafter's layers take part of the pool, and MODEL's config does not describe them"
-        if told < ranks:
+        if 0 < told < ranks:
             yield (
                 f"another rank has a smaller pool: {told} of {ranks} ranks tell theirs, and the engine gives "
                 "every rank what the smallest one affords"
             )
+        if settings.speculative_tokens is None:
+            yield "a drafter's layers may share the pool: neither the engine nor MODEL's config tells of one"
     elif told and not report.is_v0:
         yield "a token costs less than the model says: another KV dtype, or layers that share their cache"
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:

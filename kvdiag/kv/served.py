@@ -1,8 +1,8 @@
 """The cost model of a running server: its model's config, under settings that meet the engine's own figures.
 
 What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
-checked here: blocks of one longest request, concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the
-number of blocks where the pool's bytes are told.
+checked here: concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the number of blocks where the pool's
+bytes are told.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvdiag.kv.architecture import parse_architecture
-from kvdiag.kv.capacity import CacheLayout, pool_capacity
+from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO, Calibration, Comparison, Expected, capacity_comparisons
+from kvdiag.kv.capacity import CacheLayout
 from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.drift_reasons import explain
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.layers import Architecture
 from kvdiag.kv.pages import StateCacheMode
+from kvdiag.kv.reported import EngineReport, page_report
 from kvdiag.model import Facts, KvPool, Provenance
 
 BATCHED_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
@@ -28,62 +31,24 @@ MOST_IN_FLIGHT_TOKENS = 1 << 20
 RANKS = (1, 2, 4, 8, 16)
 """Tensor-parallel sizes tried where they cannot be seen and the pool's bytes tell them."""
 
-MOST_DRIFT_RATIO = 0.02
-"""Beyond it model and engine disagree; rounding and a partial last block stay far below."""
-
-
-_TITLES = {
-    "num_blocks": "blocks in the pool",
-    "blocks_per_request": "blocks for one longest request",
-    "max_concurrency": "longest requests at once",
-    "capacity_tokens": "tokens of capacity",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure of a pool, as the model gives it (never 0) and as the engine reports it."""
-
-    name: str
-    unit: str
-    predicted: float
-    reported: float
-
-    @property
-    def title(self) -> str:
-        """What it is a figure of, for a sentence."""
-        return _TITLES[self.name]
-
-    @property
-    def drift_ratio(self) -> float:
-        """How much more the engine reports than the model gives; negative where it reports less."""
-        return self.reported / self.predicted - 1
-
-    @property
-    def likely_reason(self) -> str:
-        """What makes an engine report another figure than its model's config gives, in a clause."""
-        if self.name != "num_blocks":
-            return "a drafter's layers, layers that are not those of the config, or an architecture not known well"
-        if self.drift_ratio < 0:
-            return "another rank has less memory, a drafter takes its share, or the number of blocks was set by hand"
-        return "another KV format, or more ranks than are seen"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A server's cache by its model's config. `block_bytes` is per rank, `None` where the ranks are not known.
 
-    `assumed` names, for a person, the settings that no figure of the engine contradicts and none states.
+    `planned_blocks` is what the engine plans for one request of max_model_len tokens. `assumed` names, for a person,
+    the settings that no figure of the engine contradicts and none states.
     """
 
     architecture: Architecture
     deployment: Deployment
     layout: CacheLayout
     block_bytes: int | None
-    figures: tuple[Figure, ...]
+    planned_blocks: int
+    figures: tuple[Comparison, ...]
     assumed: str
 
-    def drift(self, most_ratio: float = MOST_DRIFT_RATIO) -> Figure | None:
+    def drift(self, most_ratio: float = DRIFT_LIMIT_RATIO) -> Comparison | None:
         """The figure that is furthest off, where one is off by more than `most_ratio`; the first of equals."""
         worst = max(self.figures, key=lambda figure: abs(figure.drift_ratio), default=None)
         return worst if worst is not None and abs(worst.drift_ratio) > most_ratio else None
@@ -95,14 +60,22 @@ def served(facts: Facts, pool: KvPool) -> Served | str:
         return "the model's config.json is not visible from here"
     if facts.max_model_len_tokens is None:
         return "the server does not tell its max_model_len"
+    # What is not looked at must not divide the cache.
     return _served(
-        facts.model_config,
-        facts.max_model_len_tokens,
-        facts.tensor_parallel,
-        facts.pipeline_parallel,
-        # What is not looked at must not divide the cache.
-        replace(pool, engine="", memory_fraction_ratio=None),
+        Facts(
+            model_config=facts.model_config,
+            engine_version=facts.engine_version,
+            max_model_len_tokens=facts.max_model_len_tokens,
+            tensor_parallel=facts.tensor_parallel,
+            pipeline_parallel=facts.pipeline_parallel,
+            pools=(replace(pool, engine="", memory_fraction_ratio=None),),
+        )
     )
+
+
+def reported_blocks(pool: KvPool) -> int | None:
+    """Blocks that the engine itself plans for a request of max_model_len tokens; `None` before vLLM 0.24."""
+    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
 
 
 def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
@@ -139,41 +112,42 @@ def bytes_problem(facts: Facts) -> str | None:
         if isinstance(model, str):
             return model
         if (drift := model.drift()) is not None:
-            return f"the model's config gives other {drift.unit} than the engine's ({drift.name})"
+            return f"the model's config gives another {drift.figure} than the engine reports"
         if model.block_bytes is None:
             return "over how many ranks the cache is divided is not visible"
     return None
 
 
 @lru_cache(maxsize=16)
-def _served(
-    config: str, longest_tokens: int, tensor_parallel: int | None, pipeline_parallel: int | None, pool: KvPool
-) -> Served | str:
+def _served(facts: Facts) -> Served | str:
+    report = page_report(facts)
     try:
-        architecture = parse_architecture(json.loads(config))
-        deployments = list(_deployments(tensor_parallel, pipeline_parallel, pool))
-        known = tensor_parallel is not None
-        candidates = [_candidate(architecture, one, pool, longest_tokens, known=known) for one in deployments]
+        architecture = parse_architecture(json.loads(facts.model_config or ""))
+        candidates = [_candidate(architecture, one, report, facts) for one in _deployments(facts)]
         best = min(candidates, key=_distance)
         if _distance(best) > 0:
-            best = min(best, _solved(best, pool, longest_tokens, known=known), key=_distance)
+            best = min(best, _solved(best, report, facts), key=_distance)
     except KvModelError as error:
         return f"the model's config is not understood: {error.message}"
     except (ValueError, RecursionError):
         return "the model's config.json is no JSON"
-    return best
+    explained = explain(
+        Calibration(comparisons=best.figures), architecture, best.deployment, report, Expected(pool_source="estimate")
+    )
+    return replace(best, figures=explained.comparisons)
 
 
-def _deployments(tensor_parallel: int | None, pipeline_parallel: int | None, pool: KvPool) -> Iterator[Deployment]:
+def _deployments(facts: Facts) -> Iterator[Deployment]:
     """The settings that an engine with this pool may have, the usual ones first."""
+    (pool,) = facts.pools
     mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
-    ranks = (tensor_parallel,) if tensor_parallel is not None else RANKS if pool.pool_bytes is not None else (1,)
-    for tensor in ranks:
+    seen = facts.tensor_parallel
+    for ranks in (seen,) if seen is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
             for batched in BATCHED_TOKENS:
                 yield Deployment(
-                    tensor_parallel=tensor,
-                    pipeline_parallel=pipeline_parallel or 1,
+                    tensor_parallel=ranks,
+                    pipeline_parallel=facts.pipeline_parallel or 1,
                     block_size_tokens=pool.block_tokens,
                     kv_dtype=pool.cache_dtype or "auto",
                     state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
@@ -184,46 +158,21 @@ def _deployments(tensor_parallel: int | None, pipeline_parallel: int | None, poo
                 )
 
 
-def _candidate(
-    architecture: Architecture, deployment: Deployment, pool: KvPool, longest_tokens: int, *, known: bool
-) -> Served:
+def _candidate(architecture: Architecture, deployment: Deployment, report: EngineReport, facts: Facts) -> Served:
+    (pool,) = facts.pools
     layout = deployed_layout(architecture, deployment)
     sizes = set(layout.bytes_per_block)
     size = sizes.pop() if len(sizes) == 1 else None
-    planned = pool_capacity(
-        layout,
-        pool_bytes=tuple(pool.total_blocks * size for size in layout.bytes_per_block),
-        context_tokens=longest_tokens,
-        terms=deployment.request_terms(architecture),
-    )
-    figures = []
-    if (reported := reported_blocks(pool)) is not None and planned.blocks_per_request:
-        figures.append(_figure("blocks_per_request", "blocks", planned.blocks_per_request, reported))
-    if pool.max_concurrency:
-        figures.append(_figure("max_concurrency", "requests", planned.max_concurrency, pool.max_concurrency))
-    if pool.capacity_tokens:
-        figures.append(_figure("capacity_tokens", "tokens", planned.capacity_tokens, pool.capacity_tokens))
-    told = pool.pool_bytes is not None and size is not None
-    if told and pool.pool_bytes is not None and size is not None:
-        figures.append(_figure("num_blocks", "blocks", pool.pool_bytes // size, pool.total_blocks))
-    figures = [figure for figure in figures if figure.predicted]
+    known = facts.tensor_parallel is not None or pool.pool_bytes is not None
     return Served(
         architecture=architecture,
         deployment=deployment,
         layout=layout,
-        block_bytes=size if known or told or _same_on_all_ranks(architecture, deployment, size) else None,
-        figures=tuple(figures),
+        block_bytes=size if known or _same_on_all_ranks(architecture, deployment, size) else None,
+        planned_blocks=layout.admission_blocks(facts.max_model_len_tokens or 1, deployment.request_terms(architecture)),
+        figures=capacity_comparisons(architecture, deployment, report),
         assumed=f"max_num_batched_tokens {deployment.max_num_batched_tokens}, {deployment.platform} kernels",
     )
-
-
-def _figure(name: str, unit: str, predicted: float, reported: float) -> Figure:
-    return Figure(name=name, unit=unit, predicted=predicted, reported=reported)
-
-
-def reported_blocks(pool: KvPool) -> int | None:
-    """Blocks that the engine itself plans for a request of max_model_len tokens; `None` before vLLM 0.24."""
-    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
 
 
 def _distance(candidate: Served) -> float:
@@ -239,14 +188,14 @@ def _same_on_all_ranks(architecture: Architecture, deployment: Deployment, size:
     return set(halved.bytes_per_block) == {size}
 
 
-def _solved(candidate: Served, pool: KvPool, longest_tokens: int, *, known: bool) -> Served:
+def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
     """The same with the tokens in flight that give the blocks reported for one request, found by bisection.
 
     Windowed layers plan a window and what is in flight (`pages.py`), so blocks grow with it. Where no number of tokens
     gives the reported blocks the answer is as far off as before.
     """
-    wanted = reported_blocks(pool)
-    if wanted is None:
+    wanted, longest_tokens = reported_blocks(facts.pools[0]), facts.max_model_len_tokens
+    if wanted is None or longest_tokens is None:
         return candidate
     low, high = 1, MOST_IN_FLIGHT_TOKENS
     while low < high:
@@ -255,5 +204,5 @@ def _solved(candidate: Served, pool: KvPool, longest_tokens: int, *, known: bool
         enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
         low, high = (low, middle) if enough else (middle + 1, high)
     deployment = replace(candidate.deployment, max_in_flight_tokens=low)
-    found = _candidate(candidate.architecture, deployment, pool, longest_tokens, known=known)
+    found = _candidate(candidate.architecture, deployment, report, facts)
     return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")

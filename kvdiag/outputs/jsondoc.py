@@ -81,11 +81,11 @@ def cost_model(model: Served | str) -> Json:
         "assumed": model.assumed,
         "figures": [
             {
-                "name": figure.name,
-                "unit": figure.unit,
-                "predicted": figure.predicted,
-                "reported": figure.reported,
+                "figure": figure.figure.value,
+                "predicted": figure.predicted.nominal,
+                "reported": figure.reported.nominal,
                 "drift_ratio": round(figure.drift_ratio, 6),
+                "reasons": list(figure.reasons),
             }
             for figure in model.figures
         ],

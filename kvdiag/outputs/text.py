@@ -123,7 +123,8 @@ def _figures(model: Served) -> RenderableType:
     for title in ("predicted", "reported", "drift"):
         table.add_column(title, justify="right", no_wrap=True)
     for figure in model.figures:
-        numbers = (_count(figure.predicted), _count(figure.reported), f"{figure.drift_ratio:+.2%}")
+        drift = f"{figure.drift_ratio:+.2%}" if figure.drift_ratio else "exact"
+        numbers = (_count(figure.predicted.nominal), _count(figure.reported.nominal), drift)
         table.add_row(figure.title, *numbers)
     return Padding(Group(table, plain(f"assumed: {model.assumed}", "dim")), (0, 0, 0, 2))
 
@@ -142,8 +143,8 @@ def _cost_model(model: Served | str) -> str:
     drift = model.drift()
     if drift is None:
         return f"{name}; its config gives what the engine reports"
-    told = f"{_count(drift.reported)} {drift.title}, predicted {_count(drift.predicted)}"
-    return f"{name}: {told} ({drift.drift_ratio:+.1%}): {drift.likely_reason}"
+    told = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
+    return ": ".join((name, f"{told} ({drift.drift_ratio:+.1%})", *drift.reasons[:1]))
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.kv.calibration import Figure
 from kvdiag.kv.served import (
-    Figure,
     Served,
     all_pools_bytes,
     block_bytes,
@@ -72,7 +72,7 @@ def test_bytes_of_an_engine_that_tells_none_follow_from_its_config_and_ranks(
     # THEN
     assert (LLAMA_BLOCK_BYTES // divided, "computed") == block_bytes(known, known.pools[0])
     assert (5_000 * LLAMA_BLOCK_BYTES // divided, "computed") == pool_bytes(known, known.pools[0])
-    assert [0.0, 0.0, 0.0] == [figure.drift_ratio for figure in model(known).figures]
+    assert [0.0, 0.0] == [figure.drift_ratio for figure in model(known).figures]
     assert bytes_problem(known) is None
 
 
@@ -93,7 +93,7 @@ def test_what_the_engine_reports_comes_first() -> None:
         (facts(pool(), tensor_parallel=None), "over how many ranks the cache is divided is not visible"),
         (
             facts(pool(per_request=3_000)),
-            "the model's config gives other blocks than the engine's (blocks_per_request)",
+            "the model's config gives another capacity_tokens than the engine reports",
         ),
     ],
     ids=["no config", "no JSON", "ranks unseen", "another model"],
@@ -144,7 +144,7 @@ def test_a_batch_size_that_no_metric_tells_is_found(in_flight_tokens: int) -> No
 
     # THEN
     assert model(known).drift() is None
-    assert 2_048 + 6 * sliding == model(known).figures[0].predicted
+    assert 2_048 + 6 * sliding == model(known).planned_blocks
 
 
 def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
@@ -154,6 +154,6 @@ def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
 
     # THEN
     drift = model(known).drift()
-    assert Figure(name="num_blocks", unit="blocks", predicted=5_000, reported=4_500) == drift
     assert drift is not None
-    assert -0.1 == pytest.approx(drift.drift_ratio)
+    assert (Figure.BLOCKS, 5_000, 4_500) == (drift.figure, drift.predicted.nominal, drift.reported.nominal)
+    assert drift.reasons

@@ -66,8 +66,14 @@ def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, 
     drift = None if isinstance(model, str) else model.drift(limits.model_drift_ratio)
     if drift is None:
         return None
-    told = f"the engine reports {drift.reported:,.10g} {drift.title}, its model's config gives {drift.predicted:,.10g}"
-    return "suspect", f"{told} ({drift.drift_ratio:+.1%}): {drift.likely_reason}"
+    predicted, reported = (_count(one.nominal) for one in (drift.predicted, drift.reported))
+    told = f"its model's config gives {predicted} {drift.title}, the engine reports {reported}"
+    told += f" ({drift.drift_ratio:+.1%})"
+    return "suspect", ": ".join((told, *drift.reasons[:1]))
+
+
+def _count(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
 
 
 def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:

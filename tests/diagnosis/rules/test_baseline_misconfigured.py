@@ -225,12 +225,12 @@ def judged(reported: KvPool) -> Finding:
 
 
 def test_a_pool_that_is_not_what_its_config_gives_is_told_with_the_likely_reason() -> None:
-    """An engine that takes a tenth fewer blocks than its bytes hold follows a smaller rank: that is room lost."""
+    """An engine that makes a tenth fewer blocks of its bytes shares them with somebody: that is room lost."""
     # GIVEN 12 GiB, in blocks of 2 MiB 6,145, of which the engine reports 5,530
     actual = judged(pool(usable_blocks=5_529, pool_bytes=6_145 * 2 * MIB))
 
     # THEN
-    told = "the engine reports 5,530 blocks in the pool, its model's config gives 6,145 (-10.0%): another rank"
+    told = "its model's config gives 6,145 blocks in the pool, the engine reports 5,530 (+11.1%): a drafter's layers"
     assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
 
 
@@ -250,5 +250,5 @@ def test_blocks_of_one_request_that_no_setting_gives_are_told() -> None:
     actual = judged(pool(max_concurrency=6_145 / 3_072, pool_bytes=None))
 
     # THEN
-    told = "the engine reports 3,072 blocks for one longest request, its model's config gives 2,048 (+50.0%): a drafter"
+    told = "its model's config gives 3.00 longest requests at once, the engine reports 2.00 (+50.0%): "
     assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
