@@ -128,7 +128,8 @@ class Document:
             self._devices = {}
             return
         # A worker sees every GPU of its host and uses one.
-        for index in range(min(cuda.device_count(), MOST_DEVICES)) if slow else list(self._devices):
+        every = slow or not self._devices
+        for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
             statistics = allocator.statistics(cuda, index)
             if index in self._devices:
                 self._devices[index]["statistics"] = statistics
@@ -137,7 +138,7 @@ class Document:
         pause_seconds = max(self._summary_pause_seconds, 0.0 if summary else SUMMARY_SECONDS)
         due = summary is not False and now_seconds - self._summary_at_seconds >= pause_seconds
         for device in self._devices.values():
-            if slow:
+            if slow or device["uuid"] is None:
                 self._part("uuid", _read_uuid, cuda, device)
             self._part("driver", self._read_driver, device, slow)
             if due:
@@ -150,7 +151,7 @@ class Document:
         if self._driver is None or device["uuid"] is None:
             return
         found = {**known, **self._driver.memory(device["uuid"])}
-        if slow:
+        if slow or "processes" not in found:
             found["processes"] = self._driver.processes(device["uuid"])
             found["processes_at_monotonic_seconds"] = time.monotonic()
         device["driver"] = found

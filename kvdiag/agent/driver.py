@@ -62,7 +62,11 @@ class Driver:
         if self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(second)) == 0:
             return {"total_bytes": second.total, "free_bytes": second.free, "driver_reserved_bytes": second.reserved}
         first = _Memory()
-        _check("memory", self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(first)))
+        code = self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(first))
+        if code:
+            # A driver that was reloaded knows the device by another handle.
+            del self._handles[uuid]
+        _check("memory", code)
         return {"total_bytes": first.total, "free_bytes": first.free}
 
     def processes(self, uuid: str) -> list[list[int | None]]:

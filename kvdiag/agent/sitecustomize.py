@@ -5,6 +5,7 @@ Installed in a folder of its own, apart from `kvdiag_agent`, so that only who wa
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -26,8 +27,7 @@ def _run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-try:
+# The server matters more than its diagnosis.
+with contextlib.suppress(Exception):
     _begin()
-except Exception:  # noqa: BLE001, S110 - the server matters more than its diagnosis
-    pass
 _run_the_next()

@@ -1,4 +1,4 @@
-"""`kvdiag agent install DIR`: put the agent where a server's Python finds it, without installing anything in its image."""
+"""`kvdiag agent install DIR`: put the agent where a server's Python finds it; nothing is installed in its image."""
 
 from __future__ import annotations
 
