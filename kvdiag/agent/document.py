@@ -151,9 +151,11 @@ class Document:
         if self._driver is None or device["uuid"] is None:
             return
         found = {**known, **self._driver.memory(device["uuid"])}
-        if slow or "processes" not in found:
+        # Of one moment with the statistics, where these have moved: or torch would seem to hold more than its process.
+        reserved_bytes = device["statistics"].get("reserved_bytes", {}).get("current")
+        if slow or known.get("processes_at_reserved_bytes", -1) != reserved_bytes:
             found["processes"] = self._driver.processes(device["uuid"])
-            found["processes_at_monotonic_seconds"] = time.monotonic()
+            found["processes_at_reserved_bytes"] = reserved_bytes
         device["driver"] = found
 
 

@@ -7,11 +7,13 @@ meanwhile. Structs as in nvml.h of CUDA 12 and 13.
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
-INSUFFICIENT_SIZE = 7
+FUNCTION_NOT_FOUND = 13
 MOST_PROCESSES = 64
 UNKNOWN_BYTES = 2**64 - 1
+RETRY_SECONDS = 60.0
 WHY = {3: "not supported", 4: "no permission", 9: "driver not loaded", 15: "GPU is lost", 18: "driver was replaced"}
 
 
@@ -48,6 +50,8 @@ class Driver:
     def __init__(self) -> None:
         """Touch nothing yet."""
         self._library: Any = None
+        self._why_not = ""
+        self._retry_at_seconds = float("-inf")
         self._handles: dict[str, ctypes.c_void_p] = {}
 
     def memory(self, uuid: str) -> dict[str, int]:
@@ -104,16 +108,21 @@ class Driver:
         return self._handles[uuid]
 
     def _load(self) -> None:
+        # Looking for a library that is not there takes longer than all the rest of a publication.
+        if time.monotonic() < self._retry_at_seconds:
+            raise DriverError(self._why_not)
         try:
             library = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError as error:
-            raise DriverError("no libnvidia-ml.so.1 here") from error
-        _check("start", library.nvmlInit_v2())
+            _check("start", library.nvmlInit_v2())
+        except (OSError, DriverError) as error:
+            self._why_not = str(error) if isinstance(error, DriverError) else "no libnvidia-ml.so.1 here"
+            self._retry_at_seconds = time.monotonic() + RETRY_SECONDS
+            raise DriverError(self._why_not) from error
         self._library = library
 
     def _ask(self, name: str, *arguments: Any) -> int:
         function = getattr(self._library, name, None)
-        return int(function(*arguments)) if function is not None else 13
+        return int(function(*arguments)) if function is not None else FUNCTION_NOT_FOUND
 
 
 def _check(what: str, code: int) -> None:

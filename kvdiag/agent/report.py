@@ -36,8 +36,8 @@ def log_memory(label: str = "", *, logger: logging.Logger | None = None, level: 
 def _amounts(device: dict[str, Any]) -> list[str]:
     statistics, split, driver = device["statistics"], device.get("fragmentation", {}), device.get("driver", {})
     amounts = {
-        "allocated": statistics.get("allocated_bytes", {}).get("all", {}).get("current"),
-        "reserved": statistics.get("reserved_bytes", {}).get("all", {}).get("current"),
+        "allocated": statistics.get("allocated_bytes", {}).get("current"),
+        "reserved": statistics.get("reserved_bytes", {}).get("current"),
         "releasable": split.get("releasable_bytes"),
         "stranded": split.get("stranded_bytes"),
         "private": split.get("private_bytes"),

@@ -7,6 +7,7 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 
 from __future__ import annotations
 
+from kvdiag.model.allocator import Allocator, ReservedSplit
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process, without_mig_parents
@@ -16,6 +17,7 @@ from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Prov
 __all__ = [
     "MAX_BYTES",
     "MAX_COUNT",
+    "Allocator",
     "Device",
     "Diagnosis",
     "Engine",
@@ -35,6 +37,7 @@ __all__ = [
     "Process",
     "Provenance",
     "Quantity",
+    "ReservedSplit",
     "Sample",
     "Span",
     "Status",

@@ -99,7 +99,7 @@ def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> No
     )
     assert told["torch"]["settings"]["expandable_segments"] is False
     assert "01234567-89ab-cdef-0123-456789abcdef" == device["uuid"]
-    assert 516 * mib == device["statistics"]["allocated_bytes"]["all"]["current"]
+    assert 516 * mib == device["statistics"]["allocated_bytes"]["current"]
     assert {"count": 1, "reserved_bytes": 30 * mib} == device["statistics"]["private_pools"]
     assert (20 * mib, 60 * mib, 30 * mib) == (
         split["releasable_bytes"],

@@ -38,7 +38,7 @@ def test_report_has_the_agents_figures(server: dict[str, str]) -> None:
     # THEN
     (device,) = report["devices"]
     mib = 2**20
-    assert 596 * mib == device["statistics"]["reserved_bytes"]["all"]["current"]
+    assert 596 * mib == device["statistics"]["reserved_bytes"]["current"]
     assert (20 * mib, 60 * mib) == tuple(
         device["fragmentation"][f"{part}_bytes"] for part in ("releasable", "stranded")
     )
