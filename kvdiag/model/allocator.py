@@ -16,8 +16,8 @@ class ReservedSplit:
     """The reserved bytes by what they are good for; the five parts add up to `reserved_bytes` exactly.
 
     `pending`: freed, but another stream may still use it. `private`: free in a pool of its own, as CUDA graphs have.
-    `releasable`: the driver could have it back. `stranded`: free beside live blocks. `fits` and `unusable_ratio` are for
-    a request of `request_bytes`, and `None` where the device's free bytes were not known. Made once a minute:
+    `releasable`: the driver could have it back. `stranded`: free beside live blocks. `fits` and `unusable_ratio` are
+    for a request of `request_bytes`, and `None` where the device's free bytes were not known. Made once a minute:
     `age_seconds` before the reading that it comes with.
     """
 

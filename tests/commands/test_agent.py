@@ -75,3 +75,13 @@ def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:
 
     # THEN
     assert {"kvdiag.agent:register"} == {entry.value for entry in entries}
+
+
+def test_audit_says_what_it_looked_for(tmp_path: Path) -> None:
+    """Without a GPU and without agents the audit has nothing, and says of the first why."""
+    # WHEN
+    result = command("audit", "--agent-dir", str(tmp_path))
+
+    # THEN
+    assert (3, "") == (result.code, result.stdout)
+    assert result.stderr.startswith("kvdiag: nothing to audit: ")
