@@ -15,6 +15,7 @@ from types import MappingProxyType
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.model import (
+    Allocator,
     Device,
     Diagnosis,
     Engine,
@@ -28,6 +29,7 @@ from kvdiag.model import (
     Outcome,
     Phase,
     Process,
+    ReservedSplit,
     Sample,
     StepResult,
     Timeline,
@@ -292,6 +294,44 @@ def device(
 def process(pid: int, used_bytes: int | None, name: str | None = "python3") -> Process:
     """A process on a device."""
     return Process(pid=pid, used_bytes=used_bytes, name=name)
+
+
+def allocator(**changes: object) -> Allocator:
+    """The server's allocator on GPU 0: 6 GiB of 8 GiB reserved are live."""
+    usual = Allocator(
+        device_uuid="0",
+        pid=SERVER_PID,
+        pid_seen=True,
+        start_ticks=1,
+        age_seconds=0.0,
+        allocated_bytes=6 * GIB,
+        reserved_bytes=8 * GIB,
+        alloc_retries_total=0,
+        ooms_total=0,
+        backend="native",
+        expandable_segments=False,
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def split(**changes: object) -> ReservedSplit:
+    """The split of 8 GiB reserved, of which 6 are live and 2 releasable."""
+    usual = ReservedSplit(
+        age_seconds=0.0,
+        reserved_bytes=8 * GIB,
+        live_bytes=6 * GIB,
+        pending_bytes=0,
+        private_bytes=0,
+        releasable_bytes=2 * GIB,
+        stranded_bytes=0,
+        largest_free_block_bytes=2 * GIB,
+        pinned_segments=0,
+        pinned_free_bytes=0,
+        request_bytes=512 * MIB,
+        fits=True,
+        unusable_ratio=0.0,
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
 
 
 def seen(*engines: Engine | tuple[Engine, ...] | Gap, devices: tuple[Device, ...] | Gap | None = None) -> Timeline:
