@@ -119,6 +119,18 @@ class World:
     device_growth_bytes: int = 0
     """Taken on GPU 0 by every request, and kept."""
 
+    agents: bool = False
+    """Whether the server's processes publish what torch holds, a quarter of their overhead among it."""
+
+    torch_growth_bytes: int = 0
+    """What of the growth of GPU 0 lives in torch."""
+
+    cache_growth_bytes: int = 0
+    """What of the growth of GPU 0 torch reserves, and nothing lives in."""
+
+    outside_told: bool = True
+    """Whether the agents are told by NVML what their processes hold."""
+
     foreign: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
     """Other processes by GPU index; each GPU named that is not the server's is another device of the host."""
 
@@ -556,6 +568,9 @@ class _Run:
 
     def _read_devices(self, *, processes: bool) -> None:
         world = self._world
+        if world.agents:
+            held = tuple(self._allocator(index) for index in range(world.gpus))
+            self._add(Sample(at_seconds=self._time(), allocators=held))
         if world.nvml is not None:
             self._add(Sample(at_seconds=self._time(), gaps=(world.nvml,)))
             return
@@ -564,6 +579,22 @@ class _Run:
             Sample(
                 at_seconds=self._time(), devices=tuple(self._device(index, processes=processes) for index in indices)
             )
+        )
+
+    def _allocator(self, index: int) -> Allocator:
+        world = self._world
+        grown = self._requests if index == 0 else 0
+        own = self._server_bytes(index)
+        first = own - grown * world.device_growth_bytes - world.overhead_bytes * 3 // 4
+        live = first + grown * world.torch_growth_bytes
+        return allocator(
+            device_uuid=str(index),
+            pid=SERVER_PID + index,
+            allocated_bytes=live,
+            reserved_bytes=live + 100 * MIB + grown * world.cache_growth_bytes,
+            process_bytes=own if world.outside_told else None,
+            title=f"VLLM::Worker_TP{index}",
+            tensor_rank=index,
         )
 
     def _device(self, index: int, *, processes: bool) -> Device:
@@ -654,6 +685,9 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         "blocks leak": World(leaked_blocks_per_request=4),
         "blocks held at start": World(held_at_start_blocks=50),
         "device memory leaks": World(device_growth_bytes=6 * MIB),
+        "torch leaks": World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB),
+        "leak beside torch": World(agents=True, device_growth_bytes=6 * MIB),
+        "agents on two GPUs": World(agents=True, gpus=2),
         "warm-up": World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB)),
         "foreign process": World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB),
         "foreign process of unknown size": World(foreign={0: (process(4242, None),)}),

@@ -16,8 +16,12 @@ from tests.builders import GIB, MIB, allocator, device, engine, holding, pool, p
 BLOCK = 2 * MIB
 POOL_BYTES = 6145 * BLOCK
 SERVER = Facts(url="http://127.0.0.1:8000", pools=(pool(),), weights_bytes=6 * GIB, server_pids=(100, 101))
-TORCH = ("weights", "kv_pool", "kv_held", "kv_free") + tuple(
-    f"torch_{part}" for part in ("other", "pending", "private", "releasable", "stranded", "unused")
+TORCH = (
+    "weights",
+    "kv_pool",
+    "kv_held",
+    "kv_free",
+    *tuple(f"torch_{part}" for part in ("other", "pending", "private", "releasable", "stranded", "unused")),
 )
 HELD = POOL_BYTES + 6 * GIB
 

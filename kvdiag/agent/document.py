@@ -41,6 +41,7 @@ class Document:
         self._ranks: dict[str, int] = {}
         self._devices: dict[int, dict[str, Any]] = {}
         self._settings: dict[str, Any] = {}
+        self._listed_at: dict[int, tuple[int | None, int]] = {}
         self._slow_at_seconds = float("-inf")
         self._summary_at_seconds = float("-inf")
         self._summary_pause_seconds = 0.0
@@ -151,11 +152,11 @@ class Document:
         if self._driver is None or device["uuid"] is None:
             return
         found = {**known, **self._driver.memory(device["uuid"])}
-        # Of one moment with the statistics, where these have moved: or torch would seem to hold more than its process.
-        reserved_bytes = device["statistics"].get("reserved_bytes", {}).get("current")
-        if slow or known.get("processes_at_reserved_bytes", -1) != reserved_bytes:
+        # Of one moment with the statistics where anything moves, or torch would seem to hold more than its process.
+        moment = (device["statistics"].get("reserved_bytes", {}).get("current"), found["free_bytes"])
+        if slow or self._listed_at.get(device["index"]) != moment:
             found["processes"] = self._driver.processes(device["uuid"])
-            found["processes_at_reserved_bytes"] = reserved_bytes
+            self._listed_at[device["index"]] = moment
         device["driver"] = found
 
 

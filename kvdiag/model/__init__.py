@@ -10,7 +10,17 @@ from __future__ import annotations
 from kvdiag.model.allocator import Allocator, ReservedSplit
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
-from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process, without_mig_parents
+from kvdiag.model.readings import (
+    Device,
+    Engine,
+    Gap,
+    GapKind,
+    HostProcess,
+    Memory,
+    Process,
+    cuda_uuid,
+    without_mig_parents,
+)
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
@@ -44,5 +54,6 @@ __all__ = [
     "StepResult",
     "Timeline",
     "Workload",
+    "cuda_uuid",
     "without_mig_parents",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
-from kvdiag.model.readings import Device, Memory
+from kvdiag.model.readings import Device, Memory, cuda_uuid
 
 NATIVE = "native"
 """torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
@@ -105,8 +105,8 @@ class Allocator:
         )
 
     def is_on(self, device: Device) -> bool:
-        """Whether this is the device's: NVML writes "GPU-" or "MIG-" before CUDA's identifier."""
-        return device.uuid.removeprefix("GPU-").removeprefix("MIG-").lower() == self.device_uuid.lower()
+        """Whether this is the device's."""
+        return cuda_uuid(device.uuid) == self.device_uuid.lower()
 
     @property
     def outside_driver(self) -> bool | None:
