@@ -85,11 +85,8 @@ def _is_own(process: Process, device: Device, facts: Facts, *, ranks: int) -> bo
 
 def _allocators(device: Device, sample: Sample | None, facts: Facts) -> list[Allocator]:
     """The server's allocators on a device; none where one of them counts bytes that are not on it."""
-    found = [
-        each
-        for each in (sample.allocators if sample is not None else None) or ()
-        if each.is_on(device) and (facts.server_pids is None or not each.pid_seen or each.pid in facts.server_pids)
-    ]
+    told = (sample.allocators if sample is not None else None) or ()
+    found = [each for each in told if each.is_on(device) and each.may_be_of(facts.server_pids)]
     return [] if any(each.outside_driver for each in found) else found
 
 

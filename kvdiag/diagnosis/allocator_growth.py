@@ -23,7 +23,11 @@ class AllocatorGrowth:
 def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[AllocatorGrowth, ...]:
     """Each process that published after every cycle; empty where there are too few cycles that they did."""
     floors = floors_after_cycles(timeline, facts, limits, step)
-    readings = [{_key(each): each for each in floor.allocators} for floor in floors if floor.allocators]
+    readings = [
+        {_key(each): each for each in floor.allocators if each.may_be_of(facts.server_pids)}
+        for floor in floors
+        if floor.allocators
+    ]
     warmup = warmup_cycles(len(readings) - 1, limits)
     if warmup is None:
         return ()

@@ -189,6 +189,19 @@ def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> t
     return tuple(device for device in leaves if device.uuid in own) if own else leaves
 
 
+def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, Allocator], ...]:
+    """The first and the last reading of each of the server's allocators that was there to the end."""
+    readings = [sample.allocators for sample in timeline.samples if sample.allocators]
+    first: dict[tuple[str, int, int], Allocator] = {}
+    for each in (one for allocators in readings for one in allocators):
+        first.setdefault((each.device_uuid, each.pid, each.start_ticks), each)
+    return tuple(
+        (first[each.device_uuid, each.pid, each.start_ticks], each)
+        for each in (readings[-1] if readings else ())
+        if each.may_be_of(facts.server_pids)
+    )
+
+
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:
     """The last reading of the devices, `None` where there never was one."""
     return next((sample.devices for sample in reversed(timeline.samples) if sample.devices is not None), None)

@@ -108,6 +108,10 @@ class Allocator:
         """Whether this is the device's."""
         return cuda_uuid(device.uuid) == self.device_uuid.lower()
 
+    def may_be_of(self, pids: tuple[int, ...] | None) -> bool:
+        """Whether this can be one of a server's processes: those in another pid namespace are taken for its own."""
+        return pids is None or not self.pid_seen or self.pid in pids
+
     @property
     def outside_driver(self) -> bool | None:
         """Whether torch counts more than its process holds: a pluggable allocator, or pages that sleep mode unmapped.
