@@ -11,12 +11,21 @@ from kvdiag.commands.connect import agent_reader, connect
 from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import AGENT_SECONDS, DRIVER_SECONDS, AllocatorReading, Clock, DeviceReading, read_agents
+from kvdiag.feeds.live import (
+    AGENT_SECONDS,
+    DRIVER_SECONDS,
+    AllocatorReading,
+    Clock,
+    DeviceReading,
+    driver_absent,
+    read_agents,
+)
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
 from kvdiag.outputs import jsondoc, text
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.torch_allocator import devices_inside
 
 
 @click.command()
@@ -63,12 +72,16 @@ async def _look(
     if url is None:
         nvml: Patient[DeviceReading] = Patient(NvmlSource().read, "nvml")
         devices, gaps = await _devices(nvml)
+        if driver_absent(devices, gaps):
+            devices = devices_inside(allocators)
         return Facts(), Sample(
             at_seconds=Clock().now_seconds(), devices=devices, allocators=allocators, gaps=(*gaps, *agent_gaps)
         )
     async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as connection:
         engines, engine_gaps = await connection.vllm.read()
         devices, device_gaps = await _devices(connection.nvml)
+        if driver_absent(devices, device_gaps):
+            devices = devices_inside(allocators)
         sample = Sample(
             at_seconds=Clock().now_seconds(),
             engines=engines,

@@ -16,6 +16,7 @@ from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.torch_allocator import devices_inside
 from kvdiag.sources.vllm import VllmSource
 
 _log = structlog.get_logger()
@@ -134,6 +135,7 @@ class Sampler:
         self._vllm = vllm
         self._nvml = nvml
         self._agents = agents
+        self._driver_absent = False
         self._facts = facts
         self._recorder = recorder
         self._pace = pace
@@ -168,7 +170,10 @@ class Sampler:
     async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
         async for _ in ticks(self._pace.agent_seconds):
             allocators, gaps = await read_agents(agents, AGENT_SECONDS)
-            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), allocators=allocators, gaps=gaps))
+            devices = devices_inside(allocators) if self._driver_absent else None
+            self._recorder.add(
+                Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
+            )
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
@@ -186,7 +191,13 @@ class Sampler:
         except StillBusy as busy:
             reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
             devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+        self._driver_absent = driver_absent(devices, gaps)
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
+
+
+def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:
+    """Whether there is no NVML here at all: a sidecar often has none, and the server's own is told by its agents."""
+    return not devices and any(gap.kind == "absent" for gap in gaps)
 
 
 async def read_agents(agents: Patient[AllocatorReading], timeout_seconds: float) -> AllocatorReading:

@@ -19,7 +19,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Allocator, Gap, GapKind, Memory, ReservedSplit
+from kvdiag.model import (
+    MAX_BYTES,
+    MAX_COUNT,
+    Allocator,
+    Device,
+    Gap,
+    GapKind,
+    Memory,
+    Process,
+    ReservedSplit,
+)
 
 SOURCE = "torch_allocator"
 FORMAT = 1
@@ -96,6 +106,31 @@ def parse(text: str | bytes) -> Publication:
         allocators=tuple(allocators),
         problems=tuple(_plain(problem) for problem in problems),
     )
+
+
+def devices_inside(allocators: tuple[Allocator, ...] | None) -> tuple[Device, ...] | None:
+    """The GPUs as NVML shows them inside the server's processes, where it always may; `None` where none tells.
+
+    For a kvdiag that has no NVML of its own. `index` counts the GPUs that are told, and only the processes that publish
+    are listed.
+    """
+    known = [each for each in allocators or () if each.memory is not None]
+    uuids = sorted({each.device_uuid for each in known})
+    devices = []
+    for index, uuid in enumerate(uuids):
+        here = [each for each in known if each.device_uuid == uuid]
+        freshest = min(here, key=lambda each: each.age_seconds)
+        processes = [Process(pid=each.pid, used_bytes=each.process_bytes, name=each.title) for each in here]
+        devices.append(
+            Device(
+                uuid=f"GPU-{uuid}",
+                index=index,
+                name="GPU",
+                memory=freshest.memory,
+                processes=tuple(sorted(processes, key=lambda process: process.pid)),
+            )
+        )
+    return tuple(devices) or None
 
 
 def _allocator(device: Any, told: Mapping[str, Any], who: Mapping[str, Any], title: str) -> Allocator:

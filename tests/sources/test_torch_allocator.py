@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 
 from kvdiag.agent import document
 from kvdiag.agent.process import identity
-from kvdiag.model import Allocator, Device, Gap, Memory, ReservedSplit
+from kvdiag.model import Allocator, Device, Gap, Memory, Process, ReservedSplit
 from kvdiag.sources import torch_allocator
-from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_FILES, TorchAllocatorSource, parse
+from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_FILES, TorchAllocatorSource, devices_inside, parse
 from tests.agent.subject import environment, installed, run
 
 MIB = 2**20
@@ -143,13 +144,9 @@ def write(folder: Path, told: object = PUBLICATION, name: str = NAME) -> Path:
 def read(folder: Path) -> tuple[tuple[Allocator, ...] | None, list[str]]:
     """One reading: the allocators with no age, and what each gap says."""
     found, gaps = TorchAllocatorSource(folder).read()
-    young = None if found is None else tuple(_young(each) for each in found)
+    assert all(each.age_seconds < torch_allocator.LEAST_STALE_SECONDS for each in found or ())
+    young = None if found is None else tuple(replace(each, age_seconds=0.0) for each in found)
     return young, [f"{gap.kind}: {gap.reason}" for gap in gaps]
-
-
-def _young(allocator: Allocator) -> Allocator:
-    assert allocator.age_seconds < torch_allocator.LEAST_STALE_SECONDS
-    return Allocator(**{**{name: getattr(allocator, name) for name in allocator.__slots__}, "age_seconds": 0.0})
 
 
 def test_publication_is_read_whole(tmp_path: Path) -> None:
@@ -227,6 +224,23 @@ def test_torch_may_count_more_than_its_process_holds() -> None:
     # WHEN / THEN
     assert (True, None) == (asleep.outside_driver, asleep.outside_torch_bytes)
     assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
+
+
+def test_gpus_are_known_from_inside() -> None:
+    """Where kvdiag has no NVML of its own, the GPUs and their processes are those that the agents tell."""
+    # GIVEN two ranks on GPUs of their own, and a third process whose NVML told nothing
+    second = replace(READ, device_uuid="0", pid=8, age_seconds=0.5)
+    mute = replace(READ, device_uuid="5", memory=None)
+
+    # WHEN
+    actual = devices_inside((READ, second, mute))
+
+    # THEN
+    assert actual is not None
+    assert [("GPU-0", 0), (f"GPU-{UUID}", 1)] == [(device.uuid, device.index) for device in actual]
+    assert {READ.memory} == {device.memory for device in actual}
+    assert (Process(pid=8, used_bytes=1500 * MIB, name="VLLM::Worker_TP1"),) == actual[0].processes
+    assert (None, None) == (devices_inside(()), devices_inside((mute,)))
 
 
 def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
