@@ -99,6 +99,17 @@ def test_server_does_not_feel_what_happens_to_the_folder(server: Engine, folder:
     gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 
 
+def test_reader_knows_that_a_server_without_a_gpu_holds_none(server: Engine, folder: Path) -> None:
+    """The audit reads every process's file, finds nothing wrong with one, and says that none holds GPU memory."""
+    # WHEN
+    result = kvdiag("audit", "--url", server.url, "--agent-dir", str(folder), "--output", "json")
+
+    # THEN
+    told = [gap for gap in result.document["gaps"] if gap["source"] == "torch_allocator"]
+    reason = "no process that has an agent holds GPU memory through torch"
+    assert [{"source": "torch_allocator", "kind": "absent", "reason": reason}] == told
+
+
 def test_killed_server_leaves_stale_files(vllm: VllmHome, tmp_path: Path) -> None:
     """After a kill the files stay as they were."""
     # GIVEN
