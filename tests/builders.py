@@ -125,6 +125,9 @@ class World:
     torch_growth_bytes: int = 0
     """What of the growth of GPU 0 lives in torch."""
 
+    torch_late_bytes: tuple[int, ...] = ()
+    """What of all that torch has reserved comes to live on GPU 0 with the first, second, … request, and stays."""
+
     cache_growth_bytes: int = 0
     """What of the growth of GPU 0 torch reserves, and nothing lives in."""
 
@@ -586,7 +589,7 @@ class _Run:
         grown = self._requests if index == 0 else 0
         own = self._server_bytes(index)
         first = own - grown * world.device_growth_bytes - world.overhead_bytes * 3 // 4
-        live = first + grown * world.torch_growth_bytes
+        live = first + grown * world.torch_growth_bytes + sum(world.torch_late_bytes[:grown])
         return allocator(
             device_uuid=str(index),
             pid=SERVER_PID + index,

@@ -43,7 +43,7 @@ class Document:
         self._settings: dict[str, Any] = {}
         self._listed_at: dict[int, tuple[int | None, int]] = {}
         self._slow_at_seconds = float("-inf")
-        self._summary_at_seconds = float("-inf")
+        self.summarised_at_seconds = float("-inf")
         self._summary_pause_seconds = 0.0
 
     def read(self, *, summary: bool | None = None) -> dict[str, Any]:
@@ -137,13 +137,13 @@ class Document:
             elif allocator.holds(statistics):
                 self._devices[index] = {"index": index, "uuid": None, "statistics": statistics}
         pause_seconds = max(self._summary_pause_seconds, 0.0 if summary else SUMMARY_SECONDS)
-        due = summary is not False and now_seconds - self._summary_at_seconds >= pause_seconds
+        due = summary is not False and now_seconds - self.summarised_at_seconds >= pause_seconds
         for device in self._devices.values():
             if slow or device["uuid"] is None:
                 self._part("uuid", _read_uuid, cuda, device)
             self._part("driver", self._read_driver, device, slow)
             if due:
-                self._summary_at_seconds = now_seconds
+                self.summarised_at_seconds = now_seconds
                 free_bytes = device.get("driver", {}).get("free_bytes")
                 self._part("fragmentation", self.summarise, cuda, device, free_bytes, fragmentation.REFERENCE_BYTES)
 

@@ -77,8 +77,11 @@ class Agent:
             self._box = BlackBox(self._folder, self._name)
             self._asked_at = asked_at
             self._folder.tidy()
+        summarised_at = self._document.summarised_at_seconds
         told = self._document.read(summary=True if asked_at != self._asked_at else None)
-        self._asked_at = asked_at
+        if self._document.summarised_at_seconds != summarised_at:
+            # A request that came too soon after the last summary waits for its time.
+            self._asked_at = asked_at
         try:
             self._box.attach()
         except Exception as error:  # noqa: BLE001 - told to the reader, like every part that fails

@@ -48,6 +48,10 @@ MAX_PERIOD_SECONDS = 3600.0
 FORGOTTEN_SECONDS = 600.0
 """A file that nobody has renewed for so long is of a server that is long gone, and no news."""
 
+SPLIT_REQUEST = "summary-request"
+SPLIT_REQUEST_SECONDS = 10.0
+"""An agent looks at its blocks once a minute, and no more often than this when it is asked."""
+
 MAX_ERRORS = 8
 MAX_REASON_CHARACTERS = 160
 
@@ -215,6 +219,7 @@ class TorchAllocatorSource:
         self._folder = folder
         self._clock = clock
         self._renewed: dict[str, tuple[int, float]] = {}
+        self._asked_at_seconds = float("-inf")
 
     def read(self) -> Reading:
         """What each process with an agent holds of each device; `None` where no agent tells anything."""
@@ -263,12 +268,29 @@ class TorchAllocatorSource:
                 replace(allocator, age_seconds=round(age_seconds, 3), pid_seen=seen is True)
                 for allocator in publication.allocators
             ]
+        if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
+            self._ask_for_splits(folder)
         if living and not found:
             gaps.append(_gap("absent", "no process that has an agent holds GPU memory through torch"))
         elif not names:
             reason = f"no agent publishes in {self._folder}: has the server been started with it on its PYTHONPATH?"
             gaps.append(_gap("absent", reason))
         return tuple(found) if living else None, tuple(gaps)
+
+    def _ask_for_splits(self, folder: int) -> None:
+        """Have the agents look at their blocks again, where kvdiag may write in their folder; where not, they will."""
+        now_seconds = self._clock()
+        if now_seconds - self._asked_at_seconds < SPLIT_REQUEST_SECONDS:
+            return
+        self._asked_at_seconds = now_seconds
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with suppress(OSError):
+            file = os.open(SPLIT_REQUEST, flags, 0o640, dir_fd=folder)
+            try:
+                # When it was last written is the request; there is nothing in it.
+                os.utime(file)
+            finally:
+                os.close(file)
 
     def _publication(self, folder: int, name: str) -> tuple[Publication, float]:
         text, written_seconds = _content(folder, name)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.agent import document
+from kvdiag.agent import document, thread
 from kvdiag.agent.process import identity
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, ReservedSplit
 from kvdiag.sources import torch_allocator
@@ -612,6 +612,50 @@ def test_no_file_does_harm(path: str, value: object, cut: int | None) -> None:
     # THEN
     assert all(isinstance(each, Allocator) for each in actual.allocators)
     assert all(problem.isprintable() for problem in actual.problems)
+
+
+def test_old_split_is_asked_for_anew(tmp_path: Path) -> None:
+    """Where torch has reserved more since its blocks were looked at, the agents are asked to, and not too often."""
+    # GIVEN
+    now = 0.0
+    source = TorchAllocatorSource(tmp_path, clock=lambda: now)
+    request = tmp_path / torch_allocator.SPLIT_REQUEST
+
+    def asked(told: dict[str, Any]) -> bool:
+        request.unlink(missing_ok=True)
+        write(tmp_path, told)
+        source.read()
+        return request.exists()
+
+    moved = changed("devices.0.statistics.reserved_bytes.current", 1002 * MIB)
+
+    # WHEN
+    fresh, first, again = asked(PUBLICATION), asked(moved), asked({**moved, "sequence": 18})
+    now = torch_allocator.SPLIT_REQUEST_SECONDS
+    later = asked({**moved, "sequence": 19})
+
+    # THEN
+    assert (False, True, False, True) == (fresh, first, again, later)
+    assert thread.REQUEST == torch_allocator.SPLIT_REQUEST
+
+
+def test_request_touches_nothing_else(tmp_path: Path) -> None:
+    """A link or a pipe in the request's place is left alone, and not waited for."""
+    # GIVEN
+    write(tmp_path, changed("devices.0.fragmentation", None))
+    (tmp_path / "victim").touch()
+    os.utime(tmp_path / "victim", (1.0, 1.0))
+
+    # WHEN
+    (tmp_path / torch_allocator.SPLIT_REQUEST).symlink_to("victim")
+    linked, _ = read(tmp_path)
+    (tmp_path / torch_allocator.SPLIT_REQUEST).unlink()
+    os.mkfifo(tmp_path / torch_allocator.SPLIT_REQUEST)
+    piped, _ = read(tmp_path)
+
+    # THEN
+    assert 1.0 == (tmp_path / "victim").stat().st_mtime
+    assert linked == piped == (replace(READ, split=None),)
 
 
 def test_gap_names_its_source(tmp_path: Path) -> None:

@@ -368,3 +368,24 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
 
     # THEN
     assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
+
+
+@pytest.mark.parametrize(
+    ("late_bytes", "expected"),
+    [
+        ((0, 0, 0, 0, 300 * 2**10, 0, 0, 0), ("ok", "torch's live bytes rose once, 300 KiB in 6 cycles: an event")),
+        ((0, 0, 0, 0, 0, 9 * MIB, 0, 9 * MIB), ("unknown", "torch's live bytes rose 18.00 MiB in 6 cycles, but not")),
+    ],
+    ids=["once", "now and then"],
+)
+def test_table_that_torch_makes_late_is_an_event(late_bytes: tuple[int, ...], expected: tuple[str, str]) -> None:
+    """One step among flat cycles is no leak; several that are not steady leave it open."""
+    # GIVEN what came with the first request, with the second, and so on
+    world = World(agents=True, torch_late_bytes=late_bytes)
+
+    # WHEN
+    status, summary = told(world)[TORCH]
+
+    # THEN
+    assert expected[0] == status
+    assert expected[1] in summary
