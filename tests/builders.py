@@ -119,6 +119,9 @@ class World:
     device_growth_bytes: int = 0
     """Taken on GPU 0 by every request, and kept."""
 
+    rank_extra_bytes: Mapping[int, int] = field(default_factory=dict)
+    """What the rank on a GPU holds beyond the others."""
+
     agents: bool = False
     """Whether the server's processes publish what torch holds, a quarter of their overhead among it."""
 
@@ -633,7 +636,7 @@ class _Run:
         grown = sum(world.first_touch_bytes[: self._requests])
         if index == 0:
             grown += world.device_growth_bytes * self._requests
-        return sum(mine) + weights + world.overhead_bytes + grown
+        return sum(mine) + weights + world.overhead_bytes + world.rank_extra_bytes.get(index, 0) + grown
 
     def _add(self, sample: Sample) -> None:
         self._samples.append(sample)
@@ -691,6 +694,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         "torch leaks": World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB),
         "leak beside torch": World(agents=True, device_growth_bytes=6 * MIB),
         "agents on two GPUs": World(agents=True, gpus=2),
+        "ranks uneven": World(gpus=2, rank_extra_bytes={1: 2 * GIB}),
         "warm-up": World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB)),
         "foreign process": World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB),
         "foreign process of unknown size": World(foreign={0: (process(4242, None),)}),

@@ -91,6 +91,9 @@ class Limits:
     stranded_ratio: float = 0.1
     """Share of torch's reserved bytes that lie free beside live blocks, from which retried allocations are theirs."""
 
+    imbalance_ratio: float = 0.02
+    """Share of the device that one rank may hold beyond the mean: as much as others may before it costs the pool."""
+
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
 

@@ -357,7 +357,8 @@ def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> No
         BUSY
         + ONCE
         + (
-            "from kvdiag_agent import document; document.ASKED_PAUSE_SECONDS = 0.3; counts = []\n"
+            "from kvdiag_agent import document; counts = []\n"
+            "document.ASKED_PAUSE_SECONDS, document.SUMMARY_PAUSE_RATIO = 0.3, 0.0\n"
             "def look(): agent.publish(); counts.append(WORLD.snapshots)\n"
             "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
             "look(); look()\n"

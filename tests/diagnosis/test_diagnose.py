@@ -59,6 +59,7 @@ VERDICTS: dict[str, Status] = {
     "torch leaks": "fault",
     "leak beside torch": "fault",
     "agents on two GPUs": "ok",
+    "ranks uneven": "suspect",
     "warm-up": "ok",
     "foreign process": "fault",
     "foreign process of unknown size": "ok",
@@ -78,6 +79,7 @@ VERDICTS: dict[str, Status] = {
 
 FAULTS: dict[str, set[str]] = {
     "torch leaks": {"leak.device_torch"},
+    "ranks uneven": {"imbalance.rank"},
     "leak beside torch": {"leak.device_non_torch"},
     "blocks leak": {"leak.kv_blocks"},
     "blocks held at start": {"leak.kv_blocks"},
