@@ -25,7 +25,7 @@ from kvdiag.model import Facts, Gap, Sample
 from kvdiag.outputs import jsondoc, text
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.torch_allocator import devices_inside
+from kvdiag.sources.publication import devices_inside
 
 SPLIT_SECONDS = 2.0
 """An agent sees the request within a second, and publishes."""

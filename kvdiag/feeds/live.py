@@ -16,7 +16,7 @@ from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.torch_allocator import devices_inside
+from kvdiag.sources.publication import devices_inside
 from kvdiag.sources.vllm import VllmSource
 
 _log = structlog.get_logger()

@@ -15,6 +15,22 @@ from kvdiag.commands.agent import files
 TORCH = Path(__file__).parents[1] / "torch_stand_in"
 LIMIT_SECONDS = 60.0
 
+BUSY = """
+import json, os, sys, time, torch
+from torch.world import ACTIVE, FREE, MIB, WORLD
+torch.cuda.init()
+WORLD.segment((512 * MIB, ACTIVE), stream=7)
+WORLD.segment((60 * MIB, FREE), (4 * MIB, ACTIVE), stream=7)
+WORLD.segment((20 * MIB, FREE), stream=7)
+WORLD.segment((30 * MIB, FREE), stream=7, pool=(0, 1))
+"""
+"""A server that holds 626 MiB of its GPU."""
+
+ONCE = """
+from kvdiag_agent.thread import Agent
+agent = Agent(os.environ["KVDIAG_AGENT_DIR"])
+"""
+
 
 def installed(folder: Path) -> Path:
     """The agent's folder as `kvdiag agent install` fills it."""
@@ -51,3 +67,8 @@ def run(program: str, environment: Mapping[str, str]) -> Any:
 def published(folder: Path) -> list[dict[str, Any]]:
     """Every publication in a folder, in order of name."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("agent-*.json"))]
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what is in a folder."""
+    return sorted(path.name for path in folder.iterdir())

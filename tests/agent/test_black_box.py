@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.subject import environment, installed, run
+from tests.agent.subject import environment, run
 
 MIB = 2**20
 SERVER = """
@@ -27,12 +27,6 @@ def ask(size):
     except BaseException as error:
         return type(error).__name__
 """
-
-
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent as it is installed."""
-    return installed(tmp_path_factory.mktemp("agent"))
 
 
 def boxes(folder: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, Pace, Reco
 from kvdiag.model import Allocator, Facts, Gap, Memory, Sample
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.patience import Patient
-from kvdiag.sources.torch_allocator import devices_inside
+from kvdiag.sources.publication import devices_inside
 from kvdiag.sources.vllm import VllmSource
 from tests.fixtures.hostile import refused_port
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -13,124 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvdiag.agent import document, thread
-from kvdiag.agent.process import identity
-from kvdiag.model import Allocator, Device, Gap, Memory, Process, ReservedSplit
+from kvdiag.agent import thread
+from kvdiag.model import Allocator, Gap
 from kvdiag.sources import torch_allocator
-from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_FILES, TorchAllocatorSource, devices_inside, parse
-from tests.agent.subject import environment, installed, run
+from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_FILES, TorchAllocatorSource
+from tests.sources.publications import MIB, PUBLICATION, READ, SELF, changed
 
-MIB = 2**20
-UUID = "01234567-89ab-cdef-0123-456789abcdef"
-SELF = identity()
-NAME = f"agent-{SELF['pid']}-{SELF['start_ticks']}.json"
 LONG_AGO_SECONDS = 100.0
 STRANGER = 54_321
 
-PUBLICATION: dict[str, Any] = {
-    "kvdiag_agent": 1,
-    "wall_seconds": 1_800_000_000.0,
-    "monotonic_seconds": 500.0,
-    "sequence": 17,
-    "period_seconds": 1.0,
-    "publish_seconds": 6e-05,
-    "process": {**SELF, "title": "VLLM::Worker_TP1", "resident_bytes": 10**9, "anonymous_bytes": 10**8},
-    "ranks": {"global": 1, "world": 2, "tensor": 1, "pipeline": 0},
-    "torch": {"version": "2.13.0", "backend": "native", "settings": {"expandable_segments": False}},
-    "devices": [
-        {
-            "index": 0,
-            "uuid": UUID,
-            "statistics": {
-                "allocated_bytes": {
-                    "current": 600 * MIB,
-                    "peak": 700 * MIB,
-                    "allocated": 900 * MIB,
-                    "freed": 300 * MIB,
-                },
-                "reserved_bytes": {"current": 1000 * MIB, "peak": 1000 * MIB, "allocated": 1000 * MIB, "freed": 0},
-                "active_bytes": {"current": 620 * MIB, "peak": 0, "allocated": 0, "freed": 0},
-                "num_alloc_retries": 2,
-                "num_ooms": 1,
-                "private_pools": {"count": 1, "reserved_bytes": 30 * MIB},
-            },
-            "driver": {
-                "total_bytes": 80_000 * MIB,
-                "free_bytes": 70_000 * MIB,
-                "driver_reserved_bytes": 500 * MIB,
-                "processes": [[SELF["pid"], 1500 * MIB], [1, None]],
-            },
-            "fragmentation": {
-                "at_monotonic_seconds": 470.0,
-                "reserved_bytes": 1000 * MIB,
-                "live_bytes": 600 * MIB,
-                "pending_bytes": 20 * MIB,
-                "private_bytes": 30 * MIB,
-                "releasable_bytes": 100 * MIB,
-                "stranded_bytes": 250 * MIB,
-                "largest_free_block_bytes": 64 * MIB,
-                "pinned_segments": 1,
-                "pinned_free_bytes": 19 * MIB,
-                "request_bytes": 512 * MIB,
-                "fits": True,
-                "unusable_ratio": 0.1,
-            },
-        }
-    ],
-    "errors": {},
-}
-READ = Allocator(
-    device_uuid=UUID,
-    pid=SELF["pid"],
-    pid_seen=True,
-    start_ticks=SELF["start_ticks"],
-    age_seconds=0.0,
-    allocated_bytes=600 * MIB,
-    reserved_bytes=1000 * MIB,
-    active_bytes=620 * MIB,
-    private_pools_bytes=30 * MIB,
-    alloc_retries_total=2,
-    ooms_total=1,
-    backend="native",
-    expandable_segments=False,
-    process_bytes=1500 * MIB,
-    memory=Memory(total_bytes=80_000 * MIB, free_bytes=70_000 * MIB, driver_reserved_bytes=500 * MIB),
-    split=ReservedSplit(
-        age_seconds=30.0,
-        reserved_bytes=1000 * MIB,
-        live_bytes=600 * MIB,
-        pending_bytes=20 * MIB,
-        private_bytes=30 * MIB,
-        releasable_bytes=100 * MIB,
-        stranded_bytes=250 * MIB,
-        largest_free_block_bytes=64 * MIB,
-        pinned_segments=1,
-        pinned_free_bytes=19 * MIB,
-        request_bytes=512 * MIB,
-        fits=True,
-        unusable_ratio=0.1,
-    ),
-    title="VLLM::Worker_TP1",
-    tensor_rank=1,
-    pipeline_rank=0,
-)
 
-
-def changed(path: str, value: object) -> dict[str, Any]:
-    """The publication with another value at a path of names and numbers; `...` takes what is there away."""
-    told = copy.deepcopy(PUBLICATION)
-    *way, last = (int(step) if step.isdigit() else step for step in path.split("."))
-    inner: Any = told
-    for step in way:
-        inner = inner[step]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    return told
+NAME = f"agent-{SELF['pid']}-{SELF['start_ticks']}.json"
 
 
 def write(folder: Path, told: object = PUBLICATION, name: str = NAME) -> Path:
@@ -156,91 +49,6 @@ def test_publication_is_read_whole(tmp_path: Path) -> None:
 
     # WHEN / THEN
     assert ((READ,), []) == read(tmp_path)
-
-
-def test_what_the_agent_writes_is_what_is_read(tmp_path: Path) -> None:
-    """A file that the agent itself has written is understood, its split included."""
-    # GIVEN
-    program = (
-        "import os, torch, kvdiag_agent.thread as thread; from torch.world import *; torch.cuda.init()\n"
-        "WORLD.segment((512 * MIB, ACTIVE), (60 * MIB, FREE)); WORLD.expandable = True\n"
-        "thread.Agent(os.environ['KVDIAG_AGENT_DIR']).publish()"
-    )
-    run(program, environment(installed(tmp_path / "agent"), tmp_path / "published"))
-    (file,) = (tmp_path / "published").iterdir()
-
-    # WHEN
-    (actual,) = parse(file.read_text()).allocators
-
-    # THEN
-    assert document.FORMAT == torch_allocator.FORMAT
-    assert (UUID, 512 * MIB, 572 * MIB, True) == (
-        actual.device_uuid,
-        actual.allocated_bytes,
-        actual.reserved_bytes,
-        actual.expandable_segments,
-    )
-    assert actual.split is not None
-    assert 60 * MIB == actual.split.stranded_bytes
-
-
-@pytest.mark.parametrize(
-    ("uuid", "expected"),
-    [(f"GPU-{UUID}", True), (f"MIG-{UUID}", True), (UUID.upper(), True), ("GPU-other", False)],
-)
-def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
-    """CUDA's identifier is NVML's without the kind before it."""
-    # GIVEN
-    device = Device(uuid=uuid, index=3, name="NVIDIA Test", memory=None)
-
-    # WHEN / THEN
-    assert expected == READ.is_on(device)
-
-
-@pytest.mark.parametrize(
-    ("processes", "expected"),
-    [
-        pytest.param([[7, 5], [SELF["pid"], 9]], 9, id="its own id"),
-        pytest.param([[3_000_000, 9]], 9, id="a lone process under the host's id"),
-        pytest.param([[3_000_000, 9], [3_000_001, 5]], None, id="several under ids that are not known"),
-        pytest.param([[SELF["pid"], None]], None, id="not told"),
-        pytest.param([], None, id="none listed"),
-    ],
-)
-def test_own_bytes_are_found_among_the_drivers_processes(processes: list[Any], expected: int | None) -> None:
-    """The process is the one of its own id, or the only one; otherwise its bytes are not known."""
-    # WHEN
-    (actual,) = parse(json.dumps(changed("devices.0.driver.processes", processes))).allocators
-
-    # THEN
-    assert expected == actual.process_bytes
-
-
-def test_torch_may_count_more_than_its_process_holds() -> None:
-    """Under sleep mode or a pluggable allocator torch's figure is not the device's, and nothing is left beside it."""
-    # GIVEN
-    (asleep,) = parse(json.dumps(changed("devices.0.driver.processes", [[SELF["pid"], 900 * MIB]]))).allocators
-
-    # WHEN / THEN
-    assert (True, None) == (asleep.outside_driver, asleep.outside_torch_bytes)
-    assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
-
-
-def test_gpus_are_known_from_inside() -> None:
-    """Where kvdiag has no NVML of its own, the GPUs and their processes are those that the agents tell."""
-    # GIVEN two ranks on GPUs of their own, and a third process whose NVML told nothing
-    second = replace(READ, device_uuid="0", pid=8, age_seconds=0.5)
-    mute = replace(READ, device_uuid="5", memory=None)
-
-    # WHEN
-    actual = devices_inside((READ, second, mute))
-
-    # THEN
-    assert actual is not None
-    assert [("GPU-0", 0), (f"GPU-{UUID}", 1)] == [(device.uuid, device.index) for device in actual]
-    assert {READ.memory} == {device.memory for device in actual}
-    assert (Process(pid=8, used_bytes=1500 * MIB, name="VLLM::Worker_TP1"),) == actual[0].processes
-    assert (None, None) == (devices_inside(()), devices_inside((mute,)))
 
 
 def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
@@ -577,41 +385,6 @@ def test_folder_that_is_taken_away_and_comes_back_is_found_again(tmp_path: Path)
 
     # THEN
     assert [1, 0, 1, 0] == counts
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def paths(value: object, before: str = "") -> list[str]:
-    """Every place in the publication."""
-    if isinstance(value, dict):
-        return [
-            path for name, inner in value.items() for path in (f"{before}{name}", *paths(inner, f"{before}{name}."))
-        ]
-    if isinstance(value, list):
-        return [
-            path for name, inner in enumerate(value) for path in (f"{before}{name}", *paths(inner, f"{before}{name}."))
-        ]
-    return []
-
-
-@settings(deadline=None, max_examples=400)
-@given(path=st.sampled_from(paths(PUBLICATION)), value=JUNK, cut=st.none() | st.integers(0, 1500))
-def test_no_file_does_harm(path: str, value: object, cut: int | None) -> None:
-    """With anything in any place, or cut anywhere, a file is a publication or a ValueError."""
-    # WHEN
-    try:
-        actual = parse(json.dumps(changed(path, value))[:cut])
-    except ValueError:
-        return
-
-    # THEN
-    assert all(isinstance(each, Allocator) for each in actual.allocators)
-    assert all(problem.isprintable() for problem in actual.problems)
 
 
 def test_old_split_is_asked_for_anew(tmp_path: Path) -> None:
