@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from kvdiag.agent.report import log_memory, memory_report
+
+__all__ = ["__version__", "log_memory", "memory_report"]
 
 __version__ = "0.1.0"

@@ -1,13 +1,20 @@
 """The memory audit: one sample and the facts → lines that add up to each device's used bytes, with explicit residuals.
 
-Each line says whether it was measured (NVML), reported (by the engine) or computed. What no line explains is a line of
-its own: `server_other` inside the server's processes, `unaccounted` outside every process.
+Each line says whether it was measured (NVML, torch), reported (by the engine) or computed. What no line explains is a
+line of its own: `server_other` inside the server's processes, `unaccounted` outside every process. Where the agents in
+the server's processes tell, these come apart further, each level with its own rest:
+
+    server's processes = torch's reserved bytes + outside_torch + server_other
+    torch's reserved bytes = weights + KV pool + torch_other + torch_pending + torch_private + torch_releasable
+                             + torch_stranded (or torch_unused, where the last three are not told apart)
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvdiag.kv.served import block_bytes, pool_bytes
-from kvdiag.model import Device, Facts, LedgerLine, Process, Provenance, Sample, without_mig_parents
+from kvdiag.model import Allocator, Device, Facts, LedgerLine, Process, Provenance, Sample, without_mig_parents
 
 _ORIGINS: dict[Provenance, str] = {
     "reported": "the engine's kv_cache_memory_bytes",
@@ -26,7 +33,7 @@ def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
         ranks = devices  # containers often see host pids, or none: a lone device is taken to be the server's
     lines: list[LedgerLine] = []
     for device in devices:
-        lines += _device_lines(device, facts, ranks=len(ranks) if device in ranks else 0)
+        lines += _device_lines(device, sample, facts, ranks=len(ranks) if device in ranks else 0)
     return tuple(lines)
 
 
@@ -34,7 +41,7 @@ def _shows_server(device: Device, facts: Facts) -> bool:
     return any(process.pid in (facts.server_pids or ()) for process in device.processes or ())
 
 
-def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLine]:
+def _device_lines(device: Device, sample: Sample | None, facts: Facts, *, ranks: int) -> list[LedgerLine]:
     memory = device.memory
     if memory is None:
         return []
@@ -44,8 +51,17 @@ def _device_lines(device: Device, facts: Facts, *, ranks: int) -> list[LedgerLin
     processes = [process for process in device.processes or () if process.used_bytes is not None]
     shown = _shows_server(device, facts)
     own = [process for process in processes if _is_own(process, device, facts, ranks=ranks)]
+    allocators = _allocators(device, sample, facts)
+    told = [each.process_bytes for each in allocators if each.process_bytes is not None]
     if own:
-        lines += _server_lines(device, own, facts, ranks)
+        held = sum(process.used_bytes or 0 for process in own)
+        pids = ", ".join(str(process.pid) for process in own)
+        lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
+    elif ranks and allocators and not processes:
+        # In a container whose NVML lists no process, those inside the server still know of themselves.
+        held = sum(told) if len(told) == len(allocators) else sum(each.reserved_bytes for each in allocators)
+        pids = ", ".join(str(each.pid) for each in allocators)
+        lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
     elif ranks and (shown or not processes):
         lines += _parts(device, facts, ranks)
     # Where the server is one of several processes and it cannot be told which, none is called another's.
@@ -67,13 +83,80 @@ def _is_own(process: Process, device: Device, facts: Facts, *, ranks: int) -> bo
     return ranks > 0 and len(device.processes or ()) == 1
 
 
-def _server_lines(device: Device, own: list[Process], facts: Facts, ranks: int) -> list[LedgerLine]:
+def _allocators(device: Device, sample: Sample | None, facts: Facts) -> list[Allocator]:
+    """The server's allocators on a device; none where one of them counts bytes that are not on it."""
+    told = (sample.allocators if sample is not None else None) or ()
+    found = [each for each in told if each.is_on(device) and each.may_be_of(facts.server_pids)]
+    return [] if any(each.outside_driver for each in found) else found
+
+
+def _server_lines(
+    device: Device,
+    held: int,
+    pids: str,
+    allocators: list[Allocator],
+    sample: Sample | None,
+    facts: Facts,
+    ranks: int,
+) -> list[LedgerLine]:
     parts = _parts(device, facts, ranks)
-    held = sum(process.used_bytes or 0 for process in own)
-    pids = ", ".join(str(process.pid) for process in own)
-    rest = held - sum(line.bytes for line in parts)
-    detail = f"context, activations, graphs, allocator cache of pid {pids}" if parts else f"all of pid {pids}"
-    return [*parts, _line(device, "server_other", rest, "computed", detail)]
+    if not allocators:
+        rest = held - sum(line.bytes for line in parts)
+        detail = f"context, activations, graphs, allocator cache of pid {pids}" if parts else f"all of pid {pids}"
+        return [*parts, _line(device, "server_other", rest, "computed", detail)]
+    reserved = sum(each.reserved_bytes for each in allocators)
+    lines = _torch_lines(device, allocators, _pool_apart(parts, sample, facts), reserved)
+    outside = [each.outside_torch_bytes for each in allocators]
+    beside = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
+    lines.append(_line(device, "outside_torch", beside, "computed", f"context, modules, NCCL, graphs of pid {pids}"))
+    rest = held - reserved - beside
+    return [*lines, _line(device, "server_other", rest, "computed", "between readings of different moments")]
+
+
+def _torch_lines(
+    device: Device, allocators: list[Allocator], parts: list[LedgerLine], reserved: int
+) -> list[LedgerLine]:
+    """Lines that add up to the reserved bytes; the split counts only where nothing was reserved or freed since."""
+    splits = [each.split for each in allocators if each.split is not None]
+    if len(splits) == len(allocators) and sum(split.reserved_bytes for split in splits) == reserved:
+        free = [
+            ("torch_pending", sum(split.pending_bytes for split in splits), "freed, in use on another stream"),
+            ("torch_private", sum(split.private_bytes for split in splits), "free in pools of CUDA graphs"),
+            (
+                "torch_releasable",
+                sum(split.releasable_bytes for split in splits),
+                "cache that the driver can have back",
+            ),
+            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free beside live blocks"),
+        ]
+    else:
+        live = sum(each.allocated_bytes for each in allocators)
+        active = sum(each.allocated_bytes if each.active_bytes is None else each.active_bytes for each in allocators)
+        free = [
+            ("torch_pending", active - live, "freed, in use on another stream"),
+            ("torch_unused", reserved - active, "cache, graph pools and holes: the agent has not told them apart"),
+        ]
+    rest = reserved - sum(line.bytes for line in parts) - sum(size for _, size, _ in free)
+    return [
+        *parts,
+        _line(device, "torch_other", rest, "computed", "activations, workspaces and all else that lives in torch"),
+        *(_line(device, component, size, "measured", detail) for component, size, detail in free),
+    ]
+
+
+def _pool_apart(parts: list[LedgerLine], sample: Sample | None, facts: Facts) -> list[LedgerLine]:
+    """The pool by what requests hold of it, where one engine tells; prefixes kept for later count as free."""
+    engines = (sample.engines if sample is not None else None) or ()
+    whole = next((line for line in parts if line.component == "kv_pool"), None)
+    size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
+    if whole is None or size is None or len(engines) != 1 or engines[0].kv_usage_ratio is None:
+        return parts
+    held = min(facts.pools[0].used_blocks(engines[0].kv_usage_ratio) * size[0], whole.bytes)
+    apart = [
+        replace(whole, component="kv_held", bytes=held),
+        replace(whole, component="kv_free", bytes=whole.bytes - held),
+    ]
+    return [*apart, *(line for line in parts if line is not whole)]
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.model import (
+    Allocator,
     Device,
     Diagnosis,
     Engine,
@@ -28,6 +29,7 @@ from kvdiag.model import (
     Outcome,
     Phase,
     Process,
+    ReservedSplit,
     Sample,
     StepResult,
     Timeline,
@@ -116,6 +118,24 @@ class World:
 
     device_growth_bytes: int = 0
     """Taken on GPU 0 by every request, and kept."""
+
+    rank_extra_bytes: Mapping[int, int] = field(default_factory=dict)
+    """What the rank on a GPU holds beyond the others."""
+
+    agents: bool = False
+    """Whether the server's processes publish what torch holds, a quarter of their overhead among it."""
+
+    torch_growth_bytes: int = 0
+    """What of the growth of GPU 0 lives in torch."""
+
+    torch_late_bytes: tuple[int, ...] = ()
+    """What of all that torch has reserved comes to live on GPU 0 with the first, second, … request, and stays."""
+
+    cache_growth_bytes: int = 0
+    """What of the growth of GPU 0 torch reserves, and nothing lives in."""
+
+    outside_told: bool = True
+    """Whether the agents are told by NVML what their processes hold."""
 
     foreign: Mapping[int, tuple[Process, ...]] = field(default_factory=dict)
     """Other processes by GPU index; each GPU named that is not the server's is another device of the host."""
@@ -292,6 +312,44 @@ def device(
 def process(pid: int, used_bytes: int | None, name: str | None = "python3") -> Process:
     """A process on a device."""
     return Process(pid=pid, used_bytes=used_bytes, name=name)
+
+
+def allocator(**changes: object) -> Allocator:
+    """The server's allocator on GPU 0: 6 GiB of 8 GiB reserved are live."""
+    usual = Allocator(
+        device_uuid="0",
+        pid=SERVER_PID,
+        pid_seen=True,
+        start_ticks=1,
+        age_seconds=0.0,
+        allocated_bytes=6 * GIB,
+        reserved_bytes=8 * GIB,
+        alloc_retries_total=0,
+        ooms_total=0,
+        backend="native",
+        expandable_segments=False,
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def split(**changes: object) -> ReservedSplit:
+    """The split of 8 GiB reserved, of which 6 are live and 2 releasable."""
+    usual = ReservedSplit(
+        age_seconds=0.0,
+        reserved_bytes=8 * GIB,
+        live_bytes=6 * GIB,
+        pending_bytes=0,
+        private_bytes=0,
+        releasable_bytes=2 * GIB,
+        stranded_bytes=0,
+        largest_free_block_bytes=2 * GIB,
+        pinned_segments=0,
+        pinned_free_bytes=0,
+        request_bytes=512 * MIB,
+        fits=True,
+        unusable_ratio=0.0,
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
 
 
 def seen(*engines: Engine | tuple[Engine, ...] | Gap, devices: tuple[Device, ...] | Gap | None = None) -> Timeline:
@@ -516,6 +574,9 @@ class _Run:
 
     def _read_devices(self, *, processes: bool) -> None:
         world = self._world
+        if world.agents:
+            held = tuple(self._allocator(index) for index in range(world.gpus))
+            self._add(Sample(at_seconds=self._time(), allocators=held))
         if world.nvml is not None:
             self._add(Sample(at_seconds=self._time(), gaps=(world.nvml,)))
             return
@@ -524,6 +585,22 @@ class _Run:
             Sample(
                 at_seconds=self._time(), devices=tuple(self._device(index, processes=processes) for index in indices)
             )
+        )
+
+    def _allocator(self, index: int) -> Allocator:
+        world = self._world
+        grown = self._requests if index == 0 else 0
+        own = self._server_bytes(index)
+        first = own - grown * world.device_growth_bytes - world.overhead_bytes * 3 // 4
+        live = first + grown * world.torch_growth_bytes + sum(world.torch_late_bytes[:grown])
+        return allocator(
+            device_uuid=str(index),
+            pid=SERVER_PID + index,
+            allocated_bytes=live,
+            reserved_bytes=live + 100 * MIB + grown * world.cache_growth_bytes,
+            process_bytes=own if world.outside_told else None,
+            title=f"VLLM::Worker_TP{index}",
+            tensor_rank=index,
         )
 
     def _device(self, index: int, *, processes: bool) -> Device:
@@ -559,7 +636,7 @@ class _Run:
         grown = sum(world.first_touch_bytes[: self._requests])
         if index == 0:
             grown += world.device_growth_bytes * self._requests
-        return sum(mine) + weights + world.overhead_bytes + grown
+        return sum(mine) + weights + world.overhead_bytes + world.rank_extra_bytes.get(index, 0) + grown
 
     def _add(self, sample: Sample) -> None:
         self._samples.append(sample)
@@ -614,6 +691,10 @@ WORLDS: Mapping[str, World] = MappingProxyType(
         "blocks leak": World(leaked_blocks_per_request=4),
         "blocks held at start": World(held_at_start_blocks=50),
         "device memory leaks": World(device_growth_bytes=6 * MIB),
+        "torch leaks": World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB),
+        "leak beside torch": World(agents=True, device_growth_bytes=6 * MIB),
+        "agents on two GPUs": World(agents=True, gpus=2),
+        "ranks uneven": World(gpus=2, rank_extra_bytes={1: 2 * GIB}),
         "warm-up": World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB)),
         "foreign process": World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB),
         "foreign process of unknown size": World(foreign={0: (process(4242, None),)}),

@@ -29,7 +29,7 @@ from kvdiag.model import (
     Workload,
     without_mig_parents,
 )
-from tests.builders import GIB, device, engine, pool, run
+from tests.builders import GIB, allocator, device, engine, pool, run, split
 
 REFUSED: dict[str, Callable[[], object]] = {
     "no memory at all": lambda: Memory(total_bytes=0, free_bytes=0),
@@ -48,6 +48,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     "fewer than no requests": lambda: Engine(engine="0", requests_running=-1),
     "more requests than a float can count": lambda: Engine(engine="0", requests_waiting=MAX_COUNT + 1),
     "a negative counter": lambda: Engine(engine="0", preemptions_total=-1),
+    "more allocated than active": lambda: allocator(allocated_bytes=GIB, active_bytes=GIB - 1),
+    "more active than reserved": lambda: allocator(active_bytes=9 * GIB),
+    "more allocated than reserved": lambda: allocator(allocated_bytes=9 * GIB),
+    "an allocator of no device": lambda: allocator(device_uuid=""),
+    "a reading from the future": lambda: allocator(age_seconds=-1.0),
+    "parts that do not add up": lambda: split(stranded_bytes=1),
+    "an index above 1": lambda: split(unusable_ratio=1.01),
     "negative resident bytes": lambda: HostProcess(pid=1, name="x", resident_bytes=-1),
     "more anonymous than resident bytes": lambda: HostProcess(pid=1, name="x", resident_bytes=10, anonymous_bytes=11),
     "more resident requests than open ones": lambda: Load(requests=1, resident_tokens=(5, 5)),

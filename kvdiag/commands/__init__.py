@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "audit": "Where the memory is: every byte of the device on a line of its own.",
     "fit": "What a model's KV cache costs, and whether model, context and traffic fit a GPU.",
     "diagnose": "Judge a recorded trace.",
+    "agent": "Put the agent, which tells what torch holds, where a server finds it.",
     "drill": "Serve a simulated server with a chosen fault, to try things on.",
 }
 """Name to one-line help. The code of a command is `kvdiag/commands/NAME.py`, its click command is called `command`."""

@@ -7,29 +7,53 @@ from pathlib import Path
 
 import click
 
-from kvdiag.commands.connect import connect
-from kvdiag.commands.options import output_option, server_options
+from kvdiag.commands.connect import agent_reader, connect
+from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import DRIVER_SECONDS, Clock, DeviceReading
+from kvdiag.feeds.live import (
+    AGENT_SECONDS,
+    DRIVER_SECONDS,
+    AllocatorReading,
+    Clock,
+    DeviceReading,
+    driver_absent,
+    read_agents,
+)
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
 from kvdiag.outputs import jsondoc, text
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.publication import devices_inside
+
+SPLIT_SECONDS = 2.0
+"""An agent sees the request within a second, and publishes."""
+
+SPLIT_POLL_SECONDS = 0.25
 
 
 @click.command()
 @click.option("--url", help="The server, such as http://127.0.0.1:8000; without it the devices alone are shown.")
 @server_options
+@agent_option
 @output_option
-def command(url: str | None, api_key: str | None, ca_file: Path | None, insecure: bool, output: str) -> int:
+def command(
+    url: str | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    agent_dir: Path | None,
+    output: str,
+) -> int:
     """Say where the memory is: driver, server, KV pool, weights, other processes, and what nobody explains.
 
     The lines of a GPU add up to its used bytes. Each says whether it was measured (NVML), reported (by the engine) or
     computed. Without a GPU it shows what the engine alone tells.
     """
-    facts, sample = asyncio.run(_look(url, api_key=api_key, ca_file=ca_file, insecure=insecure))
+    facts, sample = asyncio.run(
+        _look(url, api_key=api_key, ca_file=ca_file, insecure=insecure, agents=agent_reader(agent_dir))
+    )
     lines = ledger(sample, facts)
     if not lines:
         reason = next((gap.reason for gap in sample.gaps), "neither a device nor a KV pool was seen")
@@ -41,19 +65,34 @@ def command(url: str | None, api_key: str | None, ca_file: Path | None, insecure
     return 0
 
 
-async def _look(url: str | None, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> tuple[Facts, Sample]:
+async def _look(
+    url: str | None,
+    *,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    agents: Patient[AllocatorReading] | None,
+) -> tuple[Facts, Sample]:
+    allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
     if url is None:
         nvml: Patient[DeviceReading] = Patient(NvmlSource().read, "nvml")
         devices, gaps = await _devices(nvml)
-        return Facts(), Sample(at_seconds=Clock().now_seconds(), devices=devices, gaps=gaps)
+        if driver_absent(devices, gaps):
+            devices = devices_inside(allocators)
+        return Facts(), Sample(
+            at_seconds=Clock().now_seconds(), devices=devices, allocators=allocators, gaps=(*gaps, *agent_gaps)
+        )
     async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as connection:
         engines, engine_gaps = await connection.vllm.read()
         devices, device_gaps = await _devices(connection.nvml)
+        if driver_absent(devices, device_gaps):
+            devices = devices_inside(allocators)
         sample = Sample(
             at_seconds=Clock().now_seconds(),
             engines=engines,
             devices=devices,
-            gaps=(*engine_gaps, *device_gaps),
+            allocators=allocators,
+            gaps=(*engine_gaps, *device_gaps, *agent_gaps),
         )
         return connection.facts, sample
 
@@ -63,3 +102,17 @@ async def _devices(nvml: Patient[DeviceReading]) -> DeviceReading:
         return await nvml.ask(DRIVER_SECONDS * 5, processes=True)
     except StillBusy as busy:
         return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)
+
+
+async def _allocators(agents: Patient[AllocatorReading]) -> AllocatorReading:
+    """What the agents tell, once they have told why reserved bytes are not live, or do not tell in time.
+
+    The first reading asks them to look; who has asked less than ten seconds before is answered with what there is.
+    """
+    allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
+    for _ in range(round(SPLIT_SECONDS / SPLIT_POLL_SECONDS)):
+        if all(each.split and each.split.reserved_bytes == each.reserved_bytes for each in allocators or ()):
+            break
+        await asyncio.sleep(SPLIT_POLL_SECONDS)
+        allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
+    return allocators, gaps

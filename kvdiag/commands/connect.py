@@ -15,19 +15,25 @@ import httpx2
 import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.facts import gather_facts
-from kvdiag.feeds.live import DeviceReading
+from kvdiag.feeds.live import AllocatorReading, DeviceReading
 from kvdiag.model import Facts, Gap
 from kvdiag.sim import RemoteNvml
 from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.torch_allocator import TorchAllocatorSource
 from kvdiag.sources.vllm import VllmSource
 
 DRILL_HEADER = "kvdiag-drill"
 CONNECT_SECONDS = 5.0
 DRIVER_START_SECONDS = 10.0
 SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
+
+
+def agent_reader(folder: Path | None) -> Patient[AllocatorReading] | None:
+    """The source behind `--agent-dir`, `None` where it is not given."""
+    return None if folder is None else Patient(TorchAllocatorSource(folder).read, "torch_allocator")
 
 
 def base_url(url: str) -> str:

@@ -32,6 +32,17 @@ def server_options(function: F) -> F:
     return function
 
 
+def agent_option(function: F) -> F:
+    """`--agent-dir`."""
+    option = click.option(
+        "--agent-dir",
+        envvar="KVDIAG_AGENT_DIR",
+        type=click.Path(path_type=Path),
+        help="Where the agents in the server's processes publish what torch holds (see `kvdiag agent install --help`).",
+    )
+    return option(function)
+
+
 def output_option(function: F) -> F:
     """`--output text|json`."""
     option = click.option(

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from kvdiag.commands.connect import Connection, connect
-from kvdiag.commands.options import output_option, server_options
+from kvdiag.commands.connect import Connection, agent_reader, connect
+from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated
@@ -20,13 +20,14 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed, Progress
-from kvdiag.feeds.live import Clock, Pace, Recorder, Sampler
+from kvdiag.feeds.live import AllocatorReading, Clock, Pace, Recorder, Sampler
 from kvdiag.feeds.plan import plan
 from kvdiag.feeds.requests import Requests
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.feeds.vocabulary import token_ids
 from kvdiag.model import Facts, Timeline
 from kvdiag.sim import STORIES
+from kvdiag.sources.patience import Patient
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ T = TypeVar("T")
 @click.option("--url", help="The server, such as http://127.0.0.1:8000.")
 @click.option("--simulate", metavar="STORY", help=f"Diagnose a simulated server instead: {', '.join(STORIES)}.")
 @server_options
+@agent_option
 @click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
 @click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
@@ -45,6 +47,7 @@ def command(
     api_key: str | None,
     ca_file: Path | None,
     insecure: bool,
+    agent_dir: Path | None,
     force: bool,
     record: Path | None,
     dry_run: bool,
@@ -72,6 +75,7 @@ def command(
             api_key=api_key,
             ca_file=ca_file,
             insecure=insecure,
+            agent_dir=agent_dir,
             force=force,
             record=record,
             dry_run=dry_run,
@@ -99,6 +103,7 @@ async def _run(
     api_key: str | None,
     ca_file: Path | None,
     insecure: bool,
+    agent_dir: Path | None,
     force: bool,
     record: Path | None,
     dry_run: bool,
@@ -110,10 +115,18 @@ async def _run(
         with ExitStack() as stack:
             trace = None if record is None else stack.enter_context(TraceWriter(record, connection.facts))
             tell = stack.enter_context(show_progress())
-            return await _active(connection, Recorder(trace), tell), connection.facts
+            agents = agent_reader(agent_dir)
+            if agents is not None:
+                stack.callback(agents.close)
+            return await _active(connection, agents, Recorder(trace), tell), connection.facts
 
 
-async def _active(connection: Connection, recorder: Recorder, tell: Callable[[Progress], None]) -> Timeline:
+async def _active(
+    connection: Connection,
+    agents: Patient[AllocatorReading] | None,
+    recorder: Recorder,
+    tell: Callable[[Progress], None],
+) -> Timeline:
     model = connection.facts.model
     if model is None:
         raise KvdiagError("the server does not name its model, so nothing can be asked of it")
@@ -122,6 +135,7 @@ async def _active(connection: Connection, recorder: Recorder, tell: Callable[[Pr
     sampler = Sampler(
         vllm=connection.vllm,
         nvml=connection.nvml,
+        agents=agents,
         facts=connection.facts,
         recorder=recorder,
         pace=Pace(),

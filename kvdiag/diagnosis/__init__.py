@@ -10,7 +10,7 @@ from kvdiag.diagnosis.observe import server_devices, server_uuids
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.ledger import ledger
-from kvdiag.model import Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
+from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
 __all__ = ["diagnose"]
 
@@ -100,7 +100,7 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
 
 
 def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
-    """The newest engines and devices in one sample: they are read at different rates, process lists at a third."""
+    """The newest of every part in one sample: they are read at different rates, process lists at the slowest."""
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
@@ -110,7 +110,19 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     if newest is not None and told is not None and newest.at_seconds - told.at_seconds <= limits.process_lists_seconds:
         newest = told
     devices = None if newest is None else newest.devices
-    return replace(timeline.samples[-1], engines=engines, devices=devices)
+    return replace(
+        timeline.samples[-1], engines=engines, devices=devices, allocators=_newest_allocators(timeline, newest, limits)
+    )
+
+
+def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits) -> tuple[Allocator, ...] | None:
+    """What torch held when the devices were read, as near as it is known."""
+    readings = [sample for sample in timeline.samples if sample.allocators]
+    if beside is None or not readings:
+        return None
+    nearest = min(readings, key=lambda sample: abs(sample.at_seconds - beside.at_seconds))
+    near = abs(nearest.at_seconds - beside.at_seconds) <= limits.process_lists_seconds
+    return nearest.allocators if near else None
 
 
 def _lists_processes(sample: Sample) -> bool:

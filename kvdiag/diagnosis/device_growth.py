@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import floor_within, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.observe import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, Timeline
 
 BASELINE = "baseline"
@@ -45,10 +45,10 @@ class DeviceGrowth:
 def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
     """Each of the server's devices over the cycles of `step`; empty where there are too few cycles or readings."""
     own = server_uuids(timeline, facts)
-    readings = [server_devices(devices, own) for devices in _after_each_cycle(timeline, facts, limits, step)]
-    cycles = len(readings) - 1
-    warmup = max(2, round(cycles * limits.warmup_cycles_ratio))
-    if cycles - warmup < limits.judged_cycles:
+    floors = floors_after_cycles(timeline, facts, limits, step)
+    readings = [server_devices(floor.devices, own) for floor in floors if floor.devices is not None]
+    warmup = warmup_cycles(len(readings) - 1, limits)
+    if warmup is None:
         return ()
     seen = [{device.uuid for device in devices if device.memory} for devices in readings]
     uuids = own.union(*seen)
@@ -61,8 +61,14 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
     return tuple(growths)
 
 
-def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[tuple[Device, ...]]:
-    """Devices before the first cycle and after each whose requests worked: the idle floors around a step's spans."""
+def warmup_cycles(cycles: int, limits: Limits) -> int | None:
+    """How many of so many equal cycles are first touch; `None` where too few would be left to judge."""
+    warmup = max(2, round(cycles * limits.warmup_cycles_ratio))
+    return warmup if cycles - warmup >= limits.judged_cycles else None
+
+
+def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[IdleFloor]:
+    """The idle floors before the first cycle and after each whose requests worked, of those that settled."""
     spans = [
         span
         for span in timeline.spans(step)
@@ -77,7 +83,7 @@ def _after_each_cycle(timeline: Timeline, facts: Facts, limits: Limits, step: st
     windows = [(spans[0].begin_seconds, spans[0].offer_seconds)]
     windows += [(span.release_seconds or 0.0, span.end_seconds or 0.0) for span in spans]
     floors = [floor_within(timeline, start, end, facts, limits) for start, end in windows]
-    return [floor.devices for floor in floors if floor is not None and floor.devices is not None]
+    return [floor for floor in floors if floor is not None]
 
 
 def _idle_bytes(timeline: Timeline, uuid: str) -> int | None:
@@ -106,26 +112,56 @@ def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits)
 
 
 def _over_cycles(device: Device, used: Sequence[int], owner: Owner, warmup: int, limits: Limits) -> DeviceGrowth:
-    rises = [later - earlier for earlier, later in pairwise(used)]
-    judged = rises[warmup:]
-    total = sum(judged)
-    rising = sum(rise >= limits.device_quantum_bytes for rise in judged)
-    half = len(judged) // 2
-    early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
-    rose = total >= limits.device_quantum_bytes
+    climb = climb_of(used, warmup, limits.device_quantum_bytes, limits)
     return DeviceGrowth(
         gpu=device.index,
         uuid=device.uuid,
         owner=owner,
         warmup_cycles=warmup,
+        judged_cycles=climb.judged_cycles,
+        rising_cycles=climb.rising_cycles,
+        warmup_bytes=climb.warmup_bytes,
+        judged_bytes=climb.judged_bytes,
+        idle_bytes=None,
+        rose=climb.rose,
+        leaking=climb.leaking,
+        smallest_visible_bytes=limits.device_quantum_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """Bytes after each of several equal cycles, the first ones apart: whether they rose, and whether they go on."""
+
+    judged_cycles: int
+    rising_cycles: int
+    warmup_bytes: int
+    judged_bytes: int
+    rose: bool
+    leaking: bool
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Growth per judged cycle."""
+        return self.judged_bytes / self.judged_cycles
+
+
+def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limits) -> Climb:
+    """Judge a series of which less than `quantum_bytes` is not visible or not meant."""
+    rises = [later - earlier for earlier, later in pairwise(used)]
+    judged = rises[warmup:]
+    total = sum(judged)
+    rising = sum(rise >= quantum_bytes for rise in judged)
+    half = len(judged) // 2
+    early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
+    rose = total >= quantum_bytes
+    return Climb(
         judged_cycles=len(judged),
         rising_cycles=rising,
         warmup_bytes=sum(rises[:warmup]),
         judged_bytes=total,
-        idle_bytes=None,
         rose=rose,
         leaking=rose
         and rising >= limits.device_rising_ratio * len(judged)
         and late >= limits.device_deceleration_ratio * early,
-        smallest_visible_bytes=limits.device_quantum_bytes,
     )

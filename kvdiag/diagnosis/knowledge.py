@@ -116,6 +116,15 @@ KNOWLEDGE: Mapping[str, Entry] = {
         confirm="Compare blocks held with ceil(tokens / block size) for one request of known length.",
         remedy="Use a smaller --block-size; enable paged attention; cap max_tokens where the engine reserves by it.",
     ),
+    "imbalance.rank": _entry(
+        "imbalance.rank",
+        symptom="One rank of a tensor- or pipeline-parallel engine holds more of its GPU than the others of theirs.",
+        likely_cause="A second process of the server on one GPU, stages of unequal layers, an encoder or drafter on "
+        "one rank.",
+        confirm="nvidia-smi lists the server's processes by GPU: one holds more, or two are on the same GPU.",
+        remedy="Give each rank its own device; even out the stages (VLLM_PP_LAYER_PARTITION). All ranks get the blocks "
+        "that the fullest has room for: what is evened out comes back as pool on every rank.",
+    ),
     "benign.warmup": _entry(
         "benign.warmup",
         symptom="Device memory grew with the first requests and stopped.",

@@ -43,6 +43,9 @@ class Limits:
     device_quantum_bytes: int = 2 * MIB
     """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
 
+    torch_quantum_bytes: int = 64 * 2**10
+    """Torch counts to the 512 bytes; below this per cycle a run of eight cannot tell a leak from tables that fill."""
+
     device_rising_ratio: float = 0.75
     """Share of judged cycles in which a leak must have grown. One step among flat cycles is an event, not a leak."""
 
@@ -80,6 +83,16 @@ class Limits:
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those that its model's config gives; rounding, and a last
     block that is not full, stay far below."""
+
+    reserved_gap_bytes: int = 2 * 10**9
+    """The rule of thumb "reserved - allocated > 2 GB": from here on the gap is shown by its parts. Cached activations
+    and graph pools exceed it on healthy servers (1.3 to 37 GiB in public logs), so that it alone is no fault."""
+
+    stranded_ratio: float = 0.1
+    """Share of torch's reserved bytes that lie free beside live blocks, from which retried allocations are theirs."""
+
+    imbalance_ratio: float = 0.02
+    """Share of the device that one rank may hold beyond the mean: as much as others may before it costs the pool."""
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""

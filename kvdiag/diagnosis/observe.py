@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.served import block_bytes as served_block_bytes
-from kvdiag.model import Device, Facts, Sample, Span, Timeline, without_mig_parents
+from kvdiag.model import Allocator, Device, Facts, Sample, Span, Timeline, without_mig_parents
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -34,12 +34,13 @@ class IdleFloor:
     """What was held while nothing ran: the last samples of one idle stretch that agree.
 
     `devices` are the newest device readings of the stretch, those with process lists before those without (they come
-    with some readings only); `None` where it has none.
+    with some readings only); `None` where it has none. `allocators` are the newest that were published within it.
     """
 
     at_seconds: float
     blocks: int | None
     devices: tuple[Device, ...] | None
+    allocators: tuple[Allocator, ...] | None = None
 
 
 def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
@@ -78,17 +79,27 @@ def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: 
     if len(stretch) < limits.idle_samples:
         return None
     last = [held_blocks(sample, facts) for sample in stretch[-limits.idle_samples :]]
-    readings = [
-        sample.devices
-        for sample in reversed(timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds))
-        if sample.devices is not None
-    ]
+    within = timeline.between(stretch[0].at_seconds, stretch[-1].at_seconds)
+    readings = [sample.devices for sample in reversed(within) if sample.devices is not None]
     newest = readings[0] if readings else None
     return IdleFloor(
         at_seconds=stretch[-1].at_seconds,
         blocks=last[-1] if len(set(last)) == 1 else None,
         devices=next((devices for devices in readings if any(one.processes is not None for one in devices)), newest),
+        allocators=next(
+            (
+                sample.allocators
+                for sample in reversed(within)
+                if sample.allocators and published_since(sample, stretch[0].at_seconds)
+            ),
+            None,
+        ),
     )
+
+
+def published_since(sample: Sample, seconds: float) -> bool:
+    """Whether what a sample tells of the allocators was all published after a moment: agents have their own pace."""
+    return all(sample.at_seconds - each.age_seconds >= seconds for each in sample.allocators or ())
 
 
 def whole_load(timeline: Timeline, span: Span) -> tuple[Sample, ...]:
@@ -176,6 +187,19 @@ def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> t
     """Those of a reading's devices that are the server's; all of them where that cannot be told."""
     leaves = without_mig_parents(devices or ())
     return tuple(device for device in leaves if device.uuid in own) if own else leaves
+
+
+def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, Allocator], ...]:
+    """The first and the last reading of each of the server's allocators that was there to the end."""
+    readings = [sample.allocators for sample in timeline.samples if sample.allocators]
+    first: dict[tuple[str, int, int], Allocator] = {}
+    for each in (one for allocators in readings for one in allocators):
+        first.setdefault((each.device_uuid, each.pid, each.start_ticks), each)
+    return tuple(
+        (first[each.device_uuid, each.pid, each.start_ticks], each)
+        for each in (readings[-1] if readings else ())
+        if each.may_be_of(facts.server_pids)
+    )
 
 
 def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:

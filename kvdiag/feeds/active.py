@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.observe import published_since
 from kvdiag.diagnosis.step import Step
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
@@ -42,6 +43,12 @@ SETTLE_READINGS = 20
 """Readings of the engine after which it counts as busy, not as slow."""
 
 IMPATIENT_SECONDS = 0.5
+
+PUBLICATION_SECONDS = 3.0
+"""An agent publishes once a second and is read once a second: what it tells of a moment is here two seconds later."""
+
+RECENT_SAMPLES = 200
+"""Some fifteen seconds of readings."""
 
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
@@ -211,11 +218,12 @@ class ActiveFeed:
         """
         step, first = planned.step.id, self._recorder.count
         self._mark(step, cycle, "begin", planned=planned)
-        await self._settle()
+        # Growth over cycles is judged by what there was before the first and after each.
+        await self._settle(publications=planned.cycles > 1 and cycle == 0)
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned)
         self._mark(step, cycle, "release", outcome=outcome)
-        await self._settle()
+        await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
         samples = self._recorder.since(first)
         whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
@@ -238,8 +246,11 @@ class ActiveFeed:
     def _settle_seconds(self) -> float:
         return IMPATIENT_SECONDS if self._impatient else SETTLE_SECONDS
 
-    async def _settle(self) -> None:
-        """Wait until the engine has been idle for some readings, with one reading of the devices among them."""
+    async def _settle(self, *, publications: bool = False) -> None:
+        """Wait until the engine has been idle for some readings, with one reading of the devices among them.
+
+        With `publications`, also until the server's agents, where there are any, have told of this quiet.
+        """
         first = self._recorder.count
 
         def settled(_: list[Sample]) -> bool:
@@ -255,7 +266,13 @@ class ActiveFeed:
             self._impatient = _idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
             await self._sampler.read_devices(processes=True)
-        # One more engine reading, so that the device reading lies inside the idle stretch.
+        if publications and any(sample.allocators for sample in self._recorder.since(-RECENT_SAMPLES)):
+            quiet_seconds = self._clock.now_seconds()
+            await self._checked_wait(
+                lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
+                PUBLICATION_SECONDS,
+            )
+        # One more engine reading, so that these readings lie inside the idle stretch.
         await self._checked_wait(lambda samples: _idle_streak(samples) >= 1, self._settle_seconds)
 
     async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:

@@ -13,17 +13,22 @@ from dataclasses import dataclass
 import structlog
 
 from kvdiag.feeds.trace import TraceWriter
-from kvdiag.model import Device, Facts, Gap, Load, Mark, Sample, Timeline
+from kvdiag.model import Allocator, Device, Facts, Gap, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.patience import Patient, StillBusy
+from kvdiag.sources.publication import devices_inside
 from kvdiag.sources.vllm import VllmSource
 
 _log = structlog.get_logger()
 
 DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
+AllocatorReading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
 
 DRIVER_SECONDS = 1.0
 """NVML answers a memory query in some ten microseconds; a second means that the driver is stuck."""
+
+AGENT_SECONDS = 1.0
+"""The agents' files are read in under a millisecond each; a second means that their volume is stuck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,7 @@ class Pace:
     engine_seconds: float = 0.1
     device_seconds: float = 1.0
     process_seconds: float = 5.0
+    agent_seconds: float = 1.0
     host_seconds: float = 5.0
 
 
@@ -118,15 +124,18 @@ class Sampler:
         *,
         vllm: VllmSource,
         nvml: Patient[DeviceReading],
+        agents: Patient[AllocatorReading] | None = None,
         facts: Facts,
         recorder: Recorder,
         pace: Pace,
         clock: Clock,
         load: Callable[[], Load | None],
     ) -> None:
-        """Keep the sources; nothing is read yet."""
+        """Keep the sources; nothing is read yet. Without `agents` the server's allocators are not looked for."""
         self._vllm = vllm
         self._nvml = nvml
+        self._agents = agents
+        self._driver_absent = False
         self._facts = facts
         self._recorder = recorder
         self._pace = pace
@@ -139,6 +148,8 @@ class Sampler:
             group.create_task(self._engine_loop())
             group.create_task(self._device_loop())
             group.create_task(self._host_loop())
+            if self._agents is not None:
+                group.create_task(self._agent_loop(self._agents))
 
     async def _engine_loop(self) -> None:
         async for _ in ticks(self._pace.engine_seconds):
@@ -156,6 +167,14 @@ class Sampler:
                 processes, gaps = await asyncio.to_thread(host.read, pids)
                 self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
+    async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
+        async for _ in ticks(self._pace.agent_seconds):
+            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+            devices = devices_inside(allocators) if self._driver_absent else None
+            self._recorder.add(
+                Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
+            )
+
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
         before = self._load()
@@ -172,4 +191,19 @@ class Sampler:
         except StillBusy as busy:
             reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
             devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+        self._driver_absent = driver_absent(devices, gaps)
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
+
+
+def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:
+    """Whether there is no NVML here at all: a sidecar often has none, and the server's own is told by its agents."""
+    return not devices and any(gap.kind == "absent" for gap in gaps)
+
+
+async def read_agents(agents: Patient[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
+    """One reading of the agents' files; a volume that does not answer in time is a gap, not a wait."""
+    try:
+        return await agents.ask(timeout_seconds)
+    except StillBusy as busy:
+        reason = f"the agents' folder has not answered for {busy.since_seconds:.0f} s: its readings are stale"
+        return None, (Gap(source="torch_allocator", kind="failed", reason=reason),)

@@ -7,15 +7,28 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 
 from __future__ import annotations
 
+from kvdiag.model.allocator import NATIVE, Allocator, ReservedSplit
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
-from kvdiag.model.readings import Device, Engine, Gap, GapKind, HostProcess, Memory, Process, without_mig_parents
+from kvdiag.model.readings import (
+    Device,
+    Engine,
+    Gap,
+    GapKind,
+    HostProcess,
+    Memory,
+    Process,
+    cuda_uuid,
+    without_mig_parents,
+)
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
 __all__ = [
     "MAX_BYTES",
     "MAX_COUNT",
+    "NATIVE",
+    "Allocator",
     "Device",
     "Diagnosis",
     "Engine",
@@ -35,11 +48,13 @@ __all__ = [
     "Process",
     "Provenance",
     "Quantity",
+    "ReservedSplit",
     "Sample",
     "Span",
     "Status",
     "StepResult",
     "Timeline",
     "Workload",
+    "cuda_uuid",
     "without_mig_parents",
 ]

@@ -92,6 +92,11 @@ class Device:
         refuse(self, first(None if self.uuid else "no uuid", count_problem("index", self.index, 1024)))
 
 
+def cuda_uuid(nvml_uuid: str) -> str:
+    """The identifier that CUDA has for a device: NVML writes "GPU-" or "MIG-" before it."""
+    return nvml_uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
 def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """The devices whose bytes may be added up: a GPU cut into MIG slices repeats what its slices hold."""
     parents = {device.mig_parent_uuid for device in devices}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from kvdiag.model.allocator import Allocator
 from kvdiag.model.possible import count_problem, first, refuse, time_problem
 from kvdiag.model.readings import Device, Engine, Gap, HostProcess
 
@@ -49,6 +50,7 @@ class Sample:
     at_seconds: float
     engines: tuple[Engine, ...] | None = None
     devices: tuple[Device, ...] | None = None
+    allocators: tuple[Allocator, ...] | None = None
     host: tuple[HostProcess, ...] | None = None
     load: Load | None = None
     load_before: Load | None = None

@@ -61,8 +61,9 @@ class Finding:
 class LedgerLine:
     """One part of a device's used bytes. The lines of a device add up to its used bytes exactly.
 
-    Only a residual (`unaccounted`, `server_other`) may be negative: then a reported or computed line claims more than
-    was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` where no device was seen.
+    Only a residual (`unaccounted`, `server_other`, `torch_other`) may be negative: then a reported or computed line
+    claims more than was measured, and hiding that would hide an error. `gpu` and `uuid` are `None` where no device was
+    seen.
     """
 
     gpu: int | None

@@ -56,6 +56,10 @@ VERDICTS: dict[str, Status] = {
     "blocks leak": "fault",
     "blocks held at start": "fault",
     "device memory leaks": "fault",
+    "torch leaks": "fault",
+    "leak beside torch": "fault",
+    "agents on two GPUs": "ok",
+    "ranks uneven": "suspect",
     "warm-up": "ok",
     "foreign process": "fault",
     "foreign process of unknown size": "ok",
@@ -74,6 +78,9 @@ VERDICTS: dict[str, Status] = {
 }
 
 FAULTS: dict[str, set[str]] = {
+    "torch leaks": {"leak.device_torch"},
+    "ranks uneven": {"imbalance.rank"},
+    "leak beside torch": {"leak.device_non_torch"},
     "blocks leak": {"leak.kv_blocks"},
     "blocks held at start": {"leak.kv_blocks"},
     "device memory leaks": {"leak.device_non_torch"},
@@ -119,6 +126,9 @@ def worlds(draw: st.DrawFn) -> World:
         extra_blocks_per_request=draw(st.sampled_from([0, 0, 1, 40])),
         first_touch_bytes=tuple(draw(st.lists(st.integers(0, 200 * MIB), max_size=4))),
         device_growth_bytes=draw(st.sampled_from([0, 0, 3 * MIB])),
+        agents=draw(st.booleans()),
+        torch_growth_bytes=draw(st.sampled_from([0, 0, 3 * MIB])),
+        outside_told=draw(st.booleans()),
         foreign=draw(st.sampled_from([{}, {0: (TRAINING,)}, {1: (process(7, None),)}, {2: (TRAINING,)}])),
         foreign_growth_bytes=draw(st.sampled_from([{}, {0: 8 * MIB, 2: 8 * MIB}])),
         zombie_bytes=draw(st.sampled_from([0, 0, 2 * GIB])),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvdiag.model import (
     MAX_BYTES,
     MAX_COUNT,
+    Allocator,
     Device,
     Engine,
     Facts,
@@ -22,6 +23,7 @@ from kvdiag.model import (
     Memory,
     Outcome,
     Process,
+    ReservedSplit,
     Sample,
     Timeline,
     Workload,
@@ -94,6 +96,49 @@ HOST_PROCESSES = BYTES.flatmap(
         anonymous_bytes=maybe(st.integers(0, resident)),
     )
 )
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> ReservedSplit:
+    """Five parts and their sum."""
+    parts = draw(st.tuples(*[st.integers(0, MAX_BYTES // 8)] * 5))
+    names = ("live_bytes", "pending_bytes", "private_bytes", "releasable_bytes", "stranded_bytes")
+    return ReservedSplit(
+        age_seconds=draw(SECONDS),
+        reserved_bytes=sum(parts),
+        largest_free_block_bytes=draw(BYTES),
+        pinned_segments=draw(COUNTS),
+        pinned_free_bytes=draw(BYTES),
+        request_bytes=draw(BYTES),
+        fits=draw(maybe(st.booleans())),
+        unusable_ratio=draw(maybe(RATIOS)),
+        **dict(zip(names, parts, strict=True)),
+    )
+
+
+@st.composite
+def allocators(draw: st.DrawFn) -> Allocator:
+    """No more allocated than active, nor more active than reserved."""
+    allocated, active, reserved = sorted(draw(st.tuples(*[BYTES] * 3)))
+    return Allocator(
+        device_uuid=draw(TEXTS.filter(bool)),
+        pid=draw(PIDS),
+        pid_seen=draw(st.booleans()),
+        start_ticks=draw(COUNTS),
+        age_seconds=draw(SECONDS),
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        active_bytes=draw(st.sampled_from([None, active])),
+        alloc_retries_total=draw(maybe(COUNTS)),
+        backend=draw(maybe(TEXTS)),
+        expandable_segments=draw(maybe(st.booleans())),
+        process_bytes=draw(maybe(BYTES)),
+        memory=draw(maybe(memories())),
+        split=draw(maybe(splits())),
+        tensor_rank=draw(maybe(COUNTS)),
+    )
+
+
 LOADS = tuples(COUNTS, 3).flatmap(
     lambda tokens: st.builds(Load, requests=st.integers(len(tokens), MAX_COUNT), resident_tokens=st.just(tokens))
 )
@@ -102,6 +147,7 @@ SAMPLES = st.builds(
     at_seconds=SECONDS,
     engines=maybe(tuples(ENGINES)),
     devices=maybe(tuples(DEVICES)),
+    allocators=maybe(tuples(allocators())),
     host=maybe(tuples(HOST_PROCESSES)),
     load=maybe(LOADS),
     load_before=maybe(LOADS),

@@ -12,6 +12,7 @@ from kvdiag.diagnosis.rules import (
     capacity_long_context,
     fragmentation_allocator,
     fragmentation_kv_waste,
+    imbalance_rank,
     leak_device,
     leak_kv_blocks,
 )
@@ -26,5 +27,6 @@ RULES: tuple[Rule, ...] = (
     capacity_concurrency.judge,
     fragmentation_allocator.judge,
     fragmentation_kv_waste.judge,
+    imbalance_rank.judge,
     benign_warmup.judge,
 )

@@ -2,16 +2,18 @@
 
 On an engine that takes its pool at start, device memory must stay flat under load. Judged on equal cycles after the
 first ones, whose first-touch growth is normal (benign.warmup). NVML shows that the server's process grows; whether
-torch's allocator or something beside it holds the bytes is only visible inside the process.
+torch's allocator or something beside it holds the bytes is only visible inside the process: where agents there tell,
+the two are told apart, and torch's leak shows long before it fills a page of the driver.
 """
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.device_growth import DeviceGrowth, device_growths
+from kvdiag.diagnosis.allocator_growth import AllocatorGrowth, allocator_growths
+from kvdiag.diagnosis.device_growth import Climb, DeviceGrowth, device_growths
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number
-from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 CYCLES = "single_request"
@@ -19,7 +21,10 @@ UNDECIDED = "NVML cannot tell torch's allocations from others of the process; to
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the device's bytes after each equal cycle of the single-request step."""
+    """Compare the device's bytes, and torch's, after each equal cycle of the single-request step."""
+    inside = allocator_growths(timeline, facts, limits, step=CYCLES)
+    if inside:
+        return _of_torch(inside, limits), _beside_torch(inside, timeline, facts, limits)
     if not first_devices(timeline):
         return _both("unknown", f"cannot tell: {gap_reason(timeline, facts, 'nvml') or 'no device memory was read'}")
     growths = device_growths(timeline, facts, limits, step=CYCLES)
@@ -50,6 +55,91 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     return (
         Finding(id=TORCH, status="unknown", summary=f"cannot tell: {UNDECIDED}"),
         Finding(id=NON_TORCH, status="fault", summary=f"{summary}; {UNDECIDED}", evidence=_evidence(worst)),
+    )
+
+
+def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
+    """What lives in torch, to the 512 bytes that it counts by."""
+    worst = max(inside, key=lambda one: (one.live.leaking, one.reserved.leaking, one.live.bytes_per_cycle))
+    evidence = _climb(worst, worst.live, "live")
+    if worst.live.leaking:
+        amount = readable_bytes(worst.live.bytes_per_cycle)
+        summary = f"{worst.who}: torch's live bytes grow {amount} with each request and do not return"
+        return Finding(id=TORCH, status="fault", summary=summary, evidence=evidence)
+    if worst.reserved.leaking:
+        amount = readable_bytes(worst.reserved.bytes_per_cycle)
+        summary = f"{worst.who}: torch reserves {amount} more with each request, while what lives in it is flat"
+        return Finding(id=TORCH, status="suspect", summary=summary, evidence=_climb(worst, worst.reserved, "reserved"))
+    if worst.live.rose:
+        amount = f"{readable_bytes(worst.live.judged_bytes)} in {worst.live.judged_cycles} cycles"
+        if worst.live.rising_cycles == 1:
+            # Seen to the 512 bytes, some table or workspace is made late in most runs.
+            summary = f"torch's live bytes rose once, {amount}: an event, not a leak"
+            return Finding(id=TORCH, status="ok", summary=summary, evidence=evidence)
+        summary = f"cannot tell: torch's live bytes rose {amount}, but not steadily"
+        return Finding(id=TORCH, status="unknown", summary=summary, evidence=evidence)
+    summary = (
+        f"torch's live bytes are flat over {worst.live.judged_cycles} equal cycles; "
+        f"{readable_bytes(limits.torch_quantum_bytes)} per request would show"
+    )
+    return Finding(id=TORCH, status="ok", summary=summary, evidence=evidence)
+
+
+def _beside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
+    """What the server's processes hold that torch does not count, as their own NVML tells inside them."""
+    climbs = [(one, one.outside) for one in inside if one.outside is not None]
+    if len(climbs) < len(inside):
+        return _beside_torch_by_device(inside, timeline, facts, limits)
+    worst, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
+    evidence = _climb(worst, climb, "outside_torch")
+    if climb.leaking:
+        amount = readable_bytes(climb.bytes_per_cycle)
+        summary = f"{worst.who} grows {amount} with each request beside torch, and it does not return"
+        return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=evidence)
+    if climb.rose:
+        amount = f"{readable_bytes(climb.judged_bytes)} in {climb.judged_cycles} cycles"
+        summary = f"cannot tell: beside torch the process rose {amount}, but not steadily"
+        return Finding(id=NON_TORCH, status="unknown", summary=summary, evidence=evidence)
+    summary = (
+        f"beside torch the process is flat over {climb.judged_cycles} equal cycles; "
+        f"{readable_bytes(limits.device_quantum_bytes)} per request would show"
+    )
+    return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=evidence)
+
+
+def _beside_torch_by_device(
+    inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits
+) -> Finding:
+    """Where no process's bytes are told: what its device grew by, less what torch reserved."""
+    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "neighbour"]
+    reserved = {one.device_uuid.lower(): 0 for one in inside}
+    for one in inside:
+        reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
+    beside = [(one, one.judged_bytes - reserved.get(cuda_uuid(one.uuid), 0)) for one in growths]
+    if not beside:
+        reason = gap_reason(timeline, facts, "nvml") or "the bytes of the server's processes are not told"
+        return Finding(id=NON_TORCH, status="unknown", summary=f"cannot tell: {reason}")
+    worst, rest = max(beside, key=lambda one: one[1])
+    if rest < limits.device_quantum_bytes:
+        summary = f"GPU {worst.gpu} grows by no more than torch reserves: beside torch it is flat"
+        return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=_evidence(worst))
+    amount = f"{readable_bytes(rest)} in {worst.judged_cycles} cycles"
+    if worst.leaking:
+        summary = f"GPU {worst.gpu} grows with each request and does not return, {amount} of it beside torch"
+        return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=_evidence(worst))
+    summary = f"cannot tell: beside torch GPU {worst.gpu} rose {amount}, but not steadily"
+    return Finding(id=NON_TORCH, status="unknown", summary=summary, evidence=_evidence(worst))
+
+
+def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:
+    return (
+        number("process", growth.who, "", "torch"),
+        number(f"{what}_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
+        number(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
+        number("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
+        number("rising_cycles", climb.rising_cycles, "cycles", "torch"),
+        number("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
+        number("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
     )
 
 

@@ -1,0 +1,104 @@
+"""What torch's allocator tells of one device, asked so that nothing waits for the GPU and nothing is initialised.
+
+`memory_stats_as_nested_dict` copies a struct under the allocator's mutex (13 us); the flat form takes ten times as
+long, and `mem_get_info` makes a CUDA context: neither is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+ARRAYS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+COUNTS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "max_split_size",
+)
+PRIVATE = "reserved_bytes_by_private_pools"
+
+MOST_BLOCKS = 20_000
+"""A snapshot builds a Python object for each block without letting the GIL go: some 50 ms for so many."""
+
+MOST_SETTINGS = 32
+MOST_SETTING_CHARACTERS = 200
+
+
+class TooManyBlocksError(Exception):
+    """A snapshot would hold the server up; the message says so."""
+
+
+def cuda() -> Any:
+    """torch.cuda where this process has imported it and initialised CUDA; `None` otherwise."""
+    found = sys.modules.get("torch.cuda")
+    return found if found is not None and found.is_initialized() else None
+
+
+def statistics(cuda: Any, device: int) -> dict[str, Any]:
+    """The statistics under torch's own names; what this torch does not know is left out.
+
+    Of each array that of all pools, and what its large pool holds now: the whole nesting takes three times as long to
+    write.
+    """
+    told = cuda.memory_stats_as_nested_dict(device)
+    if not told:
+        return {}
+    found: dict[str, Any] = {name: told[name]["all"] for name in ARRAYS if name in told}
+    found["large_pool"] = {name: told[name]["large_pool"]["current"] for name in ARRAYS if name in told}
+    found.update((name, told[name]) for name in COUNTS if name in told)
+    if PRIVATE in told:
+        # By pool, of which CUDA graphs make dozens, and with tuples for keys.
+        pools = [pool["all"]["current"] for pool in told[PRIVATE].values()]
+        found["private_pools"] = {"count": len(pools), "reserved_bytes": sum(pools)}
+    return found
+
+
+def holds(statistics: Mapping[str, Any]) -> bool:
+    """Whether the process has ever had memory of the device."""
+    reserved = statistics.get("reserved_bytes", {})
+    return bool(reserved.get("current") or reserved.get("allocated"))
+
+
+def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """Every segment of every device, and the settings in force, where it can be had without holding the server up.
+
+    Raises:
+        TooManyBlocksError: there are too many blocks, or a history that would come along.
+
+    """
+    blocks = sum(int(statistics.get(name, {}).get("current", 0)) for name in ("active", "inactive_split"))
+    if blocks > MOST_BLOCKS:
+        raise TooManyBlocksError(f"{blocks} blocks are too many to look at beside the server")
+    library = sys.modules["torch._C"]
+    accepted = inspect.signature(cuda.memory_snapshot).parameters
+    if "include_traces" in accepted:
+        whole = library._cuda_memorySnapshot((0, 0, False))  # noqa: SLF001 - memory_snapshot leaves the settings out
+    elif library._cuda_isHistoryEnabled():  # noqa: SLF001 - torch has no public name for it
+        raise TooManyBlocksError("a memory history is recorded, which this torch would hand over with the blocks")
+    else:
+        whole = library._cuda_memorySnapshot(*([None] if "mempool_id" in accepted else []))  # noqa: SLF001 - as above
+    return whole["segments"], _settings(whole.get("allocator_settings", {}))
+
+
+def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in list(told.items())[:MOST_SETTINGS]:
+        plain = value is None or isinstance(value, (bool, int, float))
+        found[str(name)[:MOST_SETTING_CHARACTERS]] = value if plain else str(value)[:MOST_SETTING_CHARACTERS]
+    return found

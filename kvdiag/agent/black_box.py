@@ -1,0 +1,76 @@
+"""What there was when an allocation failed, written before torch raises its OutOfMemoryError.
+
+torch calls an observer in the thread whose allocation failed, with the allocator's lock dropped. What the observer
+raised would take the error's place, and vLLM catches that error by its type: so nothing leaves it. An observer cannot
+be taken away again, and there is no public function to add one (`torch._C._cuda_attach_out_of_memory_observer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+from . import allocator
+from .document import Document, short
+from .publication import Folder
+
+FORMAT = 1
+KEPT = 8
+"""Black boxes of one process: the newest ones, since a server that goes on after the first meets it again and again."""
+
+PAUSE_SECONDS = 1.0
+
+
+class BlackBox:
+    """Attached once per process, as soon as CUDA is initialised: attaching earlier would initialise it."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        """Attach nothing yet; `name` tells this process's files from others'."""
+        self._folder = folder
+        self._name = name
+        self._attached = False
+        self._written = 0
+        self._written_at_seconds = float("-inf")
+
+    def attach(self) -> None:
+        """Attach where CUDA is initialised and this has not been tried.
+
+        Raises:
+            Exception: whatever torch raises where it takes no observer (cudaMallocAsync).
+
+        """
+        if not self._attached and allocator.cuda() is not None:
+            self._attached = True
+            sys.modules["torch._C"]._cuda_attach_out_of_memory_observer(self._observe)  # noqa: SLF001 - no public name
+
+    def _observe(self, device: int, asked_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
+        with contextlib.suppress(BaseException):
+            self._write(int(device), int(asked_bytes), int(allowed_bytes), int(free_bytes))
+
+    def _write(self, device: int, asked_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
+        now_seconds = time.monotonic()
+        if now_seconds - self._written_at_seconds < PAUSE_SECONDS:
+            return
+        self._written_at_seconds = now_seconds
+        # The server waits for this: NVML, which may hang, is left out, and torch has told the free bytes.
+        document = Document(driver=None)
+        told = document.read(summary=False)
+        cuda = allocator.cuda()
+        for each in told["devices"]:
+            if each["index"] == device and cuda is not None:
+                try:
+                    document.summarise(cuda, each, free_bytes, asked_bytes)
+                except Exception as error:  # noqa: BLE001 - the rest of the box is worth keeping
+                    told["errors"]["fragmentation"] = short(error)
+        box = {
+            "kvdiag_black_box": FORMAT,
+            "number": self._written,
+            "device": device,
+            "asked_bytes": asked_bytes,
+            "allowed_bytes": allowed_bytes,
+            "free_bytes": free_bytes,
+            "document": told,
+        }
+        self._folder.put(f"oom-{self._name}-{self._written % KEPT}.json", box)
+        self._written += 1

@@ -1,0 +1,179 @@
+"""One process's figures put together: what the publication, the black box and `memory_report` hold in common.
+
+A part that cannot be read is left out, and `errors` says why; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import allocator, fragmentation, process
+from .driver import Driver
+
+FORMAT = 1
+"""Raised when an older reader could take a figure for another."""
+
+SLOW_SECONDS = 5.0
+"""Between readings of what seldom changes or costs more: ranks, title, unused devices, NVML's process list."""
+
+SUMMARY_SECONDS = 60.0
+SUMMARY_PAUSE_RATIO = 2000.0
+"""Between summaries of the allocator's blocks: at least a minute, and so long that they take 0.05 % of the time."""
+
+ASKED_PAUSE_SECONDS = 10.0
+MOST_DEVICES = 64
+MOST_ERROR_CHARACTERS = 160
+SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Document:
+    """Reads the parts at their paces and keeps those that are not due."""
+
+    def __init__(self, driver: Driver | None) -> None:
+        """Read nothing yet; without a `driver` NVML, which may hang, is not asked."""
+        self._driver = driver
+        self._errors: dict[str, str] = {}
+        self._process: dict[str, Any] = {}
+        self._ranks: dict[str, int] = {}
+        self._devices: dict[int, dict[str, Any]] = {}
+        self._settings: dict[str, Any] = {}
+        self._listed_at: dict[int, tuple[int | None, int]] = {}
+        self._slow_at_seconds = float("-inf")
+        self.summarised_at_seconds = float("-inf")
+        self._summary_pause_seconds = 0.0
+
+    def read(self, *, summary: bool | None = None) -> dict[str, Any]:
+        """Everything as it is now.
+
+        The split of the reserved bytes is made anew when it is due; sooner with `summary`, though not too often; never
+        where that is False.
+        """
+        now_seconds = time.monotonic()
+        slow = now_seconds - self._slow_at_seconds >= SLOW_SECONDS
+        if slow:
+            self._slow_at_seconds = now_seconds
+            self._part("process", self._read_process)
+            self._part("ranks", self._read_ranks)
+        self._part("host", self._read_host)
+        self._part("torch", self._read_devices, now_seconds, slow, summary)
+        return {
+            "kvdiag_agent": FORMAT,
+            "wall_seconds": time.time(),
+            "monotonic_seconds": now_seconds,
+            "process": self._process,
+            "ranks": self._ranks,
+            "torch": self._torch(),
+            "devices": list(self._devices.values()),
+            "errors": dict(self._errors),
+        }
+
+    def summarise(self, cuda: Any, device: dict[str, Any], free_bytes: int | None, request_bytes: int) -> None:
+        """Put the split of one device's reserved bytes into its part of the document.
+
+        Raises:
+            Exception: whatever torch raises, and TooManyBlocksError; the split before stays.
+
+        """
+        began_seconds = time.monotonic()
+        segments, self._settings = allocator.snapshot(cuda, device["statistics"])
+        page = self._settings.get("large_segment_size")
+        device["fragmentation"] = fragmentation.summarise(
+            segments,
+            device=device["index"],
+            device_free_bytes=free_bytes,
+            request_bytes=request_bytes,
+            large_page_bytes=page if isinstance(page, int) and page > 0 else fragmentation.LARGE_PAGE_BYTES,
+        )
+        ended_seconds = time.monotonic()
+        device["fragmentation"]["at_monotonic_seconds"] = ended_seconds
+        self._summary_pause_seconds = max((ended_seconds - began_seconds) * SUMMARY_PAUSE_RATIO, ASKED_PAUSE_SECONDS)
+
+    def _part(self, name: str, read: Callable[..., None], *arguments: Any) -> None:
+        try:
+            read(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on and the reader is told
+            self._errors[name] = short(error)
+        else:
+            self._errors.pop(name, None)
+
+    def _read_process(self) -> None:
+        self._process.update(process.identity(), title=process.title())
+
+    def _read_ranks(self) -> None:
+        self._ranks = process.ranks()
+
+    def _read_host(self) -> None:
+        self._process.update(process.host_bytes())
+
+    def _torch(self) -> dict[str, Any] | None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None
+        found: dict[str, Any] = {
+            "version": str(getattr(torch, "__version__", ""))[:32],
+            "environment": {name: os.environ[name][:200] for name in SETTINGS_VARIABLES if name in os.environ},
+            "settings": self._settings,
+        }
+        self._part("initialised", _read_initialised, found)
+        if self._devices:
+            self._part("backend", _read_backend, found)
+        return found
+
+    def _read_devices(self, now_seconds: float, slow: bool, summary: bool | None) -> None:
+        cuda = allocator.cuda()
+        if cuda is None:
+            self._devices = {}
+            return
+        # A worker sees every GPU of its host and uses one.
+        every = slow or not self._devices
+        for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
+            statistics = allocator.statistics(cuda, index)
+            if index in self._devices:
+                self._devices[index]["statistics"] = statistics
+            elif allocator.holds(statistics):
+                self._devices[index] = {"index": index, "uuid": None, "statistics": statistics}
+        pause_seconds = max(self._summary_pause_seconds, 0.0 if summary else SUMMARY_SECONDS)
+        due = summary is not False and now_seconds - self.summarised_at_seconds >= pause_seconds
+        for device in self._devices.values():
+            if slow or device["uuid"] is None:
+                self._part("uuid", _read_uuid, cuda, device)
+            self._part("driver", self._read_driver, device, slow)
+            if due:
+                self.summarised_at_seconds = now_seconds
+                free_bytes = device.get("driver", {}).get("free_bytes")
+                self._part("fragmentation", self.summarise, cuda, device, free_bytes, fragmentation.REFERENCE_BYTES)
+
+    def _read_driver(self, device: dict[str, Any], slow: bool) -> None:
+        known: Mapping[str, Any] = device.pop("driver", {})
+        if self._driver is None or device["uuid"] is None:
+            return
+        found = {**known, **self._driver.memory(device["uuid"])}
+        # Of one moment with the statistics where anything moves, or torch would seem to hold more than its process.
+        moment = (device["statistics"].get("reserved_bytes", {}).get("current"), found["free_bytes"])
+        if slow or self._listed_at.get(device["index"]) != moment:
+            found["processes"] = self._driver.processes(device["uuid"])
+            self._listed_at[device["index"]] = moment
+        device["driver"] = found
+
+
+def short(error: BaseException) -> str:
+    """An error as a publication names it."""
+    return f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARACTERS]
+
+
+def _read_initialised(found: dict[str, Any]) -> None:
+    found["cuda_initialised"] = allocator.cuda() is not None
+
+
+def _read_backend(found: dict[str, Any]) -> None:
+    found["backend"] = str(sys.modules["torch.cuda"].get_allocator_backend())
+
+
+def _read_uuid(cuda: Any, device: dict[str, Any]) -> None:
+    """CUDA's identifier of a device, as NVML writes it after "GPU-"; torch before 2.4 does not tell it."""
+    told = getattr(cuda.get_device_properties(device["index"]), "uuid", None)
+    device["uuid"] = None if told is None else str(told)[:64]

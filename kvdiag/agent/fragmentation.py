@@ -1,0 +1,204 @@
+"""The allocator's segments and blocks → why reserved bytes are not live: numbers only, pure.
+
+    reserved = live + pending + private + releasable + stranded
+
+pending: freed, but another stream may still use it. private: free in a pool of its own (CUDA graphs), of use to nobody
+else. releasable: whole pages that the allocator can give back to the driver. stranded: free blocks beside live ones,
+of use to requests that fit into one of them.
+
+Shapes as torch gives them: `torch.cuda.memory_snapshot()` of torch 2.5 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MIB = 2**20
+SMALL_PAGE_BYTES = 2 * MIB
+LARGE_PAGE_BYTES = 20 * MIB
+"""What torch maps at once where segments expand: kSmallBuffer and kLargeBuffer of c10/core/AllocatorConfig.h."""
+
+DRIVER_PAGE_BYTES = 2 * MIB
+LARGE_REQUEST_BYTES = 10 * MIB
+"""A request from here on gets a segment of its own, rounded up to 2 MiB; a smaller one asks for a whole page."""
+
+SMALL_REQUEST_BYTES = 1 * MIB
+
+PINNED_BYTES = 20 * MIB
+PINNED_LIVE_RATIO = 0.05
+"""A segment of which less is live is called pinned: a few small tensors keep all of it."""
+
+REFERENCE_BYTES = 512 * MIB
+"""The request that fragmentation is judged for where none has failed: a large activation."""
+
+MOST_SIZES = 8
+LIVE = "active_allocated"
+FREE = "inactive"
+# The documentation of memory_snapshot writes the second name, the library the first.
+PENDING = ("active_pending_free", "active_awaiting_free")
+
+Segment = Mapping[str, Any]
+
+
+def segment_bytes(request_bytes: int, large_page_bytes: int = LARGE_PAGE_BYTES, *, expandable: bool = False) -> int:
+    """What the allocator asks the driver for when no block fits a request; expanding segments grow by whole pages."""
+    if request_bytes <= SMALL_REQUEST_BYTES:
+        return SMALL_PAGE_BYTES
+    if request_bytes < LARGE_REQUEST_BYTES:
+        return large_page_bytes
+    page_bytes = large_page_bytes if expandable else DRIVER_PAGE_BYTES
+    return -(-request_bytes // page_bytes) * page_bytes
+
+
+def summarise(
+    segments: Iterable[Segment],
+    *,
+    device: int,
+    device_free_bytes: int | None,
+    request_bytes: int = REFERENCE_BYTES,
+    large_page_bytes: int = LARGE_PAGE_BYTES,
+) -> dict[str, Any]:
+    """One device's split of reserved bytes, and whether a request of `request_bytes` would find room.
+
+    `unusable_ratio` is Gorman's index for that request: the share of all that is free, in the driver or in the default
+    pool, that it could not use. It and `fits` are `None` where the driver's free bytes are not known and decide.
+
+    Raises:
+        KeyError, TypeError, ValueError: segments of another shape than torch's.
+
+    """
+    found = [_Segment(each, large_page_bytes) for each in segments if each["device"] == device]
+    shared = [each for each in found if not each.private]
+    # Small and large requests never share a segment.
+    pool = [each for each in shared if each.large == (request_bytes > SMALL_REQUEST_BYTES)]
+    stream = _fullest_stream(pool)
+    usable = [block for each in pool if each.stream == stream for block in each.free]
+    totals = {
+        name: sum(getattr(each, name) for each in found)
+        for name in ("reserved_bytes", "live_bytes", "pending_bytes", "private_bytes", "releasable_bytes")
+    }
+    totals["stranded_bytes"] = sum(each.stranded_bytes for each in found)
+    pinned = [each for each in shared if each.pinned]
+    sizes = Counter(size for each in found for size in each.live)
+    return {
+        **totals,
+        "segments": len(found),
+        "blocks": sum(each.blocks for each in found),
+        "expandable_segments": sum(each.expandable for each in found),
+        "largest_free_block_bytes": max((size for size, _ in usable), default=0),
+        "pinned_segments": len(pinned),
+        "pinned_free_bytes": sum(size for each in pinned for size, _ in each.free),
+        "pools": {
+            name: {
+                "reserved_bytes": sum(each.reserved_bytes for each in members),
+                "live_bytes": sum(each.live_bytes for each in members),
+                "free_bytes": sum(size for each in members for size, _ in each.free),
+                "largest_free_block_bytes": max((size for each in members for size, _ in each.free), default=0),
+            }
+            for name, members in (
+                ("small", [each for each in shared if not each.large]),
+                ("large", [each for each in shared if each.large]),
+                ("private", [each for each in found if each.private]),
+            )
+        },
+        "largest_live_blocks": [
+            [size, count] for size, count in sorted(sizes.items(), key=lambda item: -item[0] * item[1])[:MOST_SIZES]
+        ],
+        "request_bytes": request_bytes,
+        **_room(
+            usable,
+            request_bytes=request_bytes,
+            releasable_bytes=totals["releasable_bytes"],
+            stranded_bytes=totals["stranded_bytes"],
+            device_free_bytes=device_free_bytes,
+            needed_bytes=segment_bytes(
+                request_bytes, large_page_bytes, expandable=any(each.expandable for each in pool)
+            ),
+        ),
+    }
+
+
+class _Segment:
+    """One segment taken apart. A free block is (its bytes, those of them that the driver can have back)."""
+
+    def __init__(self, segment: Segment, large_page_bytes: int) -> None:
+        self.stream = segment["stream"]
+        self.large = segment["segment_type"] == "large"
+        self.expandable = bool(segment["is_expandable"])
+        self.private = tuple(segment["segment_pool_id"]) != (0, 0)
+        self.reserved_bytes = int(segment["total_size"])
+        self.live: list[int] = []
+        self.pending_bytes = 0
+        self.free: list[tuple[int, int]] = []
+        page_bytes = large_page_bytes if self.large else SMALL_PAGE_BYTES
+        offset = 0
+        for block in segment["blocks"]:
+            size, state = int(block["size"]), block["state"]
+            if state == FREE:
+                self.free.append((size, self._releasable(offset, size, page_bytes)))
+            elif state == LIVE:
+                self.live.append(size)
+            elif state in PENDING:
+                self.pending_bytes += size
+            else:
+                raise ValueError(f"a block is {state!r}")
+            offset += size
+        if offset != self.reserved_bytes:
+            raise ValueError(f"blocks of {offset} bytes in a segment of {self.reserved_bytes}")
+        self.blocks = len(segment["blocks"])
+        self.live_bytes = sum(self.live)
+        free = sum(size for size, _ in self.free)
+        self.private_bytes = free if self.private else 0
+        self.releasable_bytes = 0 if self.private else sum(back for _, back in self.free)
+        self.stranded_bytes = 0 if self.private else free - self.releasable_bytes
+
+    def _releasable(self, offset: int, size: int, page_bytes: int) -> int:
+        if not self.expandable:
+            return size if size == self.reserved_bytes else 0
+        # Mapped ranges begin on a page, and only pages that a block covers whole can be unmapped
+        # (CUDACachingAllocator.cpp, ExpandableSegment::unmap).
+        first, last = -(-offset // page_bytes), (offset + size) // page_bytes
+        return max(last - first, 0) * page_bytes
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a few live bytes keep a large segment."""
+        held = self.live_bytes + self.pending_bytes
+        return self.reserved_bytes >= PINNED_BYTES and 0 < held < PINNED_LIVE_RATIO * self.reserved_bytes
+
+
+def _fullest_stream(segments: Iterable[_Segment]) -> Any:
+    """The stream that most of the pool belongs to: a block serves its own stream alone."""
+    held: Counter[Any] = Counter()
+    for each in segments:
+        held[each.stream] += each.reserved_bytes
+    return max(held, key=lambda stream: held[stream], default=None)
+
+
+def _room(
+    usable: list[tuple[int, int]],
+    *,
+    request_bytes: int,
+    needed_bytes: int,
+    releasable_bytes: int,
+    stranded_bytes: int,
+    device_free_bytes: int | None,
+) -> dict[str, Any]:
+    """Whether the request fits, and the share of what is free that it cannot use."""
+    in_blocks = any(size >= request_bytes for size, _ in usable)
+    if device_free_bytes is None:
+        return {"fits": True if in_blocks else None, "unusable_ratio": None}
+    driver_bytes = device_free_bytes + releasable_bytes
+    obtainable = driver_bytes >= needed_bytes
+    reachable = driver_bytes if obtainable else 0
+    for size, back in usable:
+        if size >= request_bytes:
+            # What the driver could have back of it is among the driver's bytes already.
+            reachable += size - back if obtainable else size
+    free_bytes = driver_bytes + stranded_bytes
+    return {
+        "fits": in_blocks or obtainable,
+        "unusable_ratio": round(1 - reachable / free_bytes, 4) if free_bytes else 0.0,
+    }

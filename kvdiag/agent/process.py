@@ -1,0 +1,66 @@
+"""Who this process is, what it holds on the host, and which rank it has: from /proc and from what it has imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+MOST_TITLE_CHARACTERS = 64
+MOST_STATUS_BYTES = 8192
+
+
+def identity() -> dict[str, Any]:
+    """What does not change: process ids as its own namespace counts them, start in clock ticks since boot, user."""
+    # proc_pid_stat(5): the name in parentheses may hold anything; the 22nd field is the 20th after it.
+    after_name = _read("/proc/self/stat").rpartition(b")")[2].split()
+    status = _read("/proc/self/status").splitlines()
+    nested = next((line.split()[1:] for line in status if line.startswith(b"NSpid:")), [])
+    return {
+        "pid": os.getpid(),
+        "namespace_pids": [int(pid) for pid in nested],
+        # The reader's own tells it whether these ids mean to it what they mean here.
+        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,  # noqa: PTH116 - pathlib costs its import
+        "start_ticks": int(after_name[19]),
+        "user_id": os.getuid(),
+    }
+
+
+def title() -> str:
+    """What vLLM calls this process; another server's process by its program's name."""
+    # Of a command line nothing else may be shown: keys stand there.
+    first = _read("/proc/self/cmdline").split(b"\0")[0]
+    name = first if first.startswith(b"VLLM::") else _read("/proc/self/comm")
+    return name.decode("utf-8", "replace").strip()[:MOST_TITLE_CHARACTERS]
+
+
+def host_bytes() -> dict[str, int]:
+    """Resident bytes, and those of them that no file backs."""
+    _, resident, shared = _read("/proc/self/statm").split()[:3]
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {"resident_bytes": int(resident) * page, "anonymous_bytes": max(int(resident) - int(shared), 0) * page}
+
+
+def ranks() -> dict[str, int]:
+    """This process's place in the server, as far as it is known by now: torch's own, and vLLM's groups."""
+    found: dict[str, int] = {}
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found.update({"global": int(distributed.get_rank()), "world": int(distributed.get_world_size())})
+    state = sys.modules.get("vllm.distributed.parallel_state")
+    for name, group in (("tensor", "_TP"), ("pipeline", "_PP"), ("data", "_DP"), ("expert", "_EP")):
+        rank = getattr(getattr(state, group, None), "rank_in_group", None)
+        if isinstance(rank, int):
+            found[name] = rank
+    local = os.environ.get("LOCAL_RANK", "")
+    if local.isascii() and local.isdigit():
+        found["local"] = int(local)
+    return found
+
+
+def _read(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, MOST_STATUS_BYTES)
+    finally:
+        os.close(file)

@@ -1,0 +1,46 @@
+"""The agent's figures for a server's own code and log: callable anywhere, with torch or without, and never raising."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .document import Document
+from .driver import Driver
+
+_log = logging.getLogger("kvdiag")
+
+
+def memory_report() -> dict[str, Any]:
+    """What this process holds by now, as the agent publishes it.
+
+    `devices` has one entry for each GPU that torch has had memory of, with torch's statistics, NVML's memory, and the
+    split of the reserved bytes (`fragmentation`); it is empty until this process has initialised CUDA, which this call
+    does not do. Takes some milliseconds, for the split: for a request now and then, not for each token.
+    """
+    return Document(Driver()).read(summary=True)
+
+
+def log_memory(label: str = "", *, logger: logging.Logger | None = None, level: int = logging.INFO) -> dict[str, Any]:
+    """Log one line per GPU with what torch holds and what of it is of use, and return the report."""
+    report = memory_report()
+    told = logger or _log
+    before = f"{label}: " if label else ""
+    if not report["devices"]:
+        told.log(level, "%sno GPU memory held by torch in this process", before)
+    for device in report["devices"]:
+        told.log(level, "%sGPU %d: %s", before, device["index"], ", ".join(_amounts(device)))
+    return report
+
+
+def _amounts(device: dict[str, Any]) -> list[str]:
+    statistics, split, driver = device["statistics"], device.get("fragmentation", {}), device.get("driver", {})
+    amounts = {
+        "allocated": statistics.get("allocated_bytes", {}).get("current"),
+        "reserved": statistics.get("reserved_bytes", {}).get("current"),
+        "releasable": split.get("releasable_bytes"),
+        "stranded": split.get("stranded_bytes"),
+        "private": split.get("private_bytes"),
+        "free on the device": driver.get("free_bytes"),
+    }
+    return [f"{size / 2**20:,.0f} MiB {name}" for name, size in amounts.items() if size is not None]

@@ -1,0 +1,33 @@
+"""For torch servers without vLLM's plugins: Python imports the first `sitecustomize` on its path at every start.
+
+Installed in a folder of its own, apart from `kvdiag_agent`, so that only who wants this puts it on the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _begin() -> None:
+    if os.environ.get("KVDIAG_AGENT_DIR"):
+        importlib.import_module("kvdiag_agent").register()
+
+
+def _run_the_next() -> None:
+    """The `sitecustomize` that this one hides: distributions and coverage tools have theirs."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs every Python its import
+    others = [path for path in sys.path if os.path.abspath(path) != here]  # noqa: PTH100 - as above
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# The server matters more than its diagnosis.
+with contextlib.suppress(Exception):
+    _begin()
+_run_the_next()

@@ -1,0 +1,141 @@
+"""The daemon thread that publishes once a second, in every process of the server, forked ones included."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+
+from .black_box import BlackBox
+from .document import Document, short
+from .driver import Driver
+from .process import identity
+from .publication import Folder
+
+PERIOD_SECONDS = 1.0
+NAME = "kvdiag-agent"
+REQUEST = "summary-request"
+"""Whoever touches this file in the folder gets a new summary of the allocator's blocks; its content is not read."""
+
+WAIT_SECONDS = 0.05
+"""Most that a fork or the process's end is held up by a publication under way: a driver may hang."""
+
+
+class Agent:
+    """This process's publisher."""
+
+    def __init__(self, directory: str, period_seconds: float = PERIOD_SECONDS) -> None:
+        """Start nothing yet."""
+        self.directory = directory
+        self.period_seconds = period_seconds
+        self._folder = Folder(directory)
+        self._document = Document(Driver())
+        self._name: str | None = None
+        self._box: BlackBox | None = None
+        self._box_error: str | None = None
+        self._asked_at: int | None = None
+        self._sequence = 0
+        self._publish_seconds = 0.0
+        self._over = False
+        self.busy = threading.Lock()
+        """Held while this thread may be inside the driver: a fork meanwhile would leave NVML locked in the child."""
+
+    def start(self) -> None:
+        """Publish from a thread of its own, which never keeps the process from ending."""
+        threading.Thread(target=self._run, name=NAME, daemon=True).start()
+
+    def end(self) -> None:
+        """Take this process's file away: a file that stays tells of a process that died."""
+        self._over = True
+        free = self.busy.acquire(timeout=WAIT_SECONDS)
+        if self._name is not None:
+            self._folder.drop(f"agent-{self._name}.json")
+        if free:
+            self.busy.release()
+
+    def publish(self) -> None:
+        """Write this process's file, as soon as it has imported torch.
+
+        Raises:
+            OSError: the folder cannot be written.
+
+        """
+        with self.busy:
+            if "torch" in sys.modules and not self._over:
+                began_seconds = time.perf_counter()
+                self._publish()
+                self._publish_seconds = time.perf_counter() - began_seconds
+
+    def _publish(self) -> None:
+        asked_at = self._folder.asked_at(REQUEST)
+        if self._box is None:
+            who = identity()
+            self._name = f"{who['pid']}-{who['start_ticks']}"
+            self._box = BlackBox(self._folder, self._name)
+            self._asked_at = asked_at
+            self._folder.tidy()
+        summarised_at = self._document.summarised_at_seconds
+        told = self._document.read(summary=True if asked_at != self._asked_at else None)
+        if self._document.summarised_at_seconds != summarised_at:
+            # A request that came too soon after the last summary waits for its time.
+            self._asked_at = asked_at
+        try:
+            self._box.attach()
+        except Exception as error:  # noqa: BLE001 - told to the reader, like every part that fails
+            self._box_error = short(error)
+        if self._box_error is not None:
+            told["errors"]["black_box"] = self._box_error
+        self._sequence += 1
+        told.update(sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds)
+        self._folder.put(f"agent-{self._name}.json", told)
+
+    def _run(self) -> None:
+        due_seconds = time.monotonic() + self.period_seconds
+        while not self._over:
+            time.sleep(max(due_seconds - time.monotonic(), 0.0))
+            # Whatever a publication meets, the server goes on as if it were not there, and the next may succeed.
+            with contextlib.suppress(BaseException):
+                self.publish()
+            due_seconds = max(due_seconds + self.period_seconds, time.monotonic())
+
+
+_agents: list[Agent] = []
+"""The one of this process; empty before `begin`."""
+
+
+def begin(directory: str) -> None:
+    """Start this process's agent, and one in every process forked off from it; a second call does nothing."""
+    # Under another name, this package may be installed in the server's Python and lie on its path as well.
+    if _agents or any(thread.name == NAME for thread in threading.enumerate()):
+        return
+    _agents.append(Agent(directory))
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    atexit.register(_end)
+    _agents[0].start()
+
+
+_held = threading.local()
+
+
+def _before_fork() -> None:
+    _held.lock = _agents[0].busy if _agents[0].busy.acquire(timeout=WAIT_SECONDS) else None
+
+
+def _after_fork_in_parent() -> None:
+    if _held.lock is not None:
+        _held.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """The child has the parent's memory and none of its threads."""
+    with contextlib.suppress(BaseException):
+        _agents[0] = Agent(_agents[0].directory, _agents[0].period_seconds)
+        _agents[0].start()
+
+
+def _end() -> None:
+    with contextlib.suppress(Exception):
+        _agents[0].end()

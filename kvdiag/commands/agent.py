@@ -1,0 +1,77 @@
+"""`kvdiag agent install DIR`: put the agent where a server's Python finds it; nothing is installed in its image."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+import kvdiag
+import kvdiag.agent
+from kvdiag.errors import KvdiagError
+
+PACKAGE = "kvdiag_agent"
+"""The agent's name outside kvdiag, which may be installed in the same Python in another version."""
+
+SITE = "sitecustomize"
+ENTRY_POINTS = f"[vllm.general_plugins]\n{PACKAGE} = {PACKAGE}:register\n"
+METADATA = f"Metadata-Version: 2.1\nName: {PACKAGE.replace('_', '-')}\nVersion: {kvdiag.__version__}\n"
+FILE_MODE = 0o644
+"""The server often runs as another user than the container that fills the folder."""
+
+
+@click.group()
+def command() -> None:
+    """The part of kvdiag that runs inside the server's processes and tells what torch's allocator holds."""
+
+
+@command.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def install(directory: Path) -> None:
+    """Put the agent into DIRECTORY, and say what the server's environment needs.
+
+    The agent needs no other package: DIRECTORY can be a volume that the server's container mounts.
+    """
+    directory = directory.absolute()
+    try:
+        for name, content in files().items():
+            _write(directory / name, content)
+    except OSError as error:
+        raise KvdiagError(f"cannot install into {directory}: {error.strerror}") from error
+    click.echo(f"KVDIAG_AGENT_DIR={directory / 'published'}\nPYTHONPATH={directory}")
+    click.echo(
+        f"Set both for vLLM, then give `--agent-dir {directory / 'published'}` to kvdiag.\n"
+        f"For other torch servers: PYTHONPATH={directory / SITE}:{directory}\n"
+        f"Where VLLM_PLUGINS is set, it has to name {PACKAGE}.",
+        err=True,
+    )
+
+
+def files() -> Mapping[str, bytes]:
+    """What is installed, by path in the folder: the package, what makes vLLM find it, and the way in for others."""
+    source = Path(kvdiag.agent.__file__).parent
+    package = {path.name: path.read_bytes() for path in sorted(source.glob("*.py"))}
+    site = package.pop(f"{SITE}.py")
+    info = f"{PACKAGE}-{kvdiag.__version__}.dist-info"
+    return {
+        **{f"{PACKAGE}/{name}": content for name, content in package.items()},
+        f"{info}/METADATA": METADATA.encode(),
+        f"{info}/entry_points.txt": ENTRY_POINTS.encode(),
+        f"{SITE}/{SITE}.py": site,
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: a server may be starting from the version before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.new")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.chmod(FILE_MODE)
+        unfinished.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise

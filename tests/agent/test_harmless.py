@@ -1,0 +1,167 @@
+"""What the agent never does to the server, whatever happens to it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kvdiag.agent
+from tests.agent.subject import BUSY, ONCE, environment, names_in, published, run
+
+OLDEST_PYTHON = (3, 9)
+
+
+def test_cuda_is_never_touched(agent: Path, tmp_path: Path) -> None:
+    """Before the server has initialised CUDA nothing that would do it is called, and never anything that waits."""
+    # GIVEN
+    early = "import json, os, torch; from torch.world import WORLD\n" + ONCE + "agent.publish(); agent.publish()\n"
+    later = "torch.cuda.init(); WORLD.allocate(2**20); agent.publish(); agent.publish()\n"
+    report = "import kvdiag_agent.report; kvdiag_agent.report.memory_report()\n"
+    tell = "print(json.dumps([WORLD.touches, len(WORLD.observers), WORLD.snapshots]))"
+
+    # WHEN
+    before = run(early + report + tell, environment(agent, tmp_path))
+    after = run(early + later + report + tell, environment(agent, tmp_path))
+
+    # THEN
+    assert [[], 0, 0] == before
+    assert [[], 1, 2] == after
+
+
+def test_links_are_not_followed(agent: Path, tmp_path: Path) -> None:
+    """Links laid where the agent's files are going to be leave what they point to as it is."""
+    # GIVEN
+    (tmp_path / "victim").write_text("mine")
+    lay = (
+        "from kvdiag_agent.process import identity\n"
+        "who = identity(); name = f\"agent-{who['pid']}-{who['start_ticks']}.json\"\n"
+        "for each in (name, f'.{name}.new'): os.symlink('victim', os.path.join(os.environ['KVDIAG_AGENT_DIR'], each))\n"
+    )
+
+    # WHEN
+    run(BUSY + lay + ONCE + "agent.publish()", environment(agent, tmp_path))
+
+    # THEN
+    assert "mine" == (tmp_path / "victim").read_text()
+    assert [False, False] == [path.is_symlink() for path in sorted(tmp_path.iterdir())]
+
+
+DAMAGE = {
+    "folder gone": "import shutil; shutil.rmtree(folder)",
+    # The agent makes the folder anew as soon as it is gone: until the file is there first.
+    "folder a file": "import pathlib, shutil, contextlib\n"
+    "while not os.path.isfile(folder):\n"
+    "  shutil.rmtree(folder, True)\n"
+    "  with contextlib.suppress(OSError): pathlib.Path(folder).touch(exist_ok=False)",
+    "file a folder": "agent.busy.acquire(); name, = os.listdir(folder); os.chdir(folder)\n"
+    "os.unlink(name); os.mkdir(name); agent.busy.release()",
+    "no statistics": "del torch.cuda.memory_stats_as_nested_dict",
+    "no is_initialized": "del torch.cuda.is_initialized",
+    "no snapshot": "del torch._C._cuda_memorySnapshot, torch.cuda.memory_snapshot",
+    "no torch.cuda": "del sys.modules['torch.cuda'], torch.cuda",
+    "no torch": "del sys.modules['torch']",
+    "statistics of another shape": "torch.cuda.memory_stats_as_nested_dict = lambda device: {'active': 3}",
+    "statistics that end": "torch.cuda.memory_stats_as_nested_dict = lambda device: sys.exit(3)",
+    "segments of another shape": "WORLD.segments[0]['blocks'] = None",
+    "figures that are none": "torch.cuda.get_allocator_backend = lambda: 1 / 0",
+    "not JSON": "torch.cuda.memory_stats_as_nested_dict = lambda device: {'active': {'all': {'current': object()}}}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, damage: str) -> None:
+    """Whatever is taken from under the agent, nothing is said, the server goes on, and the thread is still there."""
+    # GIVEN
+    program = (
+        BUSY + "folder = os.environ['KVDIAG_AGENT_DIR']\n"
+        "import threading\nfrom kvdiag_agent import thread\n"
+        "agent = thread.Agent(folder, 0.01); agent.start()\n"
+        "while not (os.path.isdir(folder) and os.listdir(folder)): time.sleep(0.01)\n"
+        f"{damage}\n"
+        "end = time.monotonic() + 0.3\n"
+        "while time.monotonic() < end: sum(range(1000))\n"
+        "print(json.dumps([each.name for each in threading.enumerate()]))"
+    )
+
+    # WHEN
+    actual = run(program, environment(agent, tmp_path / "published"))
+
+    # THEN
+    assert ["MainThread", "kvdiag-agent"] == actual
+
+
+def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -> None:
+    """A part that torch does not tell is named with its error; the other parts are as ever, and it comes back."""
+    # GIVEN
+    program = (
+        BUSY + ONCE + "agent.publish(); kept = torch.cuda.memory_stats_as_nested_dict\n"
+        "del torch.cuda.memory_stats_as_nested_dict; agent.publish()\n"
+        "name, = os.listdir(os.environ['KVDIAG_AGENT_DIR'])\n"
+        "told = json.load(open(os.path.join(os.environ['KVDIAG_AGENT_DIR'], name)))\n"
+        "torch.cuda.memory_stats_as_nested_dict = kept; agent.publish(); print(json.dumps(told))"
+    )
+
+    # WHEN
+    without = run(program, environment(agent, tmp_path))
+
+    # THEN
+    (healed,) = published(tmp_path)
+    assert "AttributeError" in without["errors"]["torch"]
+    assert without["process"]["resident_bytes"] > 0
+    assert "torch" not in healed["errors"]
+
+
+def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> None:
+    """Where nothing more can be written, what was published stays readable, and nothing unfinished stays behind."""
+    # GIVEN a limit on the size of files, beyond which a write fails as on a full disk
+    program = (
+        BUSY
+        + ONCE
+        + (
+            "import resource, signal; agent.publish(); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+            "try: agent.publish()\n"
+            "except OSError as error: print(json.dumps(type(error).__name__))"
+        )
+    )
+
+    # WHEN
+    actual = run(program, environment(agent, tmp_path))
+
+    # THEN
+    (told,) = published(tmp_path)
+    assert ("OSError", 1, 1) == (actual, told["sequence"], len(names_in(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("WORLD.segments *= 9000", "blocks are too many to look at beside the server"),
+        (
+            "torch.cuda.memory_snapshot = lambda mempool_id=None: 0; WORLD.history = True",
+            "a memory history is recorded, which this torch would hand over with the blocks",
+        ),
+    ],
+    ids=["many blocks", "history"],
+)
+def test_no_snapshot_is_taken_that_would_hold_the_server_up(
+    agent: Path, tmp_path: Path, change: str, reason: str
+) -> None:
+    """With too many blocks, or a history that would come along, the split is left out, and why is said."""
+    # WHEN
+    snapshots = run(BUSY + change + ONCE + "agent.publish(); print(WORLD.snapshots)", environment(agent, tmp_path))
+
+    # THEN
+    (told,) = published(tmp_path)
+    assert 0 == snapshots
+    assert reason in told["errors"]["fragmentation"]
+    assert "fragmentation" not in told["devices"][0]
+
+
+def test_any_python_that_serves_models_can_read_it() -> None:
+    """Nothing in it is written in a syntax that Python 3.9 does not know."""
+    for path in Path(kvdiag.agent.__file__).parent.glob("*.py"):
+        # WHEN / THEN
+        ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)

@@ -1,0 +1,115 @@
+"""A publication as an agent writes it, what is read of it, and changed copies."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from kvdiag.agent.process import identity
+from kvdiag.model import Allocator, Memory, ReservedSplit
+
+MIB = 2**20
+UUID = "01234567-89ab-cdef-0123-456789abcdef"
+SELF = identity()
+
+PUBLICATION: dict[str, Any] = {
+    "kvdiag_agent": 1,
+    "wall_seconds": 1_800_000_000.0,
+    "monotonic_seconds": 500.0,
+    "sequence": 17,
+    "period_seconds": 1.0,
+    "publish_seconds": 6e-05,
+    "process": {**SELF, "title": "VLLM::Worker_TP1", "resident_bytes": 10**9, "anonymous_bytes": 10**8},
+    "ranks": {"global": 1, "world": 2, "tensor": 1, "pipeline": 0},
+    "torch": {"version": "2.13.0", "backend": "native", "settings": {"expandable_segments": False}},
+    "devices": [
+        {
+            "index": 0,
+            "uuid": UUID,
+            "statistics": {
+                "allocated_bytes": {
+                    "current": 600 * MIB,
+                    "peak": 700 * MIB,
+                    "allocated": 900 * MIB,
+                    "freed": 300 * MIB,
+                },
+                "reserved_bytes": {"current": 1000 * MIB, "peak": 1000 * MIB, "allocated": 1000 * MIB, "freed": 0},
+                "active_bytes": {"current": 620 * MIB, "peak": 0, "allocated": 0, "freed": 0},
+                "num_alloc_retries": 2,
+                "num_ooms": 1,
+                "private_pools": {"count": 1, "reserved_bytes": 30 * MIB},
+            },
+            "driver": {
+                "total_bytes": 80_000 * MIB,
+                "free_bytes": 70_000 * MIB,
+                "driver_reserved_bytes": 500 * MIB,
+                "processes": [[SELF["pid"], 1500 * MIB], [1, None]],
+            },
+            "fragmentation": {
+                "at_monotonic_seconds": 470.0,
+                "reserved_bytes": 1000 * MIB,
+                "live_bytes": 600 * MIB,
+                "pending_bytes": 20 * MIB,
+                "private_bytes": 30 * MIB,
+                "releasable_bytes": 100 * MIB,
+                "stranded_bytes": 250 * MIB,
+                "largest_free_block_bytes": 64 * MIB,
+                "pinned_segments": 1,
+                "pinned_free_bytes": 19 * MIB,
+                "request_bytes": 512 * MIB,
+                "fits": True,
+                "unusable_ratio": 0.1,
+            },
+        }
+    ],
+    "errors": {},
+}
+READ = Allocator(
+    device_uuid=UUID,
+    pid=SELF["pid"],
+    pid_seen=True,
+    start_ticks=SELF["start_ticks"],
+    age_seconds=0.0,
+    allocated_bytes=600 * MIB,
+    reserved_bytes=1000 * MIB,
+    active_bytes=620 * MIB,
+    private_pools_bytes=30 * MIB,
+    alloc_retries_total=2,
+    ooms_total=1,
+    backend="native",
+    expandable_segments=False,
+    process_bytes=1500 * MIB,
+    memory=Memory(total_bytes=80_000 * MIB, free_bytes=70_000 * MIB, driver_reserved_bytes=500 * MIB),
+    split=ReservedSplit(
+        age_seconds=30.0,
+        reserved_bytes=1000 * MIB,
+        live_bytes=600 * MIB,
+        pending_bytes=20 * MIB,
+        private_bytes=30 * MIB,
+        releasable_bytes=100 * MIB,
+        stranded_bytes=250 * MIB,
+        largest_free_block_bytes=64 * MIB,
+        pinned_segments=1,
+        pinned_free_bytes=19 * MIB,
+        request_bytes=512 * MIB,
+        fits=True,
+        unusable_ratio=0.1,
+    ),
+    title="VLLM::Worker_TP1",
+    tensor_rank=1,
+    pipeline_rank=0,
+)
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The publication with another value at a path of names and numbers; `...` takes what is there away."""
+    told = copy.deepcopy(PUBLICATION)
+    *way, last = (int(step) if step.isdigit() else step for step in path.split("."))
+    inner: Any = told
+    for step in way:
+        inner = inner[step]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return told
