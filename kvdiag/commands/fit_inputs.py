@@ -13,6 +13,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.kv.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform
 from kvdiag.kv.estimates import Overheads, generic_overheads, vllm_overheads
+from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.gpus import gpu_bytes, gpu_name, parse_bytes
 from kvdiag.kv.layers import Architecture, AttentionLayer
 from kvdiag.kv.pages import StateCacheMode
@@ -26,6 +27,7 @@ from kvdiag.sources.profile_file import default_path, read_profiles
 
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
+MOST_BYTES_PER_TOKEN = 1 << 24
 LARGE_GPU_BYTES = 70 << 30
 HUGE_GPU_BYTES = 160 << 30
 BATCHED_TOKENS_LARGE = 8_192
@@ -38,8 +40,8 @@ def architecture_of(files: ModelFiles, options: Mapping[str, Any]) -> Architectu
     per_token = options["kv_bytes_per_token"]
     if per_token is None:
         return parse_architecture(files.config)
-    if per_token < 1:
-        raise KvdiagError(f"--kv-bytes-per-token is {per_token}; a token takes at least one byte")
+    if not 1 <= per_token <= MOST_BYTES_PER_TOKEN:
+        raise KvdiagError(f"--kv-bytes-per-token is {per_token}; it must lie between 1 and {MOST_BYTES_PER_TOKEN}")
     return given_architecture(bytes_per_token=per_token)
 
 
@@ -116,7 +118,7 @@ def overheads_of(
     if options["engine"] == "generic" or options["kv_bytes_per_token"] is not None:
         return generic_overheads()
     text = text_fields(files.config)
-    hidden = text.integer("hidden_size", "n_embd", "d_model")
+    hidden = text.integer(*WIDTH_NAMES)
     width = text.integer("intermediate_size", "moe_intermediate_size", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
     return vllm_overheads(
         hidden_size=hidden,
@@ -154,6 +156,9 @@ def demand_of(architecture: Architecture, options: Mapping[str, Any]) -> Demand:
 def _traffic(options: Mapping[str, Any]) -> Traffic | None:
     rate = options["request_rate"]
     if rate is None:
+        for name in ("prompt_tokens", "output_tokens", "lengths"):
+            if options[name] is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} describes traffic: give --request-rate too")
         return None
     if options["lengths"] is not None:
         return traffic_from_histogram(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.hf_defaults import HF_DEFAULTS
 from kvdiag.kv.layers import Architecture, LatentLayer, LayerKind
@@ -32,7 +33,7 @@ _MODEL_DTYPES = {
     "float": "float16",
 }
 _NEVER_ASSUMED = frozenset(
-    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "d_model"}
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
 )
 _OVERRIDE = "pass --kv-bytes-per-token to say the cost yourself"
 

@@ -6,6 +6,7 @@ config class do; the docstring names the file. Without `layer_types` the pattern
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import (
+    WIDTH_NAMES,
     Family,
     Heads,
     Parts,
@@ -22,6 +23,7 @@ from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
 
 MOST_HEADS = 4096
+_FALCON_40B_WIDTH = 8192
 # transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
 _GEMMA3N_PERIOD = 5
 _GEMMA4_PERIOD = 6
@@ -101,7 +103,9 @@ def falcon(text: Fields, top: Fields) -> Parts:
     """Falcon, StarCoder (FalconModelArchConfigConvertor): multi_query is one KV head but for the new decoder."""
     del top
     depth = read_depth(text)
-    single = text.flag("multi_query", default=True) and not text.flag("new_decoder_architecture", default=False)
+    # transformers_utils/configs/falcon.py::RWConfig: falcon-40b's first config does not say that it is of the new kind.
+    first_40b = text.text("model_type") == "RefinedWeb" and text.integer(*WIDTH_NAMES) == _FALCON_40B_WIDTH
+    single = text.flag("multi_query", default=True) and not text.flag("new_decoder_architecture", default=first_40b)
     heads = read_heads(text, kv_heads=1 if single else None)
     return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
 
@@ -213,6 +217,18 @@ def exaone4(text: Fields, top: Fields) -> Parts:
         own = windows[index] if windows is not None and layer.kind is LayerKind.SLIDING else None
         layers.append(sliding_layer(index, heads, own) if own else layer)
     return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+
+
+_GEMMA3 = interleaved(period=6)
+
+
+def gemma3(text: Fields, top: Fields) -> Parts:
+    """Gemma 3 (gemma3.py): five sliding layers to a full one; EmbeddingGemma looks both ways and keeps nothing
+    (models/config.py::Gemma3TextModelConfig).
+    """
+    if text.flag("use_bidirectional_attention", default=False):
+        return encoder_only(text, top)
+    return _GEMMA3(text, top)
 
 
 def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from kvdiag.kv.attention_families import (
     encoder_only,
     exaone4,
     falcon,
+    gemma3,
     gemma3n,
     gemma4,
     interleaved,
@@ -44,15 +45,20 @@ from kvdiag.kv.state_families import (
 
 _DENSE = (
     "apertus", "arcee", "aria_text", "baichuan", "bailing_moe", "biogpt", "bitnet", "bloom", "chatglm", "codegen",
-    "cohere", "cosmos3_edge_text", "deepseek", "doge", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "exaone",
-    "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "glm4v_text", "glm_ocr_text", "gpt2",
-    "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm", "internlm2", "internlm3", "llama", "mimo", "minicpm",
-    "minimax_m2", "mixtral", "mllama_text_model", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion",
-    "paddleocr_vl", "paddleocr_vl_text", "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "seed_oss",
-    "smollm3", "solar", "stablelm", "starcoder2", "teleflm",
+    "cohere", "cosmos3_edge_text", "deepseek", "doge", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl",
+    "ernie4_5_vl_moe_text", "exaone", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "glm4v", "glm4v_moe_text",
+    "glm4v_text", "glm_ocr_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe",
+    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm",
+    "internlm2", "internlm3", "llama", "minicpm", "minimax_m2", "mixtral", "mllama_text_model", "nanochat",
+    "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion", "paddleocr_vl", "paddleocr_vl_text", "persimmon", "phi",
+    "phi3", "phi3_v", "phi4mm", "phimoe", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2", "step3_text",
+    "telechat", "teleflm", "PanguEmbedded",
 )  # fmt: skip
-_QWEN = ("qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+# Those whose config class extends Qwen2Config or Qwen3Config, with the language model's fields at the top.
+_QWEN = (
+    "qwen2", "qwen3", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "dots_ocr",
+    "Keye", "KeyeVL1_5", "kimi_audio", "mimo", "minicpmo", "minicpmv",
+)  # fmt: skip
 _QWEN_ALWAYS_FULL = ("qwen3_vl_text", "qwen3_vl_moe_text")
 _LATENT = (
     "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "pangu_ultra_moe",
@@ -63,7 +69,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_DENSE, dense),
     **dict.fromkeys(_QWEN, qwen2),
     **dict.fromkeys(_QWEN_ALWAYS_FULL, dense),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), qwen_moe),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_omni_moe_text"), qwen_moe),
     **dict.fromkeys(("mistral", "ministral"), mistral),
     "ministral3": dense,
     "falcon": falcon,
@@ -75,7 +81,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": interleaved(period=2),
     "vaultgemma": interleaved(period=2),
     "gpt_oss": interleaved(period=2),
-    "gemma3_text": interleaved(period=6),
+    "gemma3_text": gemma3,
     "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4,

@@ -10,6 +10,8 @@ from kvdiag.kv.layers import AttentionLayer, Layer, LayerKind
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MOST_LAYERS = 1024
 _MOST_HEADS = 4096
+# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__).
+WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model")
 _LARGEST_HEAD = 1 << 14
 
 
@@ -78,11 +80,19 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
         # Only head_dim and the KV heads cost anything: a config that states both needs no query heads.
         attention_heads = text.integer("num_attention_heads", default=kv_heads if size else None)
     if size is None:
-        hidden = text.integer("hidden_size", "n_embd", "d_model")
+        hidden = text.integer(*WIDTH_NAMES)
         if hidden < attention_heads:
             field = text.path("hidden_size")
             raise KvModelError(
                 f"{field} {hidden} is less than num_attention_heads {attention_heads}: no head would have a size", field
+            )
+        if hidden % attention_heads:
+            # transformers LlamaConfig.validate_architecture refuses it.
+            field = text.path("hidden_size")
+            raise KvModelError(
+                f"{field} {hidden} is not a multiple of num_attention_heads {attention_heads}, "
+                "and there is no head_dim",
+                field,
             )
         size = hidden // attention_heads
     return Heads(attention_heads=attention_heads, kv_heads=kv_heads or attention_heads, head_size=size)

@@ -44,6 +44,7 @@ _SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MOST_BYTES = 1 << 50
+_LEAST_GPU_BYTES = 1 << 20
 GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
 
 
@@ -54,10 +55,13 @@ def gpu_bytes(name: str) -> int:
     if key in _MEMORY_MIB:
         return _MEMORY_MIB[key] * _MIB
     try:
-        return parse_bytes(name, field="gpu")
+        size = parse_bytes(name, field="gpu")
     except KvModelError:
         known = ", ".join(GPU_NAMES)
         raise KvModelError(f"gpu {name[:40]!a} is neither a size nor known; known are {known}", "gpu") from None
+    if size < _LEAST_GPU_BYTES:
+        raise KvModelError(f"gpu {name[:40]!a} is {size} bytes of memory; give a unit, as in 80GB, or a name", "gpu")
+    return size
 
 
 def gpu_name(text: str) -> str | None:

@@ -8,8 +8,19 @@ that the KV cache depends on.
 from collections.abc import Mapping
 
 HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
-    "llama": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "mistral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "llama": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+    "mistral": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+    },
     "ministral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
     "ministral3": {
         "hidden_size": 4096,

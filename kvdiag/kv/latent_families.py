@@ -4,7 +4,7 @@ vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_f
 """
 
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.family import MOST_LAYERS, Parts, read_depth
+from kvdiag.kv.family import MOST_LAYERS, Parts, full_layers, read_depth, read_heads
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import LatentLayer, Layer, LayerKind
 
@@ -12,9 +12,16 @@ _MOST_HEADS = 4096
 
 
 def latent(text: Fields, top: Fields) -> Parts:
-    """DeepSeek V2 to V3.2, Kimi-K2, GLM-5 and their kin (deepseek_v2.py, glm4_moe_lite.py)."""
+    """DeepSeek V2 to V3.2, Kimi-K2, GLM-5 and their kin (deepseek_v2.py, glm4_moe_lite.py).
+
+    With neither part of a latent query, as in DeepSeek-OCR, a layer keeps K and V per head
+    (deepseek_v2.py::DeepseekV2DecoderLayer: use_mha).
+    """
     del top
     depth = read_depth(text)
+    if text.raw("qk_nope_head_dim") == 0 and text.raw("qk_rope_head_dim") == 0:
+        heads = read_heads(text)
+        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
     size = latent_size(text)
     row = indexer_row_bytes(text)
     owners = indexer_owners(text, depth) if row is not None else frozenset[int]()

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from kvdiag.kv.architecture import text_fields
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.family import MOST_LAYERS
+from kvdiag.kv.family import MOST_LAYERS, WIDTH_NAMES
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 
 _MOST = 1 << 24
 _MOST_EXPERTS = 1 << 16
+_MOST_DIGITS = 4
 # Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
 _UNGATED = frozenset(
     {
@@ -82,7 +83,7 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
     top = Fields(config)
     text = text_fields(config)
-    hidden = text.integer("hidden_size", "n_embd", "d_model", high=_MOST)
+    hidden = text.integer(*WIDTH_NAMES, high=_MOST)
     vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
     tied = _tied(text, top, architecture.model_type)
     layers: list[LayerParameters] = []
@@ -99,6 +100,11 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
                     parts = _add(parts, _state(text, layer, hidden))
                 case _ if layer.kind is LayerKind.SHARED:
                     parts = _add(parts, _shared_attention(text, architecture, index, hidden))
+        if architecture.model_type == "zamba2":
+            mixer = next(layer for layer in mine if isinstance(layer, StateLayer))
+            parts = _add(LayerParameters(index=index, plain=2 * hidden), _state(text, mixer, hidden))
+            layers.append(_add(parts, _zamba2_block(text, architecture, index, hidden)))
+            continue
         layers.append(_add(parts, _feed_forward(text, architecture, index, hidden)))
     return Parameters(
         embedding=vocabulary * hidden,
@@ -159,11 +165,34 @@ def _shared_attention(text: Fields, architecture: Architecture, index: int, hidd
     )
 
 
+def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+    """What a hybrid layer adds to its Mamba-2 (zamba2.py): a linear layer of its own, and one of num_mem_blocks blocks
+    that hybrid layers take in turn, so that only the first ones cost anything. A block attends to the hidden state
+    and the embedding side by side.
+    """
+    attention = [layer for layer in architecture.layers if isinstance(layer, AttentionLayer)]
+    places = [layer.index for layer in attention]
+    if index not in places:
+        return LayerParameters(index=index)
+    own = LayerParameters(index=index, divided=hidden * hidden)
+    if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MOST_LAYERS):
+        return own
+    layer = attention[places.index(index)]
+    heads, size = architecture.attention_heads, layer.head_size
+    block = LayerParameters(
+        index=index,
+        divided=3 * hidden * heads * size + 3 * hidden * _dense_width(text, architecture.model_type, hidden),
+        kv_projection=4 * hidden * layer.kv_heads * size,
+        kv_heads=layer.kv_heads,
+    )
+    return _add(own, block)
+
+
 def _latent(text: Fields, layer: LatentLayer, hidden: int) -> LayerParameters:
     """deepseek_v2.py::DeepseekV2MLAAttention and Indexer."""
     heads = text.integer("num_attention_heads", high=4096)
     nope = text.integer("qk_nope_head_dim", high=1 << 14)
-    value = text.integer("v_head_dim", high=1 << 14)
+    value = text.integer("v_head_dim", default=nope, high=1 << 14)
     rank = text.integer("kv_lora_rank", high=1 << 14)
     rope = layer.latent_size - rank
     query_rank = text.maybe_integer("q_lora_rank", high=1 << 14)
@@ -233,15 +262,16 @@ def _feed_forward(text: Fields, architecture: Architecture, index: int, hidden: 
         return LayerParameters(index=index)
     experts = expert_count(text)
     if experts and _is_expert_layer(text, architecture.model_type, index, architecture.depth):
-        width = text.integer(
-            "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", high=_MOST
-        )
+        width = _expert_width(text, index)
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
         inner = text.integer("routed_expert_hidden_size", default=hidden, high=_MOST)
         if architecture.model_type.startswith("gemma4"):
             # gemma4.py: experts beside a dense block, not instead of it.
             shared = text.integer("intermediate_size", high=_MOST)
+        if architecture.model_type == "longcat_flash":
+            # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
+            shared += 2 * text.integer("ffn_hidden_size", "intermediate_size", high=_MOST)
         return LayerParameters(
             index=index,
             divided=matrices * hidden * shared + (0 if inner == hidden else 2 * hidden * inner),
@@ -308,10 +338,42 @@ def expert_count(text: Fields) -> int:
     return 0 if ffn is None else ffn.integer("moe_num_experts", default=0, low=0, high=_MOST_EXPERTS)
 
 
+def _expert_width(text: Fields, index: int) -> int:
+    """The width of a layer's experts: one number, or a list with one for each layer (Hunyuan's published configs)."""
+    ffn = text.child("ffn_config")
+    if ffn is not None:
+        # transformers DbrxFFNConfig
+        return ffn.integer("ffn_hidden_size", high=_MOST)
+    if isinstance(text.raw("moe_intermediate_size"), list):
+        widths = text.integers("moe_intermediate_size", low=1) or ()
+        if index < len(widths):
+            return widths[index]
+        field = text.path("moe_intermediate_size")
+        raise KvModelError(f"{field} has {len(widths)} entries and there is a layer {index}", field)
+    return text.integer(
+        "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", high=_MOST
+    )
+
+
+def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
+    """`moe_layers_enum`: the numbers of the layers with experts, in a string (step3_text.py, step3p5.py)."""
+    listed = text.text("moe_layers_enum")
+    if listed is None:
+        return None
+    numbers = [part.strip() for part in listed[: 8 * MOST_LAYERS].split(",")]
+    if not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in numbers):
+        field = text.path("moe_layers_enum")
+        raise KvModelError(f"{field} {listed[:40]!a} is not a list of layer numbers", field)
+    return frozenset(int(number) for number in numbers)
+
+
 def _is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bool:
     names = text.strings("mlp_layer_types")
     if names is not None and index < len(names):
         return names[index] in ("sparse", "moe")
+    listed = _listed_expert_layers(text)
+    if listed is not None:
+        return index in listed
     if index in (text.integers("mlp_only_layers", high=MOST_LAYERS) or ()):
         return False
     if model_type == "jamba":
@@ -340,13 +402,24 @@ def _shared_expert_width(text: Fields, model_type: str, width: int) -> int:
     if model_type == "llama4_text":
         return text.integer("intermediate_size", high=_MOST)
     own = text.maybe_integer(
-        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size", low=0
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+        low=0,
     )
     if own is not None:
         return own
-    return width * text.integer(
-        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, low=0, high=256
-    )
+    return width * _shared_experts(text)
+
+
+def _shared_experts(text: Fields) -> int:
+    for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"):
+        if isinstance(text.raw(name), list):
+            return max(text.integers(name, high=256) or (0,))
+        if text.has(name):
+            return text.integer(name, low=0, high=256)
+    return 0
 
 
 def _dense_width(text: Fields, model_type: str, hidden: int) -> int:
@@ -372,7 +445,8 @@ def _vision(top: Fields) -> int:
     tower = top.child("vision_config")
     if tower is None:
         return 0
-    hidden = tower.maybe_integer("hidden_size", "embed_dim", "width", high=1 << 16)
+    # Where a tower has both, hidden_size is the width of what it hands on (transformers Qwen2VLVisionConfig).
+    hidden = tower.maybe_integer("embed_dim", "hidden_size", "width", high=1 << 16)
     depth = tower.maybe_integer("num_hidden_layers", "depth", "layers", "n_layers", high=MOST_LAYERS)
     if hidden is None or depth is None:
         return 0

@@ -317,9 +317,9 @@ def traffic_from_histogram(
     stay; what counts for their blocks is the length of those present, each weighted by its stay.
     """
     total = sum(weight for _, _, weight in lengths)
-    if not lengths or not 0 < total < math.inf or any(weight < 0 for _, _, weight in lengths):
+    if not lengths or not 0 < total < math.inf or any(min(entry) < 0 for entry in lengths):
         raise KvModelError(
-            "a length histogram needs entries, none of negative weight, and a total weight above 0", "histogram"
+            "a length histogram needs entries, no negative length or weight, and a total weight above 0", "histogram"
         )
     traffic = Traffic(
         requests_per_second=requests_per_second,

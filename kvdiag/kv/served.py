@@ -123,7 +123,7 @@ def _served(facts: Facts) -> Served | str:
     report = page_report(facts)
     try:
         architecture = parse_architecture(json.loads(facts.model_config or ""))
-        candidates = [_candidate(architecture, one, report, facts) for one in _deployments(facts)]
+        candidates = _candidates(architecture, report, facts)
         best = min(candidates, key=_distance)
         if _distance(best) > 0:
             best = min(best, _solved(best, report, facts), key=_distance)
@@ -156,6 +156,25 @@ def _deployments(facts: Facts) -> Iterator[Deployment]:
                     max_num_batched_tokens=batched,
                     platform=platform,
                 )
+
+
+def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) -> list[Served]:
+    """What the settings come to that this model can have: 16 ranks do not divide 40 heads.
+
+    Raises:
+        KvModelError: it can have none of them.
+
+    """
+    found: list[Served] = []
+    refused: KvModelError | None = None
+    for one in _deployments(facts):
+        try:
+            found.append(_candidate(architecture, one, report, facts))
+        except KvModelError as error:
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return found
 
 
 def _candidate(architecture: Architecture, deployment: Deployment, report: EngineReport, facts: Facts) -> Served:

@@ -94,7 +94,7 @@ def _shares(budget: Budget) -> tuple[int, ...]:
 def _bar(budget: Budget) -> RenderableType:
     """The partition as a bar; parts that do not fit run over its end."""
     bar = "".join(
-        mark * round(share / budget.total_bytes * _BAR_WIDTH)
+        mark * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
         for (_, mark), share in zip(_PARTS, _shares(budget), strict=True)
     )
     return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))

@@ -28,6 +28,7 @@ MAX_FILES = 2000
 NETWORK_SECONDS = 10.0
 HUB = "https://huggingface.co"
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_FILE_ENDINGS = (".json", ".safetensors")
 _HEADER_LENGTH_BYTES = 8
 
 
@@ -67,7 +68,7 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
     entry = known.find(model)
     if entry is not None:
         return ModelFiles(origin=f"catalogue entry {entry.name}", config=entry.config)
-    if _HUB_ID.fullmatch(model):
+    if _HUB_ID.fullmatch(model) and not model.endswith(_FILE_ENDINGS):
         cached = _cached(model)
         if cached is not None:
             return _folder(cached)

@@ -180,6 +180,13 @@ def test_text_begins_with_the_answer(capsys: pytest.CaptureFixture[str], context
     assert not [line for line in lines if len(line) > 80]
 
 
+def test_a_gpu_much_too_small_is_shown_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model thousands of times as large as the GPU is an answer, its bar cut at the end."""
+    code = main(["fit", "llama_70b", "--gpu", "2MiB", "--no-profile"])
+
+    assert (2, True) == (code, capsys.readouterr().out.startswith("DOES NOT FIT"))
+
+
 def test_the_text_of_a_pool(capsys: pytest.CaptureFixture[str]) -> None:
     """The capacity mode prints blocks, tokens and bytes per token."""
     main(["fit", "llama_70b", "--tp", "8", "--kv-pool-bytes", str(10 * GIB), "--context", "8192", "--grid"])
@@ -228,6 +235,8 @@ def test_known_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama_70",), "llama_70b"),
         (("llama_70b", "--gpu", "h1000"), "gpu"),
         (("llama_70b", "--gpu", "-5GB"), "gpu"),
+        (("llama_70b", "--gpu", "80"), "80 bytes"),
+        (("folder/nothing.json",), "no such file"),
         (("llama_70b", "--tp", "3"), "tensor_parallel 3"),
         (("llama_70b", "--tp", "0"), "tensor_parallel"),
         (("llama_70b", "--pp", "81"), "pipeline_parallel 81"),
@@ -243,6 +252,7 @@ def test_known_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama_70b", "--memory-fraction", "nan"), "memory fraction"),
         (("llama_70b", "--kv-bytes-per-token", "0", "--weights", "1GB"), "kv-bytes-per-token"),
         (("llama_70b", "--kv-bytes-per-token", "9"), "--weights"),
+        (("llama_70b", "--kv-bytes-per-token", str(10**8), "--weights", "1GB"), "kv-bytes-per-token"),
         (("llama_70b", "--kv-pool-bytes", "-1"), "kv_pool_bytes"),
         (("llama_70b", "--num-speculative-tokens", "-1"), "num_speculative_tokens"),
         (("llama_70b", "--request-rate", "nan", "--prompt-tokens", "1", "--output-tokens", "1"), "requests_per_second"),
@@ -262,6 +272,8 @@ def test_bad_input_is_refused_in_one_line(
         (),
         ("llama_70b", "--concurrency", "4", "--request-rate", "1", "--prompt-tokens", "9", "--output-tokens", "9"),
         ("llama_70b", "--request-rate", "1"),
+        ("llama_70b", "--lengths", "lengths.json"),
+        ("llama_70b", "--prompt-tokens", "2000"),
         ("llama_70b", "--max-num-batched-tokens", "9", "--max-in-flight-tokens", "9"),
         ("llama_70b", "--gpus", "9"),
     ],

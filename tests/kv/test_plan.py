@@ -235,6 +235,10 @@ def test_a_histogram_is_its_means() -> None:
         (lambda: traffic_from_histogram([], requests_per_second=1, seconds_per_output_token=1), "histogram"),
         (lambda: traffic_from_histogram([(1, 1, -1)], requests_per_second=1, seconds_per_output_token=1), "histogram"),
         (
+            lambda: traffic_from_histogram([(-1, 1, 1), (9, 1, 1)], requests_per_second=1, seconds_per_output_token=1),
+            "histogram",
+        ),
+        (
             lambda: Traffic(requests_per_second=0, prompt_tokens=1, output_tokens=1, seconds_per_output_token=1),
             "requests_per_second",
         ),

@@ -157,3 +157,15 @@ def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
     assert drift is not None
     assert (Figure.BLOCKS, 5_000, 4_500) == (drift.figure, drift.predicted.nominal, drift.reported.nominal)
     assert drift.reasons
+
+
+def test_ranks_that_do_not_divide_a_model_are_not_tried() -> None:
+    """Qwen2.5-14B has 40 heads: 16 ranks are none of its possible settings, and no reason to give up."""
+    # GIVEN
+    config = (CONFIGS / "Qwen2.5-14B.json").read_text(encoding="utf-8")
+    size = 16 * 48 * 8 * 128 * 2 * 2 // 4
+    known = facts(replace(pool(), pool_bytes=5_000 * size), config=config, tensor_parallel=None)
+
+    # THEN
+    assert 4 == model(known).deployment.tensor_parallel
+    assert size == model(known).block_bytes
