@@ -1,9 +1,10 @@
-"""The stories' runs, which mostly wait: begun with the first test of this folder, and asked for by its last ones."""
+"""The stories' runs, which mostly wait: begun with the first test of the session, and asked for by its last ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,38 +39,61 @@ def no_profiles_of_this_machine(tmp_path_factory: pytest.TempPathFactory, monkey
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "no-profiles"))
 
 
+STORY_RUNS = pytest.StashKey["StoryRuns"]()
+
+
+class StoryRuns:
+    """One run of each story that a test asks for, some side by side, beside the tests."""
+
+    def __init__(self, stories: Iterable[str]) -> None:
+        """Begin."""
+        self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-stories-")
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._runs = {story: self._pool.submit(self._run, story) for story in stories}
+
+    def _run(self, story: str) -> Run:
+        trace = Path(self._folder.name) / f"{story}.jsonl"
+        return Run(kvdiag("run", "--simulate", story, "--record", str(trace), "--output", "json"), trace)
+
+    def result(self, story: str) -> Run:
+        """One run, awaited; raises what it raised."""
+        return self._runs[story].result(RUN_LIMIT_SECONDS * len(STORIES))
+
+    def close(self) -> None:
+        """Begin no other, and wait for those that run."""
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put this folder's tests together, those of the stories last; all else stays in its random order."""
-    ours = [item for item in items if HERE in item.path.parents]
-    ours.sort(key=_is_of_a_story)
-    others = [item for item in items if HERE not in item.path.parents]
-    items[:] = [*others, *ours]
+    """Put the tests of the stories last; all else stays in its random order."""
+    items.sort(key=lambda item: HERE in item.path.parents and _is_of_a_story(item))
 
 
 def _is_of_a_story(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and "run" in item.fixturenames
 
 
-@pytest.fixture(scope="package", autouse=True)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
-    """One run of each story that a test asks for."""
-    folder = tmp_path_factory.mktemp("stories")
-    asking = [item for item in request.session.items if isinstance(item, pytest.Function) and _is_of_a_story(item)]
-    stories = dict.fromkeys(str(item.callspec.params["story"]) for item in asking)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin the runs that some test of this session asks for."""
+    asking = [
+        item
+        for item in session.items
+        if isinstance(item, pytest.Function) and HERE in item.path.parents and _is_of_a_story(item)
+    ]
+    if asking and not session.config.option.collectonly:
+        stories = dict.fromkeys(str(item.callspec.params["story"]) for item in asking)
+        session.config.stash[STORY_RUNS] = StoryRuns(stories)
 
-    def run(story: str) -> Run:
-        trace = folder / f"{story}.jsonl"
-        return Run(kvdiag("run", "--simulate", story, "--record", str(trace), "--output", "json"), trace)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            yield {story: pool.submit(run, story) for story in stories}
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End with the session."""
+    if STORY_RUNS in config.stash:
+        config.stash[STORY_RUNS].close()
 
 
 @pytest.fixture
-def run(runs: dict[str, Future[Run]], story: str) -> Run:
-    """The run of the test's story, waited for."""
-    return runs[story].result(RUN_LIMIT_SECONDS * len(STORIES))
+def run(request: pytest.FixtureRequest, story: str) -> Run:
+    """The run of the test's story, awaited."""
+    return request.config.stash[STORY_RUNS].result(story)
