@@ -49,7 +49,8 @@ def test_links_are_not_followed(agent: Path, tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "folder gone": "import shutil; shutil.rmtree(folder)",
+    # Moved first: what is published while a folder is emptied would keep it from being removed.
+    "folder gone": "import os, shutil; os.rename(folder, folder + '-gone'); shutil.rmtree(folder + '-gone', True)",
     # The agent makes the folder anew as soon as it is gone: until the file is there first.
     "folder a file": "import pathlib, shutil, contextlib\n"
     "while not os.path.isfile(folder):\n"
