@@ -55,8 +55,8 @@ _FUNCTIONS: tuple[tuple[Phase, str], ...] = (
     (
         "graph_capture",
         (
-            "capture_model _capture_cudagraphs capture_graph capture_one_batch_size init_cuda_graphs _warmup_and_capture "
-            "profile_cudagraph_memory init_device_graphs CudaGraphRunner capture_end"
+            "capture_model _capture_cudagraphs capture_graph capture_one_batch_size init_cuda_graphs "
+            "_warmup_and_capture profile_cudagraph_memory init_device_graphs CudaGraphRunner capture_end"
         ),
     ),
     ("wake", "wake_up resume_memory_occupation"),
