@@ -111,14 +111,11 @@ class Case:
     @property
     def rank(self) -> RankReport | None:
         """What the log says of the failed process's memory; of several that may be it, the one with least."""
-        chief = self.chief
         ranks = self.report.ranks if self.report is not None else ()
-        own = [rank for rank in ranks if chief is not None and chief.process and rank.name == chief.process]
-        return (
-            own[0]
-            if own
-            else (self.report.deciding_rank if self.report is not None else None) or (ranks[0] if ranks else None)
-        )
+        names = {account.process for account in self.accounts} - {""}
+        own = [rank for rank in ranks if rank.name in names]
+        smallest = self.report.deciding_rank if self.report is not None else None
+        return next(iter(own), None) or smallest or next(iter(ranks), None)
 
     @property
     def total_bytes(self) -> int | None:
