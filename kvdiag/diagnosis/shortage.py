@@ -138,11 +138,11 @@ what they print of their memory when all is well match none of them."""
 def parse_shortage(kind: Kind, text: str) -> Shortage:
     """The figures of one message that begins as an anchor of `kind` does; a little before it may stand in `text`."""
     text = text[:MAX_MESSAGE_CHARACTERS]
-    # A message may be wrapped between words, or in the middle of one.
-    spaced, joined = " ".join(text.split()), re.sub(r"\s*\n\s*", "", text)
+    # A message may be wrapped between words, or in the middle of one, which only shows without any blanks.
+    spaced, squeezed = " ".join(text.split()), "".join(text.split())
     told: dict[str, Any] = {}
-    for name, form, pattern in _FIGURES.get(kind, _ALLOCATION):
-        found = pattern.search(spaced) or pattern.search(" ".join(joined.split()))
+    for name, form, pattern, without_blanks in _FIGURES.get(kind, _ALLOCATION):
+        found = pattern.search(spaced) or without_blanks.search(squeezed)
         value = None if found is None else _value(form, found)
         if value is not None:
             told.setdefault(name, value)
@@ -150,12 +150,17 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
     if reserved is not None and reserved >= told.get("allocated_bytes", reserved):
         told.setdefault("unallocated_bytes", reserved - told.get("allocated_bytes", reserved))
     if kind not in _FIGURES:
-        told.update(_processes(spaced, told))
+        told.update(_processes(spaced, squeezed, told))
     return Shortage(kind=kind, message=spaced[:400], **_possible(told))
 
 
-def _figures(*table: tuple[str, str, str]) -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    return tuple((name, form, re.compile(pattern)) for name, form, pattern in table)
+def _squeezed(pattern: str) -> re.Pattern[str]:
+    """A pattern as it has to be where every blank has gone, and with it where one word ends."""
+    return re.compile(re.sub(r" (?:\?|\{\d+,\d+\})?", "", pattern).replace(r"(?!\w)", "").replace(r"\b", ""))
+
+
+def _figures(*table: tuple[str, str, str]) -> tuple[tuple[str, str, re.Pattern[str], re.Pattern[str]], ...]:
+    return tuple((name, form, re.compile(pattern), _squeezed(pattern)) for name, form, pattern in table)
 
 
 _ALLOCATION = _figures(
@@ -219,15 +224,18 @@ _FIGURES = {
 }
 """Field of `Shortage` to the forms and wordings of it, by kind; the other kinds are allocations."""
 
-_PROCESSES = re.compile(rf"(?<!this )\bProcess (\d{{1,10}}) has {SIZE} memory in use")
+_PROCESS = rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use"
+_PROCESSES, _PROCESSES_SQUEEZED = re.compile(_PROCESS), _squeezed(_PROCESS)
 MAX_PROCESSES = 64
 
 
-def _processes(text: str, told: dict[str, Any]) -> dict[str, Any]:
+def _processes(spaced: str, squeezed: str, told: dict[str, Any]) -> dict[str, Any]:
     """Which of the listed processes is torch's own: in a container it is listed by the host's id, as if another."""
     listed = [
         (int(found[1]), size)
-        for found in list(_PROCESSES.finditer(text))[:MAX_PROCESSES]
+        for found in max(list(_PROCESSES.finditer(spaced)), list(_PROCESSES_SQUEEZED.finditer(squeezed)), key=len)[
+            :MAX_PROCESSES
+        ]
         if (size := as_bytes(found[2], found[3])) is not None
     ]
     if "process_bytes" in told or not listed:

@@ -16,11 +16,12 @@ from kvdiag.diagnosis.postmortem import Account, Case
 from kvdiag.diagnosis.postmortem.case import agree
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.trace import read_trace
-from kvdiag.kv.reported import GIB, EngineReport
+from kvdiag.kv.reported import GIB, EngineReport, Settings
 from kvdiag.model import Gap
 from kvdiag.sources.black_box import read_file, read_folder
 from kvdiag.sources.long_log import GZIP_MAGIC, read_long_log
 from kvdiag.sources.vllm_log import parse_log
+from kvdiag.sources.vllm_settings import parse_settings
 
 Kind = Literal["black box", "trace", "log"]
 PEEK_BYTES = 64 * 2**10
@@ -143,7 +144,9 @@ def _report(text: str) -> EngineReport | None:
     try:
         return parse_log(text)
     except KvdiagError:
-        return None
+        # It died before it told its memory; how it was started stands there all the same.
+        settings = parse_settings(text.splitlines())
+        return None if settings == Settings() else EngineReport(settings=settings)
 
 
 def _account(failure: LoggedFailure, origin: str) -> Account:

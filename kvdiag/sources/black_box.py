@@ -1,7 +1,7 @@
 """The black boxes that the agents in a server's processes have written (kvdiag/agent/black_box.py), as untrusted input.
 
 Pure: `parse`. With I/O: `read_folder`, `read_file`. In a folder the rules of publications hold: names matched, links
-not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the user's own choice.
+not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the user's choice.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import os
 import select
 import stat
 import sys
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ ROUND_CHUNKS = 1
 TAIL_CHUNKS = 3
 MAX_BYTES = 512 * 2**20
 SILENT_SECONDS = 60.0
+UNOPENED_SECONDS = 2.0
 GZIP_MAGIC = b"\x1f\x8b"
 
 _LITERALS = (
@@ -67,17 +69,21 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
 
 
 def _chunks(file: int, name: str) -> Iterator[bytes]:
-    """Whole chunks but for the last; a pipe's writer may take its time, though not for ever."""
+    """Whole chunks but for the last; a pipe's writer may take its time to come and to write, though not for ever."""
     held, total = b"", 0
+    unopened_until = time.monotonic() + UNOPENED_SECONDS
     while total < MAX_BYTES:
-        ready, _, _ = select.select([file], [], [], SILENT_SECONDS)
-        if not ready:
-            raise KvdiagError(f"{name} has told nothing for {SILENT_SECONDS:.0f} s: give a log that ends")
         try:
             read = os.read(file, CHUNK_BYTES)
         except BlockingIOError:
+            if not select.select([file], [], [], SILENT_SECONDS)[0]:
+                raise KvdiagError(f"{name} has told nothing for {SILENT_SECONDS:.0f} s: give a log that ends") from None
             continue
         if not read:
+            # A named pipe that nobody has opened to write reads as one that has ended.
+            if not total and stat.S_ISFIFO(os.fstat(file).st_mode) and time.monotonic() < unopened_until:
+                time.sleep(0.05)
+                continue
             break
         held, total = held + read, total + len(read)
         if len(held) >= CHUNK_BYTES:

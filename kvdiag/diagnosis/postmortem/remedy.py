@@ -89,7 +89,8 @@ def _floor(ratio: float) -> float:
 
 def _cost(case: Case, pool_bytes: int) -> str:
     """Tokens of the pool that bytes of it are, where the log tells both."""
-    rank, report = case.rank, case.report
+    report = case.report
+    rank = None if report is None else report.deciding_rank
     if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:
         return ""
     tokens = pool_bytes * report.tokens // rank.pool.nominal_bytes

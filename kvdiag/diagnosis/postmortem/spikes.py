@@ -95,7 +95,9 @@ def _remedy(case: Case) -> str:
     chief = case.chief
     phase = None if chief is None else chief.phase
     if chief is not None and chief.shortage.kind == "workspace":
-        return "Raise the library's workspace (FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
+        return (
+            "Raise the library's workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
+        )
     tokens = scaled("--max-num-batched-tokens", _batched(case), case, step=STEP_TOKENS)
     if phase == "profile":
         # The pool does not exist yet: a smaller memory fraction would free nothing.
