@@ -30,7 +30,7 @@ _PREFIX = re.compile(
     r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)",
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
-_REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
+REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
 """Lines that quote what users write, who may write anything."""
 
 _LOAD = re.compile(
@@ -145,7 +145,7 @@ def _lines(text: str) -> list[str]:
         line = raw[:MAX_LINE_CHARACTERS]
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        lines.append("" if _REQUEST_LINE.search(line) else line)
+        lines.append("" if REQUEST_LINE.search(line) else line)
     return lines
 
 

@@ -251,7 +251,7 @@ def _processes(spaced: str, squeezed: str, told: dict[str, Any]) -> dict[str, An
 def as_bytes(number: str, unit: str) -> int | None:
     """A printed size; `None` for one that no machine has."""
     size = float(number.replace(",", "")) * _UNITS[unit.lower().replace("ib", "b")]
-    return round(size) if size <= MAX_BYTES else None
+    return int(size) if size <= MAX_BYTES else None
 
 
 def _value(form: str, found: re.Match[str]) -> int | float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import select
 import stat
 import sys
@@ -15,9 +16,11 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from kvdiag.diagnosis.failure_log import MAX_LINE_CHARACTERS, REQUEST_LINE
 from kvdiag.diagnosis.shortage import ANCHORS
 from kvdiag.errors import KvdiagError
 
@@ -124,4 +127,15 @@ def _tells(chunk: bytes) -> bool:
     if not any(literal in chunk for literal in _LITERALS):
         return False
     text = chunk.decode("utf-8", "replace")
-    return any(pattern.search(text) for kind, pattern in ANCHORS if kind != "host")
+    return any(_is_the_servers_own(text, found.start()) for found in _found(text))
+
+
+def _found(text: str) -> Iterator[re.Match[str]]:
+    return chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind != "host")
+
+
+def _is_the_servers_own(text: str, position: int) -> bool:
+    """Whether the line is not one that quotes what a user has written."""
+    end = text.find("\n", position)
+    line = text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
+    return REQUEST_LINE.search(line[:MAX_LINE_CHARACTERS]) is None

@@ -59,7 +59,7 @@ def test_ranks_that_print_at_once_are_told_apart() -> None:
 
     # THEN
     assert actual is not None
-    assert (1, round(605.88 * 2**20), 1024) == (actual.rank, actual.shortage.free_bytes, actual.max_num_seqs)
+    assert (1, int(605.88 * 2**20), 1024) == (actual.rank, actual.shortage.free_bytes, actual.max_num_seqs)
     assert "warmup" == actual.phase
 
 

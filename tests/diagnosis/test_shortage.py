@@ -28,7 +28,7 @@ ASYNC = (
 
 def gib(size: float) -> int:
     """Bytes of a size that is printed in GiB."""
-    return round(size * GIB)
+    return int(size * GIB)
 
 
 def told(text: str) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def told(text: str) -> dict[str, Any]:
                 "kind": "torch",
                 "device": 0,
                 "asked_bytes": 786 * MIB,
-                "free_bytes": round(140.75 * MIB),
+                "free_bytes": int(140.75 * MIB),
                 "total_bytes": gib(79.11),
                 "process_bytes": gib(78.96),
                 "allocated_bytes": gib(68.83),
                 "private_bytes": 660 * MIB,
-                "unallocated_bytes": round(331.08 * MIB),
+                "unallocated_bytes": int(331.08 * MIB),
             },
             id="2.4 and later, the own process listed by the host's id",
         ),
@@ -72,7 +72,7 @@ def told(text: str) -> dict[str, Any]:
                 "process_bytes": gib(20.57),
                 "others": ((77, GIB),),
                 "allocated_bytes": gib(20.13),
-                "unallocated_bytes": round(755.5 * KIB),
+                "unallocated_bytes": int(755.5 * KIB),
             },
             id="2.1, misspelt, with another process and a thousands separator",
         ),
@@ -97,7 +97,7 @@ def told(text: str) -> dict[str, Any]:
                 "kind": "torch",
                 "device": 3,
                 "asked_bytes": gib(1.63),
-                "free_bytes": round(565.31 * MIB),
+                "free_bytes": int(565.31 * MIB),
                 "total_bytes": gib(44.56),
                 "allocated_bytes": gib(27.91),
                 "unallocated_bytes": gib(27.93) - gib(27.91),
@@ -112,10 +112,10 @@ def told(text: str) -> dict[str, Any]:
                 "kind": "torch",
                 "device": 0,
                 "asked_bytes": 8 * MIB,
-                "free_bytes": round(7.5 * MIB),
+                "free_bytes": int(7.5 * MIB),
                 "total_bytes": gib(10.92),
                 "allocated_bytes": gib(10.12),
-                "unallocated_bytes": round(32.25 * MIB),
+                "unallocated_bytes": int(32.25 * MIB),
             },
             id="up to 1.3",
         ),
@@ -124,8 +124,8 @@ def told(text: str) -> dict[str, Any]:
             {
                 "kind": "async",
                 "device": 1,
-                "asked_bytes": round(1.49 * MIB),
-                "free_bytes": round(3.06 * MIB),
+                "asked_bytes": int(1.49 * MIB),
+                "free_bytes": int(3.06 * MIB),
                 "total_bytes": gib(39.39),
                 "allocated_bytes": gib(9.64),
             },

@@ -13,6 +13,7 @@ from kvdiag.sources.long_log import read_long_log
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 LINE = b"INFO Engine 000: Avg prompt throughput: 612.0 tokens/s, Running: 3 reqs, Waiting: 0 reqs\n"
+QUOTED = b"INFO Received request cmpl-1: prompt: 'CUDA out of memory. Tried to allocate 9.00 GiB'\n"
 
 
 def filler(mebibytes: int) -> bytes:
@@ -24,7 +25,7 @@ def filler(mebibytes: int) -> bytes:
 def test_failure_in_the_middle_of_a_long_log_is_kept(tmp_path: Path, packed: bool) -> None:
     """The start, the failure wherever it is, and the end are kept; what is between them is not."""
     # GIVEN
-    content = b"the start\n" + filler(12) + OOM + filler(12) + b"the end\n"
+    content = b"the start\n" + QUOTED + filler(12) + OOM + filler(12) + b"the end\n"
     path = tmp_path / "server.log"
     path.write_bytes(gzip.compress(content, 1) if packed else content)
 
