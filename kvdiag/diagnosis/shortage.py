@@ -95,8 +95,11 @@ class Shortage:
 
 _WORDINGS: tuple[tuple[Kind, str], ...] = (
     ("absurd", r"Tried\s+to\s+allocate\s+more\s+than\s+1\s?EB"),
-    ("torch", r"out\s+of\s+memory(?:\.|\s+\([^()]{0,200}\)\.)?\s+Tried\s+to\s+allocate(?!\s+more)"),
-    ("torch", r"(?:CUDA|HIP|XPU|NPU|MUSA|MPS\s+backend)\s+out\s+of\s+memory(?!\s+occurred|\.?\s+[TA])"),
+    ("torch", r"out\s+of\s+memory(?:[.:,!]|\s+\([^()]{0,200}\)\.)?\s+[Tt]ried\s+to\s+allocate(?!\s+more)"),
+    (
+        "torch",
+        r"\b(?:CUDA|cuda|Cuda|HIP|XPU|NPU|MUSA|MPS\s+backend)\s+out\s+of\s+memory(?!\s+occurred|[.:,!]?\s+[TtA]\w)",
+    ),
     ("torch", r"OutOfMemoryError\s{0,2}[:(]"),
     ("torch", r"Out\s+of\s+memory\s+(?:while\s+trying\s+to\s+allocate|allocating)\s+\d"),
     ("limit", r"Allocation\s+was\s+preemptively\s+rejected|Preemptively\s+rejecting\s+allocation"),
@@ -151,7 +154,10 @@ def parse_shortage(kind: Kind, text: str) -> Shortage:
         told.setdefault("unallocated_bytes", reserved - told.get("allocated_bytes", reserved))
     if kind not in _FIGURES:
         told.update(_processes(spaced, squeezed, told))
-    return Shortage(kind=kind, message=spaced[:400], **_possible(told))
+    told = _possible(told)
+    if kind == "torch" and "allowed_bytes" in told and told.get("free_bytes", 0) >= told.get("asked_bytes", 2**63):
+        kind = "limit"
+    return Shortage(kind=kind, message=spaced[:400], **told)
 
 
 def _squeezed(pattern: str) -> re.Pattern[str]:
@@ -164,7 +170,7 @@ def _figures(*table: tuple[str, str, str]) -> tuple[tuple[str, str, re.Pattern[s
 
 
 _ALLOCATION = _figures(
-    ("asked_bytes", "size", rf"Tried to allocate {SIZE}"),
+    ("asked_bytes", "size", rf"[Tt]ried to allocate {SIZE}"),
     ("asked_bytes", "size", rf"[Rr]equested(?: size)? {{0,8}}:? {{0,2}}{SIZE}"),
     ("asked_bytes", "size", rf"(?:trying to allocate|allocating) {SIZE}"),
     ("asked_bytes", "size", rf"(?:calloc|malloc|alloc)(?: async)? {SIZE}"),

@@ -150,6 +150,23 @@ def told(text: str) -> dict[str, Any]:
             id="HIP, cut off",
         ),
         pytest.param("torch.cuda.OutOfMemoryError: CUDA out of memory.", {"kind": "torch"}, id="no figures"),
+        pytest.param(
+            "cuda out of memory: tried to allocate 12 GiB", {"kind": "torch", "asked_bytes": 12 * GIB}, id="in passing"
+        ),
+        pytest.param(
+            "NPU out of memory. Tried to allocate 5.50 GiB (NPU 3; 60.97 GiB total capacity; 52.30 GiB already "
+            "allocated; 52.30 GiB current active; 1.20 GiB free; 53.00 GiB reserved in total by PyTorch)",
+            {
+                "kind": "torch",
+                "device": 3,
+                "asked_bytes": gib(5.5),
+                "free_bytes": gib(1.2),
+                "total_bytes": gib(60.97),
+                "allocated_bytes": gib(52.3),
+                "unallocated_bytes": gib(53) - gib(52.3),
+            },
+            id="NPU",
+        ),
         pytest.param("RuntimeError: CUDA error: out of memory\nCUDA kernel errors", {"kind": "driver"}, id="driver"),
         pytest.param(
             "cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58", {"kind": "driver"}, id="torch 0.4"

@@ -43,6 +43,9 @@ def holes(account: Account) -> Holes:
     if unallocated is None or free is None:
         return Holes(state="unknown", reason=f"the message has no figure of unused bytes; {SNAPSHOT} would decide")
     told = f"{readable_bytes(asked)} asked for, {readable_bytes(free)} free, {readable_bytes(unallocated)} unallocated"
+    if free >= asked:
+        late = "others gave memory back before the message was made, or a limit stands before the device"
+        return Holes(state="unknown", reason=f"{told}: what is free is enough by itself, so {late}")
     if unallocated >= asked:
         return Holes(state="confirmed", reason=f"{told}: the unallocated bytes alone would have been enough")
     if free + unallocated < asked:

@@ -79,11 +79,12 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
     grown = [one for one in (case.before.findings if case.before else ()) if one.id.startswith("leak.device")]
     leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
     when = "" if chief.phase is not None else "; whether it was a request or the start is not told: add --log"
+    enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
     summary = asked_for(case) + (when if leaks is None else f"; {leaks.id} had taken the headroom before")
     return (
         Finding(
             id=ACTIVATION,
-            status="fault" if leaks is None else "suspect",
+            status="fault" if leaks is None and not enough else "suspect",
             summary=summary,
             evidence=evidence(case),
             remedy=_remedy(case),

@@ -111,6 +111,15 @@ class TestActivation:
         assert "unknown" == actual.worst
         assert any(one.id == self.ID and "black box" in one.summary for one in actual.findings)
 
+    def test_only_suspect_where_enough_was_free(self) -> None:
+        """The message is made after the failure; what it shows free may not have been."""
+        # GIVEN
+        late = account(phase="prefill", free_bytes=2 * GIB, unallocated_bytes=0, allocated_bytes=75 * GIB)
+
+        # THEN
+        assert "suspect" == finding(self.ID, late).status
+        assert "unknown" == finding("fragmentation.allocator", late).status
+
 
 class TestGraphCapture:
     """spike.graph_capture."""
@@ -227,6 +236,21 @@ def test_pool_below_zero_is_made_up_for() -> None:
     assert actual.remedy.startswith(
         "Raise --gpu-memory-utilization by 0.0098 (838860800 bytes, 800 MiB): 0.95 -> 0.96;"
     )
+
+
+def test_limit_below_the_device_is_named() -> None:
+    """A process that is allowed less than the device has was stopped by its limit, not by the device."""
+    # WHEN
+    worst, actual = status_of(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.00 GiB of which 10.00 GiB is "
+        "free. 11.00 GiB allowed; Of the allocated memory 10.90 GiB is allocated by PyTorch, and 1.00 MiB is reserved by "
+        "PyTorch but unallocated.",
+        "baseline.misconfigured",
+    )
+
+    # THEN
+    assert ("fault", "fault") == (worst, actual.status)
+    assert "a limit of 11.00 GiB" in actual.summary
 
 
 def test_weights_that_do_not_fit_are_not_the_fractions_fault() -> None:
