@@ -179,9 +179,11 @@ def asked_for(case: Case) -> str:
     shortage = chief.shortage
     where = "" if shortage.device is None else f" on GPU {shortage.device}"
     who = f" by {chief.process}" if chief.process else ""
-    asked = (
-        "memory was asked for" if shortage.asked_bytes is None else f"{readable_bytes(shortage.asked_bytes)} asked for"
-    )
+    asked = "memory was asked for"
+    if shortage.asked_bytes is not None:
+        asked = f"{readable_bytes(shortage.asked_bytes)} asked for"
+    elif shortage.kind == "masked":
+        asked = "memory ran out (NVML refused the figures, as on MIG slices and Jetson)"
     there = [] if shortage.free_bytes is None else [f"{readable_bytes(shortage.free_bytes)} free"]
     if shortage.unallocated_bytes is not None:
         there.append(f"{readable_bytes(shortage.unallocated_bytes)} reserved but unallocated")

@@ -67,7 +67,7 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
     if chief.phase is None and shortage.asked_bytes is None:
         return unseen(
             ACTIVATION,
-            f"memory ran out ({shortage.kind}), and neither how much was asked for nor when is told; the engine's log "
+            f"{asked_for(case)}, and neither how much was asked for nor when is told; the engine's log "
             "from its start, or the agent's black box, would",
         )
     if holes(chief).state == "confirmed":

@@ -243,8 +243,8 @@ def test_limit_below_the_device_is_named() -> None:
     # WHEN
     worst, actual = status_of(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.00 GiB of which 10.00 GiB is "
-        "free. 11.00 GiB allowed; Of the allocated memory 10.90 GiB is allocated by PyTorch, and 1.00 MiB is reserved by "
-        "PyTorch but unallocated.",
+        "free. 11.00 GiB allowed; Of the allocated memory 10.90 GiB is allocated by PyTorch, and 1.00 MiB is reserved "
+        "by PyTorch but unallocated.",
         "baseline.misconfigured",
     )
 
