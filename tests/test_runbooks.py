@@ -9,12 +9,15 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
 from kvdiag.commands import cli
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
+from kvdiag.diagnosis.postmortem import case
 from kvdiag.diagnosis.rules import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -47,18 +50,22 @@ def commands(text: str) -> Iterator[list[str]]:
 def evidence_names() -> dict[str, set[str]]:
     """Every name a rule gives its evidence, by the verdicts of its module (names made at run time are left out)."""
     names: dict[str, set[str]] = {}
-    for rule in RULES:
+    for rule in (*POSTMORTEM_RULES, *RULES):
         module = sys.modules[rule.__module__]
-        given = {
-            node.args[0].value
-            for node in ast.walk(ast.parse(inspect.getsource(module)))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "number"
-            if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
-        }
         for verdict in vars(module).values():
             if isinstance(verdict, str) and verdict in KNOWLEDGE:
-                names[verdict] = given
+                names[verdict] = names_given(module)
     return names
+
+
+def names_given(module: ModuleType) -> set[str]:
+    """Every name that a module gives its evidence."""
+    return {
+        node.args[0].value
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "number"
+        if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
 
 
 def test_folder_holds_one_runbook_for_each_verdict_and_no_other() -> None:
@@ -122,3 +129,9 @@ def test_every_evidence_name_is_explained(verdict: str) -> None:
     """What a verdict can show as evidence is explained where its runbook says how to read it."""
     explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
     assert evidence_names()[verdict] <= explained
+
+
+def test_every_figure_of_a_post_mortem_is_explained() -> None:
+    """The verdicts on a death share one list of evidence, which the index explains."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert names_given(case) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a post-mortem shows")[2]))

@@ -12,7 +12,7 @@ from kvdiag.diagnosis.steps import STEPS
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "informed"]
 
 
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
@@ -25,7 +25,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     """
     stepped = bool(timeline.marks) or _cut_off(facts)
     steps = tuple(step.judge(timeline, facts, limits) for step in STEPS) if stepped else ()
-    findings = tuple(_informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+    findings = tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
         worst=_worst(timeline, facts, steps, findings, limits),
@@ -40,7 +40,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     )
 
 
-def _informed(finding: Finding) -> Finding:
+def informed(finding: Finding) -> Finding:
     """The finding with what is known of its verdict, where the rule itself did not say more."""
     entry = KNOWLEDGE[finding.id]
     return replace(

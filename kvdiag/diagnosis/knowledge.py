@@ -58,6 +58,16 @@ KNOWLEDGE: Mapping[str, Entry] = {
         remedy="Upgrade or disable the library or feature that was added last; restart the engine before the memory is "
         "gone: headroom divided by growth per request tells how many requests are left.",
     ),
+    "leak.host": _entry(
+        "leak.host",
+        symptom="Host memory of one of the server's processes rises for hours, until the kernel ends it.",
+        likely_cause="Buffers outside Python (a transport, NCCL, malloc's arenas), a cache without a bound, or objects "
+        "kept per request; a bounded cache that still fills looks the same.",
+        confirm="Anonymous memory (not page cache) of each process over hours, at equal load; `malloc_trim(0)` gives "
+        "back what arenas keep, and a cache stops at its bound.",
+        remedy="Bound or disable the cache or transport that grows; restart before the limit is met; raise the "
+        "container's memory limit to win time.",
+    ),
     "baseline.foreign_memory": _entry(
         "baseline.foreign_memory",
         symptom="The device holds bytes that are not the server's.",
@@ -115,6 +125,26 @@ KNOWLEDGE: Mapping[str, Entry] = {
         "of a hybrid model.",
         confirm="Compare blocks held with ceil(tokens / block size) for one request of known length.",
         remedy="Use a smaller --block-size; enable paged attention; cap max_tokens where the engine reserves by it.",
+    ),
+    "spike.activation": _entry(
+        "spike.activation",
+        symptom="One step asks for more device memory than the headroom has; before it and after it memory is flat.",
+        likely_cause="A larger batch, prompt, image or number of log-probabilities than the profile run of the start "
+        "had, so that the KV pool was given what the step needs.",
+        confirm="The failed size grows with tokens of the step x hidden size, or x vocabulary (logits), and not with "
+        "the time since the start; the idle floor before it is the floor after the start.",
+        remedy="Leave more room (lower --gpu-memory-utilization by what was short / the device's total), or make the "
+        "step smaller: --max-num-batched-tokens, --max-num-seqs, --max-logprobs, --limit-mm-per-prompt.",
+    ),
+    "spike.graph_capture": _entry(
+        "spike.graph_capture",
+        symptom="The server dies while it captures CUDA graphs, before its first request.",
+        likely_cause="The graphs need more than the estimate that the KV pool was sized by, or than the headroom where "
+        "none is made (vLLM before 0.21).",
+        confirm="The log ends between 'Capturing CUDA graphs' and 'Graph capturing finished'; it starts with "
+        "--enforce-eager.",
+        remedy="Lower --gpu-memory-utilization by what was short / the device's total, or capture fewer sizes "
+        "(--max-cudagraph-capture-size).",
     ),
     "imbalance.rank": _entry(
         "imbalance.rank",

@@ -1,18 +1,15 @@
-"""Reading torch's out-of-memory message (2.1 and later wording), as a server hands it on in a failed answer.
+"""Torch's out-of-memory message, as a server hands it on in a failed answer: what the rules of a live run need of it.
 
-Format: c10/cuda/CUDACachingAllocator.cpp. The advice at its end is printed whether or not it fits and is never read.
+Every form of it, and everything else that says that memory ran out, is read in `shortage`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = r"(\d{1,7}(?:\.\d{1,4})?) (bytes|B|KiB|MiB|GiB|TiB)"
-_ASKED = re.compile(rf"Tried to allocate {_SIZE}")
-_FREE = re.compile(rf"of which {_SIZE} is free")
-_UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+from kvdiag.diagnosis.shortage import ANCHORS, parse_shortage
+
+_TORCH = tuple(pattern for kind, pattern in ANCHORS if kind in {"torch", "limit", "async"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +30,12 @@ class OutOfMemory:
 
 def parse_oom(text: str) -> OutOfMemory | None:
     """The figures of an out-of-memory message; `None` where the text is none."""
-    asked = _bytes(_ASKED, text)
-    if asked is None or "out of memory" not in text.lower():
+    begins = [found.start() for pattern in _TORCH if (found := pattern.search(text)) is not None]
+    if not begins:
         return None
-    return OutOfMemory(asked_bytes=asked, free_bytes=_bytes(_FREE, text), unallocated_bytes=_bytes(_UNALLOCATED, text))
-
-
-def _bytes(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+    told = parse_shortage("torch", text[min(begins) :])
+    if told.asked_bytes is None:
+        return None
+    return OutOfMemory(
+        asked_bytes=told.asked_bytes, free_bytes=told.free_bytes, unallocated_bytes=told.unallocated_bytes
+    )

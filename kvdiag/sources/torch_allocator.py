@@ -43,7 +43,7 @@ SPLIT_REQUEST_SECONDS = 10.0
 Reading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """A file that is not read; the message says why."""
 
 
@@ -84,7 +84,7 @@ class TorchAllocatorSource:
         for name in names:
             try:
                 publication, age_seconds = self._publication(folder, name)
-            except (_RefusedError, ValueError) as problem:
+            except (RefusedError, ValueError) as problem:
                 gaps.append(_gap("failed", f"{name}: {plain(str(problem))}"))
                 continue
             if age_seconds > FORGOTTEN_SECONDS:
@@ -129,10 +129,10 @@ class TorchAllocatorSource:
                 os.close(file)
 
     def _publication(self, folder: int, name: str) -> tuple[Publication, float]:
-        text, written_seconds = _content(folder, name)
+        text, written_seconds = content(folder, name)
         publication = parse(text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
-            raise _RefusedError(f"it says that it is process {publication.pid}'s")
+            raise RefusedError(f"it says that it is process {publication.pid}'s")
         # A clock that was set would make every file young or old: what counts as well is when it last changed here.
         now_seconds = self._clock()
         known = self._renewed.get(name)
@@ -141,27 +141,32 @@ class TorchAllocatorSource:
         return publication, max(time.time() - written_seconds, now_seconds - known[1], 0.0)
 
 
-def _content(folder: int, name: str) -> tuple[bytes, float]:
-    """A file's bytes, and when it was written."""
+def content(folder: int, name: str) -> tuple[bytes, float]:
+    """A file's bytes, and when it was written.
+
+    Raises:
+        RefusedError: it is no file, too large, or of somebody who may not publish here.
+
+    """
     try:
         # Not following links, and not waiting for the other end of a pipe.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
-        raise _RefusedError(f"cannot be opened: {error.strerror}") from error
+        raise RefusedError(f"cannot be opened: {error.strerror}") from error
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise _RefusedError("not a file")
+            raise RefusedError("not a file")
         if about.st_mode & stat.S_IWOTH:
-            raise _RefusedError("anybody may write it, so nobody's word is in it")
+            raise RefusedError("anybody may write it, so nobody's word is in it")
         if not _may_publish(about, os.fstat(folder)):
-            raise _RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
+            raise RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
         if about.st_size > MAX_FILE_BYTES:
-            raise _RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
+            raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
         # The agent never writes into a file that is there: what comes in one piece is all.
         return os.read(file, MAX_FILE_BYTES), about.st_mtime
     except OSError as error:
-        raise _RefusedError(f"cannot be read: {error.strerror}") from error
+        raise RefusedError(f"cannot be read: {error.strerror}") from error
     finally:
         os.close(file)
 

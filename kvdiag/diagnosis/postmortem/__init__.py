@@ -1,0 +1,99 @@
+"""`postmortem`: what a server that ran out of memory died of, from what it left behind. Pure: no clock, no I/O.
+
+One failure is judged, the first. The rules see it through a `Case`; what a trace shows of the time before it is judged
+by the rules of every timeline, and fills in what the failure alone cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvdiag.diagnosis import diagnose, informed
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.postmortem import baseline, capacity, fragmentation, leaks, spikes
+from kvdiag.diagnosis.postmortem.case import LAST_SECONDS, Account, Case
+from kvdiag.diagnosis.shortage import parse_shortage
+from kvdiag.model import Diagnosis, Facts, Finding, Status
+
+__all__ = ["RULES", "Account", "Case", "postmortem"]
+
+RULES: tuple[Callable[[Case, Limits], tuple[Finding, ...]], ...] = (
+    baseline.judge_foreign,
+    capacity.judge,
+    fragmentation.judge,
+    spikes.judge_capture,
+    spikes.judge_activation,
+    baseline.judge_misconfigured,
+    leaks.judge_torch,
+    leaks.judge_host,
+)
+"""The cause before what it led to: the first fault is the headline."""
+
+
+def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
+    """Judge one failure by every rule. `worst` is unknown, never ok, where no cause was found."""
+    if case.timeline is not None:
+        case = replace(case, before=diagnose(case.timeline, case.facts, limits))
+        case = replace(case, accounts=(*case.accounts, *_accounts_of_steps(case)))
+    own = tuple(informed(finding) for rule in RULES for finding in rule(case, limits))
+    findings = _with_the_time_before(own, case)
+    seen = {finding.status for finding in findings}
+    worst: Status = next((status for status in ("fault", "suspect") if status in seen), "unknown")
+    if not case.accounts and case.before is not None:
+        worst = case.before.worst if case.before.worst != "ok" else "unknown"
+    before, times = case.before, [one.at_seconds for one in case.accounts if one.at_seconds is not None]
+    return Diagnosis(
+        worst=worst,
+        facts=_facts(case),
+        start_seconds=before.start_seconds if before is not None and before.samples else min(times, default=0.0),
+        end_seconds=before.end_seconds if before is not None and before.samples else min(times, default=0.0),
+        samples=0 if before is None else before.samples,
+        steps=() if before is None else before.steps,
+        findings=findings,
+        ledger=() if before is None else before.ledger,
+        gaps=tuple(dict.fromkeys((*case.gaps, *case.contradictions, *(before.gaps if before is not None else ())))),
+    )
+
+
+def _accounts_of_steps(case: Case) -> tuple[Account, ...]:
+    """Messages that requests of kvdiag's own got as their answers, in the trace's last minutes."""
+    timeline = case.timeline
+    if timeline is None or not timeline.samples:
+        return ()
+    last = timeline.samples[-1].at_seconds - LAST_SECONDS
+    errors = [
+        error
+        for span in timeline.spans()
+        if span.begin_seconds >= last and span.outcome is not None
+        for error in span.outcome.errors
+        if "out of memory" in error.lower()
+    ]
+    return tuple(
+        Account(origin="the trace", shortage=parse_shortage("torch", error), phase="request", phase_told_by="the trace")
+        for error in errors[:1]
+    )
+
+
+def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
+    """A finding of the timeline stands where the failure alone says nothing, or cannot tell."""
+    before = {} if case.before is None else {finding.id: finding for finding in case.before.findings}
+    merged = []
+    for finding in own:
+        other = before.pop(finding.id, None)
+        merged.append(other if other is not None and finding.status == "unknown" != other.status else finding)
+    return (*merged, *before.values())
+
+
+def _facts(case: Case) -> Facts:
+    if case.facts != Facts() or case.report is None:
+        return case.facts
+    told = case.report.settings
+    return Facts(
+        engine_name="vllm",
+        engine_version=told.version,
+        model=told.model,
+        max_model_len_tokens=told.max_model_len_tokens,
+        tensor_parallel=told.tensor_parallel,
+        pipeline_parallel=told.pipeline_parallel,
+    )
