@@ -20,8 +20,9 @@ from kvdiag.kv.pages import StateCacheMode
 from kvdiag.kv.parameters import count_parameters
 from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.profiles import Profile, ProfileQuery, find_profile, model_key
+from kvdiag.kv.quantization import declared_quantization, parse_weight_format, usual_quantization
 from kvdiag.kv.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
-from kvdiag.kv.weights import declared_weight_format, parse_weight_format, read_headers
+from kvdiag.kv.weights import read_headers
 from kvdiag.sources.model_files import ModelFiles
 from kvdiag.sources.profile_file import default_path, read_profiles
 
@@ -107,7 +108,9 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[s
         raise KvdiagError("weights cannot be counted for an unknown architecture; pass --weights BYTES")
     return CountedWeights(
         parameters=count_parameters(files.config, architecture),
-        weight_format=weight_format or declared_weight_format(files.config, dtype=architecture.dtype),
+        quantization=declared_quantization(files.config)
+        if weight_format is None
+        else usual_quantization(weight_format),
     )
 
 

@@ -6,6 +6,7 @@ config class do; the docstring names the file. Without `layer_types` the pattern
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import (
+    MOST_HEADS,
     WIDTH_NAMES,
     Family,
     Heads,
@@ -22,7 +23,6 @@ from kvdiag.kv.family import (
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
 
-MOST_HEADS = 4096
 _FALCON_40B_WIDTH = 8192
 # transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
 _GEMMA3N_PERIOD = 5
