@@ -10,7 +10,7 @@ and the engine.
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvdiag.kv.errors import KvModelError
@@ -25,7 +25,6 @@ _MOST_REPEATS = 4
 # A repeated group can take exponential time, and no published list of layers has one.
 _UNREADABLE = re.compile(r"\)[*+{]|\(\?(?![:=!])|\\[1-9]")
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
-_DIGIT = re.compile(r"\d|\\d")
 # What else a block or a projection is called: in other families, and once the engine has fused it.
 _BLOCKS = {
     "self_attn": ("self_attn", "attn", "attention", "mixer"),
@@ -49,63 +48,73 @@ _PROJECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleNames:
-    """The linear layers that a list of entries names: by expressions and parts of names in every layer, and by names
-    in layers of one number.
+    """The linear layers that a list of entries names: by names and parts of names, by wildcards, some of them in layers
+    of one number only, and by expressions.
     """
 
-    expressions: tuple[re.Pattern[str], ...]
-    parts: tuple[re.Pattern[str], ...]
+    parts: frozenset[str]
+    wild: tuple[re.Pattern[str], ...]
     numbered: Mapping[int, tuple[re.Pattern[str], ...]]
+    expressions: tuple[re.Pattern[str], ...]
 
     def __post_init__(self) -> None:
         if any(number < 0 for number in self.numbered):
             raise KvModelError("a layer's number cannot be negative", "ignore")
 
-    @property
-    def tells_layers_apart(self) -> bool:
-        """Whether an expression may name a layer by its number."""
-        return any(_DIGIT.search(expression.pattern) for expression in self.expressions)
-
     def match(self, index: int, name: str) -> bool:
         """Whether the linear layer of that name in layer `index` is meant."""
-        here = self.numbered.get(index)
-        if here and any(one.match(f"layers.{index}.{spelled}") for spelled in spellings(name) for one in here):
-            return True
-        return _anywhere(self, index if self.tells_layers_apart else 0, name)
+        return _match(self, index, name)
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _anywhere(names: ModuleNames, index: int, name: str) -> bool:
-    """Whether an entry without a layer's number means the layer. Plans ask again and again."""
+@functools.lru_cache(maxsize=1 << 15)
+def _match(names: ModuleNames, index: int, name: str) -> bool:
+    """ModuleNames.match; plans ask the same again and again."""
+    wild = (*names.wild, *names.numbered.get(index, ()))
     for spelled in spellings(name):
-        if any(part.match(f"layers.{index}.{spelled}") for part in names.parts):
+        full = f"layers.{index}.{spelled}"
+        if names.parts and not names.parts.isdisjoint(_parts(full)):
             return True
-        if any(one.match(f"{stem}layers.{index}.{spelled}") for one in names.expressions for stem in _STEMS):
+        if any(one.match(full) for one in wild):
+            return True
+        if any(one.match(stem + full) for one in names.expressions for stem in _STEMS):
             return True
     return False
 
 
+def _parts(name: str) -> Iterator[str]:
+    """All that stands between two dots of a name, or more of them."""
+    words = name.split(".")
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            yield ".".join(words[start:end])
+
+
 def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
     """The layers that the entries name. Raises KvModelError for an expression that is none or could take for ever."""
-    expressions: list[re.Pattern[str]] = []
-    parts: list[re.Pattern[str]] = []
+    parts: set[str] = set()
+    wild: list[re.Pattern[str]] = []
     numbered: dict[int, list[re.Pattern[str]]] = {}
+    expressions: list[re.Pattern[str]] = []
     for entry in dict.fromkeys(entries):
         if entry.startswith("re:"):
             expressions.append(_expression(entry.removeprefix("re:"), field))
             continue
         plain = _BEFORE_LAYERS.sub("layers.", entry.strip("."), count=1)
         found = _NUMBERED.match(plain)
-        if found is not None:
-            numbered.setdefault(int(found.group(1)), []).append(_named(plain))
-        elif plain:
-            parts.append(_named(plain))
-    if len(expressions) > _MOST_EXPRESSIONS:
-        raise KvModelError(f"{field} has {len(expressions)} patterns; at most {_MOST_EXPRESSIONS} are read", field)
+        if not any(mark in plain for mark in "*?"):
+            parts.add(plain)
+        elif found is not None:
+            numbered.setdefault(int(found.group(1)), []).append(_wildcard(plain, field))
+        else:
+            wild.append(_wildcard(plain, field))
+    most = max(len(expressions), len(wild), *(len(found) for found in numbered.values()), 0)
+    if most > _MOST_EXPRESSIONS:
+        raise KvModelError(f"{field} has {most} patterns; at most {_MOST_EXPRESSIONS} are read", field)
     return ModuleNames(
-        expressions=tuple(expressions),
-        parts=tuple(parts),
+        parts=frozenset(parts - {""}),
+        wild=tuple(wild),
         numbered={number: tuple(found) for number, found in numbered.items()},
+        expressions=tuple(expressions),
     )
 
 
@@ -123,10 +132,11 @@ def spellings(name: str) -> tuple[str, ...]:
     )
 
 
-def _named(entry: str) -> re.Pattern[str]:
-    """A name or wildcard: what it matches begins and ends where a part of a name does, and all below it is meant."""
-    wild = any(mark in entry for mark in "*?")
-    body = fnmatch.translate(entry).removeprefix("(?s:").removesuffix(")\\Z") if wild else re.escape(entry)
+def _wildcard(entry: str, field: str) -> re.Pattern[str]:
+    """A wildcard begins and ends where a part of a name does, and all below what it names is meant."""
+    if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MOST_REPEATS:
+        raise KvModelError(f"{field} has the wildcard {entry[:60]!a}, which is not read; pass --weights BYTES", field)
+    body = fnmatch.translate(entry).removeprefix("(?s:").removesuffix(")\\Z")
     before = "" if entry.startswith("*") else r"(?:.*\.)?"
     return re.compile(rf"(?s:{before}{body}(?:\..*)?)\Z")
 

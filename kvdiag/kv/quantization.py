@@ -26,6 +26,8 @@ _INTEGER_BITS = (2, 3, 4, 8)
 _FLOAT_BITS = (4, 8)
 _FOUR_BITS = 4
 _EXPERTS = "mlp.experts."
+# Lists that name every linear layer of every expert.
+_MOST_NAMES = 1 << 18
 _OVERRIDE = "pass --weights FORMAT or --weights BYTES"
 
 
@@ -220,7 +222,7 @@ def _left_alone(declared: Fields) -> Iterator[Apart]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
     for holder in (declared, declared.child("quantization")):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
-            entries = None if holder is None else holder.strings(key)
+            entries = None if holder is None else holder.strings(key, most=_MOST_NAMES)
             if holder is not None and entries:
                 yield Apart(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
 

@@ -251,6 +251,14 @@ def test_every_tool_has_a_list_of_its_own(key: str) -> None:
     assert (16, 8) == (stored_bits(quantization, "self_attn.q_proj"), stored_bits(quantization, "mlp.down_proj"))
 
 
+def test_lists_of_every_expert_are_read() -> None:
+    """A list may name each linear layer of each expert; the first one stands for all."""
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.down_proj" for layer in range(40) for expert in range(256)]
+    quantization = declared(quant_method="fp8", ignore=names)
+
+    assert (16, 8) == tuple(stored_bits(quantization, "mlp.experts.0.down_proj", index) for index in (39, 40))
+
+
 def test_other_families_names_are_known() -> None:
     """A block of Mixtral or Nemotron-H goes by another name."""
     assert {"mlp.down_proj", "block_sparse_moe.down_proj", "mixer.down_proj"} <= set(spellings("mlp.down_proj"))
