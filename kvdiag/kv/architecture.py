@@ -7,8 +7,9 @@ since it is wrong 4 to 25 times on latent, windowed and state layers.
 
 from collections.abc import Mapping
 
+from kvdiag.kv.attention_families import encoder_only
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.families import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.hf_defaults import HF_DEFAULTS
@@ -47,8 +48,11 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
     if family is None:
-        field = text.path("model_type")
+        holder = text if text.has("model_type") else top
+        field = holder.path("model_type" if holder.has("model_type") else "architectures")
         raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
+    if _looks_both_ways(top, text, model_type):
+        family = encoder_only
     parts = family(_filled(text, model_type, nested=text is not top), top)
     return Architecture(
         model_type=model_type,
@@ -79,11 +83,11 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
 
 
 def _text_config(top: Fields) -> Fields:
-    """The language model's own config: the first nested one that names a depth or a model type."""
+    """The language model's own config: the first nested one that says anything, else the whole."""
     current = top
     while True:
         nested = next(
-            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None),
+            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None and child.names()),
             None,
         )
         if nested is None:
@@ -106,6 +110,13 @@ def _model_type(top: Fields, text: Fields) -> str:
             "model_type",
         )
     return model_type
+
+
+def _looks_both_ways(top: Fields, text: Fields, model_type: str) -> bool:
+    classes = frozenset(top.strings("architectures") or ()) | frozenset(text.strings("architectures") or ())
+    if classes & ENCODER_CLASSES:
+        return True
+    return model_type in ENCODING_DECODERS and not text.flag("is_causal", default=True)
 
 
 def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:

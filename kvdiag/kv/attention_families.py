@@ -436,6 +436,6 @@ def encoder_only(text: Fields, top: Fields) -> Parts:
     depth = read_depth(text)
     return Parts(
         depth=depth,
-        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
+        attention_heads=text.integer("num_attention_heads", "n_head", high=MOST_HEADS),
         layers=tuple(CachelessLayer(index=index, kind=LayerKind.ENCODER_ONLY) for index in range(depth)),
     )

@@ -124,6 +124,9 @@ FAMILIES: dict[str, Family] = {
     "roberta": encoder_only,
     "xlm-roberta": encoder_only,
     "modernbert": encoder_only,
+    "nomic_bert": encoder_only,
+    "new": encoder_only,
+    "gte": encoder_only,
 }
 
 # For configs whose model_type is a wrapper's or is missing: the class that vLLM would load.
@@ -152,4 +155,18 @@ TYPE_OF_ARCHITECTURE: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "bailing_moe",
     "MiMoForCausalLM": "mimo",
     "Step3p5ForCausalLM": "step3p5",
+    "LlamaBidirectionalModel": "llama",
+    "LlamaBidirectionalForSequenceClassification": "llama",
+    "VoyageQwen3BidirectionalEmbedModel": "qwen3",
 }
+
+# Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
+# classes for which it sets that itself (models/config.py).
+ENCODING_DECODERS = frozenset({"llama", "qwen2", "qwen3"})
+ENCODER_CLASSES = frozenset(
+    {
+        "LlamaBidirectionalModel",
+        "LlamaBidirectionalForSequenceClassification",
+        "VoyageQwen3BidirectionalEmbedModel",
+    }
+)

@@ -29,14 +29,17 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     hidden = text.integer(*WIDTH_NAMES, high=MOST_WIDTH)
     vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
     tied = _tied(text, top, architecture.model_type)
+    # An encoder hands on its last hidden state; it has no output layer.
+    encodes = set(architecture.kinds) == {LayerKind.ENCODER_ONLY}
     layers = tuple(_layer(text, architecture, index, hidden) for index in range(architecture.depth))
     return Parameters(
         embedding=vocabulary * hidden,
-        head=0 if tied else vocabulary * hidden,
+        head=0 if tied or encodes else vocabulary * hidden,
         layers=layers,
         other=_vision(top)
         + _encoder(text, architecture.model_type, hidden)
-        + _layer_embeddings(text, architecture.depth),
+        + _layer_embeddings(text, architecture.depth)
+        + _position_embeddings(text, architecture.model_type, hidden),
     )
 
 
@@ -281,6 +284,13 @@ def _layer_embeddings(text: Fields, depth: int) -> int:
     if not size:
         return 0
     return text.integer("vocab_size_per_layer_input", "vocab_size", high=1 << 26) * depth * size
+
+
+def _position_embeddings(text: Fields, model_type: str, hidden: int) -> int:
+    """Learned positions (bert.py, roberta.py)."""
+    if model_type not in ("bert", "roberta", "xlm-roberta"):
+        return 0
+    return text.integer("max_position_embeddings", default=512, high=1 << 20) * hidden
 
 
 def _encoder(text: Fields, model_type: str, hidden: int) -> int:

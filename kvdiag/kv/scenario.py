@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.kv.deployment import Deployment, stage_ends
+from kvdiag.kv.deployment import Deployment, deployed_layout, stage_ends
 from kvdiag.kv.dtypes import resolve_kv_dtype
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads
@@ -11,6 +11,7 @@ from kvdiag.kv.layers import Architecture
 from kvdiag.kv.linears import Parameters
 from kvdiag.kv.plan import Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.quantization import Quantization, WeightFormat, usual_quantization
+from kvdiag.kv.residency import wasted_ratio
 from kvdiag.kv.weights import (
     CheckpointTensor,
     RankWeights,
@@ -135,6 +136,14 @@ def scenario_plan(scenario: Scenario) -> Plan:
         demand=scenario.demand,
         most_context_tokens=scenario.most_context_tokens,
     )
+
+
+def block_waste_ratio(scenario: Scenario) -> float:
+    """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
+    deployment = scenario.deployment
+    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.encoder_tokens)
+    layout = deployed_layout(scenario.architecture, deployment)
+    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
 
 
 def demand_grid(
