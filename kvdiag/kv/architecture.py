@@ -47,13 +47,19 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
     text = _text_config(top)
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
+    if family is None and top.has("text_model_id"):
+        field = top.path("text_model_id")
+        raise KvModelError(
+            f"{field}: the language model is another repository's ({top.text('text_model_id')!a}); pass that one", field
+        )
     if family is None:
         holder = text if text.has("model_type") else top
         field = holder.path("model_type" if holder.has("model_type") else "architectures")
         raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
     if _looks_both_ways(top, text, model_type):
         family = encoder_only
-    parts = family(_filled(text, model_type, nested=text is not top), top)
+    filled = _filled(text, model_type, nested=text is not top)
+    parts = family(filled, top)
     return Architecture(
         model_type=model_type,
         depth=parts.depth,
@@ -63,7 +69,7 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=parts.state_dtype,
-        max_context_tokens=_max_context(text),
+        max_context_tokens=_max_context(filled),
     )
 
 
@@ -84,6 +90,10 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
 
 def _text_config(top: Fields) -> Fields:
     """The language model's own config: the first nested one that says anything, else the whole."""
+    if top.text("model_type") == "moondream3":
+        # transformers_utils/configs/moondream3.py: config.text, and class defaults for what it leaves out.
+        holder = top.child("config")
+        return top if holder is None else holder.child("text") or holder
     current = top
     while True:
         nested = next(
@@ -180,4 +190,5 @@ def _max_context(text: Fields) -> int | None:
         "model_max_length",
         "max_sequence_length",
         "max_target_positions",
+        "max_context",
     )

@@ -10,8 +10,8 @@ from kvdiag.kv.layers import AttentionLayer, Layer, LayerKind
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MOST_LAYERS = 1024
 MOST_HEADS = 4096
-# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__).
-WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model")
+# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
+WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _LARGEST_HEAD = 1 << 14
 
 
@@ -73,6 +73,7 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
             "num_key_value_heads",
             "multi_query_group_num",
             "num_attention_groups",
+            "n_kv_heads",
             high=MOST_HEADS,
         )
     size = text.maybe_integer("head_dim", "hidden_size_per_head", "kv_channels", low=0, high=_LARGEST_HEAD) or None

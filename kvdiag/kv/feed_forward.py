@@ -19,6 +19,8 @@ _UNGATED = frozenset(
         "persimmon", "phi", "RefinedWeb", "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
     }
 )  # fmt: skip
+# Their model files take the first layer for a dense one where the config does not say.
+_FIRST_DENSE = frozenset({"param2moe", "sarvam_mla"})
 
 
 def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -28,8 +30,12 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         return _nemotron_feed_forward(text, index, hidden)
     if architecture.model_type in ("mamba", "mamba2", "falcon_mamba"):
         return LayerParameters(index=index)
+    if architecture.model_type == "moondream3":
+        return _moondream_feed_forward(text, index, hidden)
+    if isinstance(text.raw("moe_num_experts"), list | tuple):
+        return _ernie_vl_feed_forward(text, architecture, index, hidden)
     experts = expert_count(text)
-    if experts and _is_expert_layer(text, architecture.model_type, index, architecture.depth):
+    if experts and is_expert_layer(text, architecture.model_type, index, architecture.depth):
         width = _expert_width(text, index)
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
@@ -39,7 +45,7 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
             # gemma4.py: experts beside a dense block, not instead of it.
             beside = block(index, "mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
             shared = 0
-        if architecture.model_type == "longcat_flash":
+        if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
             width_beside = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
             beside = block(index, "mlps.0", inputs=hidden, width=width_beside)
@@ -78,6 +84,57 @@ def _into_experts(index: int, hidden: int, inner: int) -> LayerParameters:
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
+    """moondream3.py: ungated dense blocks below moe.start_layer, gated experts from there on."""
+    moe = text.child("moe") or Fields({}, text.path("moe"))
+    if index < moe.integer("start_layer", default=4, low=0, high=MOST_LAYERS):
+        width = text.integer("ff_dim", high=MOST_WIDTH)
+        return block(index, "mlp", inputs=hidden, width=width, matrices=2)
+    count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
+    width = moe.integer("expert_inner_dim", default=1024, high=MOST_WIDTH)
+    routed = _experts(count, inputs=hidden, width=width, matrices=3)
+    return LayerParameters(index=index, linears=routed, plain=hidden * count)
+
+
+def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+    """ernie45_vl_moe.py::Ernie4_5_VLMoeMoE: experts for text and others for images, each in layers of its own; where
+    one kind has none it has a dense block.
+    """
+    counts, widths, starts, ends = (
+        _each_kind(text, name, default)
+        for name, default in (
+            ("moe_num_experts", None),
+            ("moe_intermediate_size", None),
+            ("moe_layer_start_index", 0),
+            ("moe_layer_end_index", architecture.depth - 1),
+        )
+    )
+    dense = block(index, "mlp", inputs=hidden, width=dense_width(text, architecture.model_type, hidden))
+    step = text.integer("moe_layer_interval", default=1, high=MOST_LAYERS)
+    if (index + 1) % step or not min(starts) <= index <= max(ends):
+        return dense
+    parts = block(index, "mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
+    for count, width, start, end in zip(counts, widths, starts, ends, strict=True):
+        if start <= index <= end:
+            routed = _experts(count, inputs=hidden, width=width, matrices=3)
+            parts += LayerParameters(index=index, linears=routed, plain=hidden * count)
+        else:
+            parts += dense
+    return parts
+
+
+def _each_kind(text: Fields, name: str, default: int | None) -> tuple[int, int]:
+    """A number for text and one for images, or one for both."""
+    if not isinstance(text.raw(name), list | tuple):
+        value = text.integer(name, default=default, low=0, high=MOST_WIDTH)
+        return value, value
+    values = text.integers(name, high=MOST_WIDTH) or ()
+    if len(values) != 2:  # noqa: PLR2004 - text and images
+        field = text.path(name)
+        raise KvModelError(f"{field} has {len(values)} entries, not one for text and one for images", field)
+    return values[0], values[1]
 
 
 def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
@@ -166,7 +223,8 @@ def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
     return frozenset(int(number) for number in numbers)
 
 
-def _is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bool:
+def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bool:
+    """Whether a layer has experts."""
     names = text.strings("mlp_layer_types")
     if names is not None and index < len(names):
         return names[index] in ("sparse", "moe")
@@ -182,7 +240,12 @@ def _is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> b
         step = text.integer("interleave_moe_layer_step", default=1, low=0, high=MOST_LAYERS)
         return step > 0 and (index + 1) % step == 0
     dense_first = text.integer(
-        "first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", default=0, low=0, high=MOST_LAYERS
+        "first_k_dense_replace",
+        "moe_layer_start_index",
+        "num_dense_layers",
+        default=1 if model_type in _FIRST_DENSE else 0,
+        low=0,
+        high=MOST_LAYERS,
     )
     if index < dense_first:
         return False
@@ -233,6 +296,9 @@ def dense_width(text: Fields, model_type: str, hidden: int) -> int:
         numbers = text.integers("intermediate_size") or (4 * hidden,)
         return sum(numbers) // len(numbers)
     width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None, high=MOST_WIDTH)
+    if model_type == "molmo":
+        # molmo.py::LanguageModelMLP: the field counts gate and up together.
+        return width // 2
     if model_type in ("lfm2", "lfm2_moe") and text.flag("block_auto_adjust_ff_dim", default=model_type == "lfm2"):
         # lfm2.py::Lfm2MLP: two thirds, rounded up to block_multiple_of.
         step = text.integer("block_multiple_of", default=256, high=1 << 16)

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 
 from kvdiag.kv.architecture import text_fields
 from kvdiag.kv.family import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
-from kvdiag.kv.feed_forward import MOST_WIDTH, dense_width, feed_forward
+from kvdiag.kv.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.linears import LayerParameters, Linear, Parameters, Spread, block
 
-_OUTPUT_GATED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+_OUTPUT_GATED = frozenset({"hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+# Layers, width and feed-forward width of vision towers that model files, and not configs, describe (molmo.py,
+# transformers_utils/configs/moondream3.py).
+_BUILT_IN_VISION = {"molmo": (23, 1024, 4096), "moondream3": (27, 1152, 4304)}
 _TIED_BY_DEFAULT = frozenset(
     {
         "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
@@ -36,7 +39,8 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
         embedding=vocabulary * hidden,
         head=0 if tied or encodes else vocabulary * hidden,
         layers=layers,
-        other=_vision(top)
+        other=_vision(top, architecture.model_type)
+        + _ngram_embeddings(text, vocabulary, hidden)
         + _encoder(text, architecture.model_type, hidden)
         + _layer_embeddings(text, architecture.depth)
         + _position_embeddings(text, architecture.model_type, hidden),
@@ -45,13 +49,16 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
 
 def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     parts = LayerParameters(index=index, plain=2 * hidden)
+    if _repeats(text, architecture.model_type, index):
+        return LayerParameters(index=index)
+    looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
     for layer in architecture.layers:
         if layer.index != index:
             continue
         match layer:
             case AttentionLayer():
                 # A shared block is counted with the layers that run it.
-                if architecture.model_type != "zamba2":
+                if architecture.model_type != "zamba2" and not (looped and layer.kind is LayerKind.SLIDING):
                     parts += _attention(text, architecture, layer, hidden)
             case LatentLayer():
                 parts += _latent(text, layer, hidden)
@@ -64,12 +71,20 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
     return parts + feed_forward(text, architecture, index, hidden)
 
 
+def _repeats(text: Fields, model_type: str, index: int) -> bool:
+    """Whether a layer is run again rather than one of its own (hrm_text.py: two stacks)."""
+    if model_type != "hrm_text":
+        return False
+    return index >= 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
+
+
 def _tied(text: Fields, top: Fields, model_type: str) -> bool:
     for source in (text, top):
         if source.has("tie_word_embeddings"):
             return source.flag("tie_word_embeddings", default=False)
-        if source.has("tie_embedding"):
-            return source.flag("tie_embedding", default=False)
+        for name in ("tie_embedding", "weight_tying"):
+            if source.has(name):
+                return source.flag(name, default=False)
     return model_type in _TIED_BY_DEFAULT
 
 
@@ -103,15 +118,33 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
     if layer.kind is LayerKind.SLIDING and text.has("swa_num_attention_heads"):
         heads = text.integer("swa_num_attention_heads", high=MOST_HEADS)
     query = hidden * heads * layer.head_size
-    return _projections(
+    projections = _projections(
         layer.index,
         hidden=hidden,
-        query=2 * query if architecture.model_type in _OUTPUT_GATED else query,
+        query=2 * query if _gates_output(text, architecture.model_type) else query,
         output=heads * layer.head_size_v * hidden,
         kv_heads=layer.kv_heads,
         key_size=layer.head_size,
         value_size=layer.head_size_v,
     )
+    if architecture.model_type == "k2_horizon" and is_expert_layer(text, "k2_horizon", layer.index, architecture.depth):
+        # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
+        more = text.integer("mova_num_experts", default=0, low=0, high=1 << 16) - 1
+        values = Linear(
+            name="self_attn.v_experts.0",
+            parameters=max(0, more) * hidden * layer.kv_heads * layer.head_size,
+            spread=Spread.KV_HEADS,
+            kv_heads=layer.kv_heads,
+        )
+        return projections + LayerParameters(index=layer.index, linears=(values,))
+    return projections
+
+
+def _gates_output(text: Fields, model_type: str) -> bool:
+    """Whether attention has a gate as wide as its query."""
+    if model_type.startswith("muse_glimmer"):
+        return text.flag("use_attn_output_gate", default=True)
+    return model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
 
 
 def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -264,8 +297,11 @@ def _is_number(text: Fields) -> bool:
     return not isinstance(text.raw("mamba_dt_rank"), str) and not isinstance(text.raw("time_step_rank"), str)
 
 
-def _vision(top: Fields) -> int:
+def _vision(top: Fields, model_type: str) -> int:
     """A vision tower's parameters: attention and a feed-forward block per layer (an estimate)."""
+    if model_type in _BUILT_IN_VISION:
+        layers, size, inner = _BUILT_IN_VISION[model_type]
+        return layers * (4 * size * size + 2 * size * inner)
     tower = top.child("vision_config")
     if tower is None:
         return 0
@@ -276,6 +312,18 @@ def _vision(top: Fields) -> int:
         return 0
     width = tower.integer("intermediate_size", default=4 * hidden, high=1 << 18)
     return depth * (4 * hidden * hidden + 2 * hidden * width)
+
+
+def _ngram_embeddings(text: Fields, vocabulary: int, hidden: int) -> int:
+    """Embeddings of pairs, triples, ... of tokens (longcat_flash_ngram.py::NgramEmbedding): tables of so many
+    vocabularies each, that share the width, and a projection of each.
+    """
+    ratio = text.maybe_integer("ngram_vocab_size_ratio", high=1 << 16)
+    if ratio is None:
+        return 0
+    tables = text.integer("emb_split_num", high=1 << 10) * (text.integer("emb_neighbor_num", low=2, high=1 << 10) - 1)
+    width = hidden // tables
+    return tables * (ratio * vocabulary + tables) * width + tables * width * hidden
 
 
 def _layer_embeddings(text: Fields, depth: int) -> int:

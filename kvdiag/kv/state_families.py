@@ -407,9 +407,11 @@ def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape
 
 def bailing_linear(text: Fields, top: Fields) -> Parts:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
-    between them.
+    between them. Ling 3 has the same model type and Kimi delta attention between them.
     """
-    del top
+    classes = (*(top.strings("architectures") or ()), *(text.strings("architectures") or ()))
+    if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
+        return _bailing_v3(text)
     depth = read_depth(text)
     group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
     heads = text.integer("num_attention_heads", high=MOST_HEADS)
@@ -425,6 +427,25 @@ def bailing_linear(text: Fields, top: Fields) -> Parts:
     layers: list[Layer] = [
         StateLayer(index=index, kind=LayerKind.LINEAR, state=state)
         if group and (index + 1) % group
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+
+
+def _bailing_v3(text: Fields) -> Parts:
+    """Ling 3 (bailing_moe_v3.py): MLA as above, and in the layers beyond the last whole group."""
+    depth = read_depth(text)
+    group = text.integer("layer_group_size", high=MOST_LAYERS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    state = delta_attention_state(
+        heads, text.integer("head_dim", high=1 << 14), text.integer("short_conv_kernel_size", default=4, high=1 << 10)
+    )
+    row = latent_size(text)
+    grouped = depth // group * group
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if (index + 1) % group and index < grouped
         else latent_layer(index, row, None)
         for index in range(depth)
     ]
