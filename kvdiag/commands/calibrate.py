@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from kvdiag.commands.calibrate_subject import Subject, subject_of_log, subject_of_server
 from kvdiag.commands.fit_inputs import (
     architecture_of,
-    batched_tokens,
     deployment_of,
     known_profiles,
     overheads_of,
@@ -24,7 +23,7 @@ from kvdiag.commands.fit_inputs import (
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration import Calibration, Expected, Figure, compare, contradiction
-from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.deployment import Deployment, Platform, default_batched_tokens, deployed_layout
 from kvdiag.kv.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
 from kvdiag.kv.dtypes import model_dtype_bytes
 from kvdiag.kv.errors import KvModelError
@@ -101,7 +100,7 @@ def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) 
     total, name = _gpu(subject, options)
     wanted = chosen["max_num_batched_tokens"]
     if wanted is None and chosen["max_in_flight_tokens"] is None and total is not None:
-        chosen["max_num_batched_tokens"] = batched_tokens(total, name or "")
+        chosen["max_num_batched_tokens"] = default_batched_tokens(total, name or "")
     deployment = _deployment(architecture, subject.report, chosen)
     notes: list[str] = []
     if not _given("max_num_batched_tokens") and not _given("max_in_flight_tokens"):

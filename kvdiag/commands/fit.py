@@ -12,7 +12,8 @@ import click
 from kvdiag.commands.fit_inputs import (
     DEFAULT_CONTEXT_TOKENS,
     architecture_of,
-    batched_tokens,
+    check_asked,
+    check_options,
     context_of,
     demand_of,
     deployment_of,
@@ -25,14 +26,14 @@ from kvdiag.commands.options import output_option, server_options
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.capacity import CacheLayout, plan_layout, pool_capacity
-from kvdiag.kv.deployment import Platform, deployed_layout
+from kvdiag.kv.deployment import Platform, default_batched_tokens, deployed_layout
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import architecture_note
 from kvdiag.kv.gpus import gpu_bytes
 from kvdiag.kv.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.profiles import Profile
-from kvdiag.kv.scenario import Scenario, demand_grid, find_levers, scenario_plan
+from kvdiag.kv.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
 from kvdiag.kv.specs import is_spec_document, parse_page_specs
 from kvdiag.outputs.fit_json import capacity_document, fit_document, grid_document
 from kvdiag.outputs.fit_text import render_fit, render_grid
@@ -101,6 +102,9 @@ def command(model: str | None, **options: Any) -> int:
     if options["list_models"]:
         print_text("\n".join(catalogue().names))
         return 0
+    if model is not None and not model.strip():
+        raise click.UsageError("MODEL is empty: name a folder, a config.json, a Hub id, or one of --list")
+    check_options(options)
     if options["calibrate"] is not None or options["from_log"] is not None:
         calibrate = importlib.import_module("kvdiag.commands.calibrate")
         result: int = calibrate.calibrate(model, options)
@@ -134,7 +138,10 @@ def _capacity(files: ModelFiles, options: Mapping[str, Any]) -> int:
     else:
         architecture = architecture_of(files, options)
         deployment = deployment_of(architecture, options)
+        check_asked(architecture, deployment, options)
         layout = deployed_layout(architecture, deployment)
+        if not layout.groups:
+            raise KvdiagError(f"{files.origin} keeps no KV cache: a pool holds nothing of it")
         terms = deployment.request_terms(architecture)
         context = context_of(architecture, options)
     capacity = pool_capacity(layout, pool_bytes=options["kv_pool_bytes"], context_tokens=context, terms=terms)
@@ -164,8 +171,9 @@ def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
     profile = profile_of(files, architecture, deployment_of(architecture, options), options)
     if chosen["max_num_batched_tokens"] is None and chosen["max_in_flight_tokens"] is None:
         measured_with = None if profile is None else profile.max_num_batched_tokens
-        chosen["max_num_batched_tokens"] = measured_with or batched_tokens(total, options["gpu"])
+        chosen["max_num_batched_tokens"] = measured_with or default_batched_tokens(total, options["gpu"])
     deployment = deployment_of(architecture, chosen)
+    check_asked(architecture, deployment, options)
     fraction = options["memory_fraction"]
     scenario = Scenario(
         architecture=architecture,
@@ -184,14 +192,15 @@ def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
         *_profile_notes(profile),
         *filter(None, [architecture_note(architecture) if profile is None else None]),
     ]
+    waste = block_waste_ratio(scenario) if plan.keeps_cache else None
     rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options["grid"] else ()
     if options["output"] == "json":
-        document = fit_document(scenario, plan, levers, origin=files.origin, notes=notes)
+        document = fit_document(scenario, plan, levers, origin=files.origin, notes=notes, block_waste_ratio=waste)
         if rows:
             document["grid"] = grid_document(rows)
         print_json(document)
     else:
-        print_text(render_fit(scenario, plan, levers, origin=files.origin, notes=notes))
+        print_text(render_fit(scenario, plan, levers, origin=files.origin, notes=notes, block_waste_ratio=waste))
         if rows:
             print_text(render_grid(rows))
     return EXIT_CODES[plan.outcome]

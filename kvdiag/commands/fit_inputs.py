@@ -11,28 +11,26 @@ import click
 
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.architecture import given_architecture, parse_architecture, text_fields
-from kvdiag.kv.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform
+from kvdiag.kv.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
 from kvdiag.kv.estimates import Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.gpus import gpu_bytes, gpu_name, parse_bytes
-from kvdiag.kv.layers import Architecture, AttentionLayer
+from kvdiag.kv.layers import CACHELESS_KINDS, Architecture, AttentionLayer
 from kvdiag.kv.pages import StateCacheMode
 from kvdiag.kv.parameters import count_parameters
 from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.profiles import Profile, ProfileQuery, find_profile, model_key
+from kvdiag.kv.quantization import declared_quantization, parse_weight_format, usual_quantization
 from kvdiag.kv.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
-from kvdiag.kv.weights import declared_weight_format, parse_weight_format, read_headers
+from kvdiag.kv.weights import read_headers
 from kvdiag.sources.model_files import ModelFiles
 from kvdiag.sources.profile_file import default_path, read_profiles
 
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
 MOST_BYTES_PER_TOKEN = 1 << 24
-LARGE_GPU_BYTES = 70 << 30
-HUGE_GPU_BYTES = 160 << 30
-BATCHED_TOKENS_LARGE = 8_192
-BATCHED_TOKENS_HUGE = 16_384
-"""What `vllm serve` batches by default above 70 and 160 GiB (engine/arg_utils.py::EngineArgs.get_batch_defaults)."""
+STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+"""config/cache.py::MambaDType"""
 
 
 def architecture_of(files: ModelFiles, options: Mapping[str, Any]) -> Architecture:
@@ -43,6 +41,38 @@ def architecture_of(files: ModelFiles, options: Mapping[str, Any]) -> Architectu
     if not 1 <= per_token <= MOST_BYTES_PER_TOKEN:
         raise KvdiagError(f"--kv-bytes-per-token is {per_token}; it must lie between 1 and {MOST_BYTES_PER_TOKEN}")
     return given_architecture(bytes_per_token=per_token)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what no part of the answer would heed.
+
+    Raises:
+        click.UsageError: options exclude one another, or name what does not exist.
+
+    """
+    if options["grid"] and options["kv_pool_bytes"] is not None:
+        raise click.UsageError("give --grid or --kv-pool-bytes, not both: a pool alone has no grid")
+    if options["kv_bytes_per_token"] is not None and options["kv_dtype"] != "auto":
+        raise click.UsageError("give --kv-dtype or --kv-bytes-per-token, not both: bytes have no number format")
+    state_dtype = options["mamba_ssm_cache_dtype"]
+    if state_dtype is not None and state_dtype not in STATE_DTYPES:
+        raise click.UsageError(f"--mamba-ssm-cache-dtype is {state_dtype[:40]!r}; vLLM knows {', '.join(STATE_DTYPES)}")
+
+
+def check_asked(architecture: Architecture, deployment: Deployment, options: Mapping[str, Any]) -> None:
+    """Refuse settings that this model has no use for, or that no kernel takes.
+
+    Raises:
+        click.UsageError: an option is about layers that the model does not have.
+        KvModelError: no kernel takes that block size.
+
+    """
+    if options["kv_bytes_per_token"] is None:
+        check_block_size(architecture, deployment)
+    if options["mamba_ssm_cache_dtype"] not in (None, "auto") and not architecture.is_hybrid:
+        raise click.UsageError("--mamba-ssm-cache-dtype is about states, and this model has none")
+    if options["grid"] and set(architecture.kinds) <= CACHELESS_KINDS:
+        raise click.UsageError("--grid is about the KV cache, and this model keeps none")
 
 
 def deployment_of(architecture: Architecture | None, options: Mapping[str, Any]) -> Deployment:
@@ -75,17 +105,6 @@ def deployment_of(architecture: Architecture | None, options: Mapping[str, Any])
     )
 
 
-def batched_tokens(total_bytes: int, name: str) -> int:
-    """The tokens `vllm serve` batches by default on a GPU of that size and name."""
-    if total_bytes >= HUGE_GPU_BYTES:
-        return BATCHED_TOKENS_HUGE
-    return (
-        BATCHED_TOKENS_LARGE
-        if total_bytes >= LARGE_GPU_BYTES and "a100" not in name.lower()
-        else DEFAULT_BATCHED_TOKENS
-    )
-
-
 def fraction_of(fraction: float | None, engine: str) -> float:
     """The share of a GPU that the engine takes."""
     if fraction is not None:
@@ -107,7 +126,9 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[s
         raise KvdiagError("weights cannot be counted for an unknown architecture; pass --weights BYTES")
     return CountedWeights(
         parameters=count_parameters(files.config, architecture),
-        weight_format=weight_format or declared_weight_format(files.config, dtype=architecture.dtype),
+        quantization=declared_quantization(files.config)
+        if weight_format is None
+        else usual_quantization(weight_format),
     )
 
 

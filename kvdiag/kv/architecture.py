@@ -7,8 +7,9 @@ since it is wrong 4 to 25 times on latent, windowed and state layers.
 
 from collections.abc import Mapping
 
+from kvdiag.kv.attention_families import encoder_only
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.families import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.hf_defaults import HF_DEFAULTS
@@ -46,10 +47,19 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
     text = _text_config(top)
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
+    if family is None and top.has("text_model_id"):
+        field = top.path("text_model_id")
+        raise KvModelError(
+            f"{field}: the language model is another repository's ({top.text('text_model_id')!a}); pass that one", field
+        )
     if family is None:
-        field = text.path("model_type")
+        holder = text if text.has("model_type") else top
+        field = holder.path("model_type" if holder.has("model_type") else "architectures")
         raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
-    parts = family(_filled(text, model_type, nested=text is not top), top)
+    if _looks_both_ways(top, text, model_type):
+        family = encoder_only
+    filled = _filled(text, model_type, nested=text is not top)
+    parts = family(filled, top)
     return Architecture(
         model_type=model_type,
         depth=parts.depth,
@@ -59,7 +69,7 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=parts.state_dtype,
-        max_context_tokens=_max_context(text),
+        max_context_tokens=_max_context(filled),
     )
 
 
@@ -79,11 +89,15 @@ def given_architecture(*, bytes_per_token: int) -> Architecture:
 
 
 def _text_config(top: Fields) -> Fields:
-    """The language model's own config: the first nested one that names a depth or a model type."""
+    """The language model's own config: the first nested one that says anything, else the whole."""
+    if top.text("model_type") == "moondream3":
+        # transformers_utils/configs/moondream3.py: config.text, and class defaults for what it leaves out.
+        holder = top.child("config")
+        return top if holder is None else holder.child("text") or holder
     current = top
     while True:
         nested = next(
-            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None),
+            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None and child.names()),
             None,
         )
         if nested is None:
@@ -106,6 +120,13 @@ def _model_type(top: Fields, text: Fields) -> str:
             "model_type",
         )
     return model_type
+
+
+def _looks_both_ways(top: Fields, text: Fields, model_type: str) -> bool:
+    classes = frozenset(top.strings("architectures") or ()) | frozenset(text.strings("architectures") or ())
+    if classes & ENCODER_CLASSES:
+        return True
+    return model_type in ENCODING_DECODERS and not text.flag("is_causal", default=True)
 
 
 def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
@@ -169,4 +190,5 @@ def _max_context(text: Fields) -> int | None:
         "model_max_length",
         "max_sequence_length",
         "max_target_positions",
+        "max_context",
     )

@@ -6,6 +6,7 @@ config class do; the docstring names the file. Without `layer_types` the pattern
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import (
+    MOST_HEADS,
     WIDTH_NAMES,
     Family,
     Heads,
@@ -22,11 +23,11 @@ from kvdiag.kv.family import (
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
 
-MOST_HEADS = 4096
 _FALCON_40B_WIDTH = 8192
 # transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
 _GEMMA3N_PERIOD = 5
 _GEMMA4_PERIOD = 6
+_MUSE_PERIOD = 4
 
 
 def dense(text: Fields, top: Fields) -> Parts:
@@ -64,17 +65,61 @@ def mistral(text: Fields, top: Fields) -> Parts:
     return dense(text, top)
 
 
-def _repeated_windows(text: Fields) -> Parts:
+def plamo3(text: Fields, top: Fields) -> Parts:
+    """PLaMo 3 (plamo3.py): a list with a window or null for each layer, under either name."""
+    if not isinstance(text.raw("sliding_window"), list | tuple) and not text.has("interleaved_sliding_window"):
+        field = text.path("interleaved_sliding_window")
+        raise KvModelError(
+            f"config has no {field}; it tells sliding layers from full ones: pass --kv-bytes-per-token instead", field
+        )
+    del top
+    return _repeated_windows(text, "interleaved_sliding_window" if text.has("interleaved_sliding_window") else None)
+
+
+def step1(text: Fields, top: Fields) -> Parts:
+    """Step 1 (step1.py): one KV head unless num_attention_groups or num_key_value_heads says otherwise."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(
+        text, kv_heads=text.integer("num_attention_groups", "num_key_value_heads", default=1, high=MOST_HEADS)
+    )
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+
+
+def muse_glimmer(text: Fields, top: Fields) -> Parts:
+    """Muse Glimmer (muse_glimmer.py): layers with rope slide, layers without attend to everything: every fourth,
+    counted from the last (transformers_utils/configs/muse_glimmer.py).
+    """
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    rope = text.integers("no_rope_layers", low=0, high=1)
+    if rope is None:
+        rope = tuple(int((depth - 1 - index) % _MUSE_PERIOD != 0) for index in range(depth))
+    if len(rope) < depth:
+        field = text.path("no_rope_layers")
+        raise KvModelError(f"{field} has {len(rope)} entries and num_hidden_layers is {depth}", field)
+    window = window_of(text)
+    names = tuple("sliding_attention" if flag and window else "full_attention" for flag in rope[:depth])
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=typed_layers(text, names, heads, window_tokens=window),
+    )
+
+
+def _repeated_windows(text: Fields, name: str | None = None) -> Parts:
     depth = read_depth(text)
     heads = read_heads(text)
     windows: list[int | None] = []
-    for window in text.sequence("sliding_window") or ():
+    listed = name or "sliding_window"
+    for window in text.sequence(listed) or ():
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            field = text.path("sliding_window")
+            field = text.path(listed)
             raise KvModelError(f"{field} holds something that is neither a window nor null", field)
         windows.append(window)
     if not windows or len(set(windows) - {None}) > 1:
-        field = text.path("sliding_window")
+        field = text.path(listed)
         raise KvModelError(f"{field} is a list of no or several windows; one window and null are understood", field)
     layers = tuple(
         full_layer(index, heads)
@@ -436,6 +481,6 @@ def encoder_only(text: Fields, top: Fields) -> Parts:
     depth = read_depth(text)
     return Parts(
         depth=depth,
-        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
+        attention_heads=text.integer("num_attention_heads", "n_head", high=MOST_HEADS),
         layers=tuple(CachelessLayer(index=index, kind=LayerKind.ENCODER_ONLY) for index in range(depth)),
     )

@@ -21,8 +21,14 @@ _CPU_BLOCK_TOKENS = 128
 _LATENT_BLOCK_TOKENS = 64
 # MLA beside states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
-# SchedulerConfig: what `vllm serve` uses on devices below 70 GiB.
-DEFAULT_BATCHED_TOKENS = 2048
+# What `vllm serve` batches by default: on GPUs below 70 GiB, from 70 GiB on except A100, and from 160 GiB on
+# (engine/arg_utils.py::EngineArgs.get_batch_defaults).
+DEFAULT_BATCHED_TOKENS = 2_048
+_LARGE_GPU_BYTES, _LARGE_BATCHED_TOKENS = 70 << 30, 8_192
+_HUGE_GPU_BYTES, _HUGE_BATCHED_TOKENS = 160 << 30, 16_384
+USUAL_BATCHED_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 1_024)
+"""max_num_batched_tokens that are tried where no metric tells it, the likeliest first: the defaults, and what people
+set."""
 
 
 class Platform(StrEnum):
@@ -35,6 +41,14 @@ class Platform(StrEnum):
 # The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
 # get_supported_kernel_block_sizes.
 _KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
+
+
+def default_batched_tokens(gpu_bytes: int, gpu: str) -> int:
+    """The tokens that `vllm serve` batches by default on a GPU of that size and name."""
+    if gpu_bytes >= _HUGE_GPU_BYTES:
+        return _HUGE_BATCHED_TOKENS
+    large = gpu_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu.lower()
+    return _LARGE_BATCHED_TOKENS if large else DEFAULT_BATCHED_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +208,44 @@ def _check_division(architecture: Architecture, deployment: Deployment) -> None:
     heads, ranks = architecture.attention_heads, deployment.tensor_parallel
     if heads and heads % ranks:
         raise KvModelError(f"tensor_parallel {ranks} does not divide num_attention_heads {heads}", "tensor_parallel")
+    _check_context_parallel(architecture, deployment)
     if deployment.pipeline_parallel > architecture.depth:
         raise KvModelError(
             f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}",
             "pipeline_parallel",
+        )
+
+
+def _check_context_parallel(architecture: Architecture, deployment: Deployment) -> None:
+    """Decode context parallel splits what would be copies of KV heads (the same function; MLA has one row for all)."""
+    ranks, shared = deployment.tensor_parallel, deployment.decode_context_parallel
+    kv_heads = max((layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)), default=0)
+    if shared == 1 or architecture.uses_mla or not kv_heads:
+        return
+    most = ranks // kv_heads
+    queries = architecture.attention_heads // kv_heads
+    if most < 2 or shared > most or queries % shared:  # noqa: PLR2004 - one rank shares nothing
+        raise KvModelError(
+            f"decode_context_parallel {shared} needs a tensor_parallel of at least {shared * kv_heads} for "
+            f"{kv_heads} KV heads, and must divide the {queries} query heads of each; tensor_parallel is {ranks}",
+            "decode_context_parallel",
+        )
+
+
+def check_block_size(architecture: Architecture, deployment: Deployment) -> None:
+    """Whether an attention kernel takes blocks of the size asked for (get_supported_kernel_block_sizes of
+    v1/attention/backends/; on a CPU 16 is the least that cpu_attn.py::_get_attn_isa has a form for, and an indexer
+    reads pages of 64, mla/indexer.py). Raises KvModelError where none does.
+    """
+    block = deployment.block_size_tokens
+    if block is None or not any(isinstance(layer, AttentionLayer | LatentLayer) for layer in architecture.layers):
+        return
+    indexed = LayerKind.MLA_DSA in architecture.kinds and deployment.platform is Platform.CUDA
+    unit = _LATENT_BLOCK_TOKENS if indexed else _DEFAULT_BLOCK_TOKENS
+    if block % unit:
+        raise KvModelError(
+            f"block_size is {block}; this model's kernels on {deployment.platform} take multiples of {unit}",
+            "block_size",
         )
 
 

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvdiag.kv.calibration import CAPACITY_FIGURES, Calibration, Comparison, Expected, Figure, capacity_comparisons
-from kvdiag.kv.deployment import Deployment, Platform
+from kvdiag.kv.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.layers import Architecture, LayerKind
 from kvdiag.kv.pages import StateCacheMode
 from kvdiag.kv.reported import EngineReport
 
-# What `vllm serve` batches by default on devices of different size and platform, and what people set.
-_USUAL_BATCHES = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536)
 _USUAL_DRAFTS = (1, 2, 3)
 ANOTHER_MODEL_RATIO = 0.25
 """So far off, it is more likely another model than another setting."""
@@ -58,7 +56,7 @@ def settled_batches(architecture: Architecture, deployment: Deployment, report: 
         return None
     if not any(one.drift_ratio for one in capacity_comparisons(architecture, deployment, report)):
         return None
-    for tokens in _USUAL_BATCHES:
+    for tokens in USUAL_BATCHED_TOKENS:
         changed = replace(deployment, max_num_batched_tokens=tokens)
         comparisons = capacity_comparisons(architecture, changed, report)
         if comparisons and not any(one.drift_ratio for one in comparisons):
@@ -87,7 +85,7 @@ def _changes(
     settings = report.settings
     if _depends_on_batches(architecture):
         if settings.max_num_batched_tokens is None:
-            for tokens in _USUAL_BATCHES:
+            for tokens in USUAL_BATCHED_TOKENS:
                 yield f"--max-num-batched-tokens {tokens}", replace(deployment, max_num_batched_tokens=tokens)
         managed = deployment.hybrid_manager is not False
         text = "--no-hybrid-kv-cache-manager" if managed else "--hybrid-kv-cache-manager"

@@ -1,7 +1,9 @@
 """Model types whose KV cost is known, each with the function that reads its config.
 
-A model type stands here only if its vLLM 0.32 model file was read, or if it runs on vLLM's transformers backend, which
-takes windows from layer_types alone. Names are HF `model_type` values.
+A model type stands here only if its model file in vLLM 0.32.0 was read, or if it runs on vLLM's transformers backend,
+which takes windows from layer_types alone. Baichuan, Bamba, InternLM, Mllama, Persimmon and TeleChat have no file there
+any more: they are as in the last version that had one (0.10.2 to 0.25, registry.py::_PREVIOUSLY_SUPPORTED_MODELS).
+Names are HF `model_type` values.
 """
 
 from kvdiag.kv.attention_families import (
@@ -18,15 +20,19 @@ from kvdiag.kv.attention_families import (
     mimo_v2,
     minicpm3,
     mistral,
+    muse_glimmer,
     nemotron_nas,
+    plamo3,
     qwen2,
     qwen_moe,
+    step1,
     step3p5,
     whisper,
     with_heads,
 )
 from kvdiag.kv.family import Family
 from kvdiag.kv.latent_families import latent, longcat_flash
+from kvdiag.kv.looped_families import hrm_text, loop_coder
 from kvdiag.kv.state_families import (
     bailing_linear,
     bamba,
@@ -47,12 +53,12 @@ _DENSE = (
     "apertus", "arcee", "aria_text", "baichuan", "bailing_moe", "biogpt", "bitnet", "bloom", "chatglm", "codegen",
     "cohere", "cosmos3_edge_text", "deepseek", "doge", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl",
     "ernie4_5_vl_moe_text", "exaone", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "glm4v", "glm4v_moe_text",
-    "glm4v_text", "glm_ocr_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe",
-    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm",
-    "internlm2", "internlm3", "llama", "minicpm", "minimax_m2", "mixtral", "mllama_text_model", "nanochat",
-    "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion", "paddleocr_vl", "paddleocr_vl_text", "persimmon", "phi",
-    "phi3", "phi3_v", "phi4mm", "phimoe", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2", "step3_text",
-    "telechat", "teleflm", "PanguEmbedded",
+    "glm4v_text", "glm_ocr_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared",
+    "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm", "internlm2", "internlm3",
+    "k2_horizon", "llama", "minicpm", "minimax_m2", "mixtral", "mllama_text_model", "molmo", "moondream3", "nanochat",
+    "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion", "paddleocr_vl", "paddleocr_vl_text", "param2moe",
+    "persimmon", "phi", "phi3", "phi3_v", "phi4mm", "phimoe", "sarvam_moe", "seed_oss", "smollm3", "solar",
+    "stablelm", "starcoder2", "step3_text", "telechat", "telechat2", "teleflm", "PanguEmbedded",
 )  # fmt: skip
 # Those whose config class extends Qwen2Config or Qwen3Config, with the language model's fields at the top.
 _QWEN = (
@@ -62,6 +68,7 @@ _QWEN = (
 _QWEN_ALWAYS_FULL = ("qwen3_vl_text", "qwen3_vl_moe_text")
 _LATENT = (
     "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "pangu_ultra_moe",
+    "sarvam_mla",
 )  # fmt: skip
 _DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 
@@ -99,10 +106,18 @@ FAMILIES: dict[str, Family] = {
     "nemotron-nas": nemotron_nas,
     "mimo_v2": mimo_v2,
     "mimo_v2_flash": mimo_v2,
+    "muse_glimmer": muse_glimmer,
+    "muse_glimmer_text": muse_glimmer,
+    "plamo3": plamo3,
+    "step1": step1,
+    "hrm_text": hrm_text,
+    "iquestloopcoder": loop_coder,
+    "iquest_loopcoder": loop_coder,
     "step3p5": step3p5,
     "step3p7": step3p5,
     **dict.fromkeys(_LATENT, latent),
     "longcat_flash": longcat_flash,
+    "longcat_flash_ngram": longcat_flash,
     **dict.fromkeys(_DELTA, qwen_delta),
     "olmo_hybrid": olmo_hybrid,
     "jamba": jamba,
@@ -119,11 +134,15 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": lfm2,
     "kimi_linear": kimi_linear,
     "bailing_hybrid": bailing_linear,
+    "bailing_moe_v3": bailing_linear,
     "whisper": whisper,
     "bert": encoder_only,
     "roberta": encoder_only,
     "xlm-roberta": encoder_only,
     "modernbert": encoder_only,
+    "nomic_bert": encoder_only,
+    "new": encoder_only,
+    "gte": encoder_only,
 }
 
 # For configs whose model_type is a wrapper's or is missing: the class that vLLM would load.
@@ -152,4 +171,32 @@ TYPE_OF_ARCHITECTURE: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "bailing_moe",
     "MiMoForCausalLM": "mimo",
     "Step3p5ForCausalLM": "step3p5",
+    "LongcatCausalLM": "longcat_flash",
+    "LongcatFlashForCausalLM": "longcat_flash",
+    "LongcatFlashNgramForCausalLM": "longcat_flash_ngram",
+    "BailingMoeV3ForCausalLM": "bailing_hybrid",
+    "HrmTextForCausalLM": "hrm_text",
+    "IQuestLoopCoderForCausalLM": "iquest_loopcoder",
+    "K2HorizonForCausalLM": "k2_horizon",
+    "MolmoForCausalLM": "molmo",
+    "Param2MoEForCausalLM": "param2moe",
+    "Plamo3ForCausalLM": "plamo3",
+    "SarvamMLAForCausalLM": "sarvam_mla",
+    "SarvamMoEForCausalLM": "sarvam_moe",
+    "Step1ForCausalLM": "step1",
+    "TeleChat2ForCausalLM": "telechat2",
+    "LlamaBidirectionalModel": "llama",
+    "LlamaBidirectionalForSequenceClassification": "llama",
+    "VoyageQwen3BidirectionalEmbedModel": "qwen3",
 }
+
+# Decoders that vLLM serves as encoders where the config has is_causal false (llama.py, qwen2.py, qwen3.py), and the
+# classes for which it sets that itself (models/config.py).
+ENCODING_DECODERS = frozenset({"llama", "qwen2", "qwen3"})
+ENCODER_CLASSES = frozenset(
+    {
+        "LlamaBidirectionalModel",
+        "LlamaBidirectionalForSequenceClassification",
+        "VoyageQwen3BidirectionalEmbedModel",
+    }
+)

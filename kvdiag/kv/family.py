@@ -9,9 +9,9 @@ from kvdiag.kv.layers import AttentionLayer, Layer, LayerKind
 
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MOST_LAYERS = 1024
-_MOST_HEADS = 4096
-# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__).
-WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model")
+MOST_HEADS = 4096
+# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
+WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _LARGEST_HEAD = 1 << 14
 
 
@@ -64,7 +64,7 @@ def read_depth(text: Fields) -> int:
 def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
     """Heads as ModelArchConfigConvertorBase reads them: get_total_num_kv_heads, get_head_size."""
     attention_heads = text.maybe_integer(
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=_MOST_HEADS
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=MOST_HEADS
     )
     if kv_heads is None:
         kv_heads = text.maybe_integer(
@@ -73,7 +73,8 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
             "num_key_value_heads",
             "multi_query_group_num",
             "num_attention_groups",
-            high=_MOST_HEADS,
+            "n_kv_heads",
+            high=MOST_HEADS,
         )
     size = text.maybe_integer("head_dim", "hidden_size_per_head", "kv_channels", low=0, high=_LARGEST_HEAD) or None
     if attention_heads is None:

@@ -104,22 +104,20 @@ class Fields:
             raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a string", self.path(name))
         return value
 
-    def sequence(self, name: str) -> Sequence[object] | None:
-        """A list, or None where it is missing."""
+    def sequence(self, name: str, *, most: int = _MOST_ITEMS) -> Sequence[object] | None:
+        """A list of no more than `most` entries, or None where it is missing."""
         value = self._values.get(name)
         if value is None:
             return None
         if not isinstance(value, list | tuple):
             raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a list", self.path(name))
-        if len(value) > _MOST_ITEMS:
-            raise KvModelError(
-                f"{self.path(name)} has {len(value)} entries; at most {_MOST_ITEMS} are read", self.path(name)
-            )
+        if len(value) > most:
+            raise KvModelError(f"{self.path(name)} has {len(value)} entries; at most {most} are read", self.path(name))
         return value
 
-    def strings(self, name: str) -> tuple[str, ...] | None:
+    def strings(self, name: str, *, most: int = _MOST_ITEMS) -> tuple[str, ...] | None:
         """A list of strings, or None where it is missing."""
-        items = self.sequence(name)
+        items = self.sequence(name, most=most)
         if items is None:
             return None
         for item in items:

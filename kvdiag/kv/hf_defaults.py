@@ -356,6 +356,16 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "head_dim": 128,
         "sliding_window": 2048,
     },
+    "moondream3": {
+        "dim": 2048,
+        "n_layers": 24,
+        "n_heads": 32,
+        "n_kv_heads": 32,
+        "ff_dim": 8192,
+        "vocab_size": 51200,
+        "max_context": 4096,
+    },
+    "hrm_text": {"head_dim": 128, "H_cycles": 2, "L_cycles": 3},
     "llama4_text": {
         "hidden_size": 5120,
         "num_hidden_layers": 48,

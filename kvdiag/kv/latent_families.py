@@ -4,11 +4,9 @@ vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_f
 """
 
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.family import MOST_LAYERS, Parts, full_layers, read_depth, read_heads
+from kvdiag.kv.family import MOST_HEADS, MOST_LAYERS, Parts, full_layers, read_depth, read_heads
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import LatentLayer, Layer, LayerKind
-
-_MOST_HEADS = 4096
 
 
 def latent(text: Fields, top: Fields) -> Parts:
@@ -29,7 +27,7 @@ def latent(text: Fields, top: Fields) -> Parts:
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
     return Parts(
         depth=depth,
-        attention_heads=text.integer("num_attention_heads", high=_MOST_HEADS),
+        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
         layers=tuple(layers),
         draft_layers=tuple(latent_layer(depth - 1, size, row) for _ in range(drafts)),
     )
@@ -41,7 +39,7 @@ def longcat_flash(text: Fields, top: Fields) -> Parts:
     depth = text.integer("num_layers", high=MOST_LAYERS)
     size = latent_size(text)
     layers = tuple(latent_layer(index, size, None) for index in range(depth) for _ in range(2))
-    return Parts(depth=depth, attention_heads=text.integer("num_attention_heads", high=_MOST_HEADS), layers=layers)
+    return Parts(depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=layers)
 
 
 def latent_size(text: Fields) -> int:

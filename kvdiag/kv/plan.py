@@ -139,10 +139,18 @@ class Plan:
             )
 
     @property
+    def keeps_cache(self) -> bool:
+        """Whether the model keeps anything between steps; an encoder does not, and has neither blocks nor a longest
+        context.
+        """
+        return any(self.capacity.bytes_per_block)
+
+    @property
     def headroom_ratio(self) -> float:
-        """Headroom as a share of the limiting stage's pool."""
-        pool = self.budgets[self.limiting_stage].pool_bytes
-        return self.headroom_bytes / pool if pool else -1.0
+        """Headroom as a share of the limiting stage's pool; without a cache, of what the engine may take."""
+        budget = self.budgets[self.limiting_stage]
+        whole = budget.pool_bytes if self.keeps_cache else budget.usable_bytes
+        return self.headroom_bytes / whole if whole else -1.0
 
     @property
     def needed_bytes(self) -> int:
@@ -160,6 +168,8 @@ def make_plan(
 ) -> Plan:
     """Weigh a demand against the pools that the budgets leave. `budgets` has one entry per pipeline stage."""
     layout = deployed_layout(architecture, deployment)
+    if not layout.groups:
+        return _cacheless_plan(budgets, demand)
     if len(budgets) != layout.ranks:
         raise KvModelError(f"{len(budgets)} budgets were given for {layout.ranks} pipeline stages", "pipeline_parallel")
     return plan_layout_demand(
@@ -207,13 +217,38 @@ def plan_layout_demand(
         budgets=tuple(budgets),
         blocks_needed=needed,
         headroom_bytes=headroom,
-        max_requests=usable // capacity.blocks_per_request if capacity.blocks_per_request and loads else 0,
+        max_requests=capacity.whole_requests if loads else 0,
         max_context_tokens=context if loads else 0,
         limiting_stage=limiting,
     )
     if fits and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
         return replace(plan, outcome=Outcome.TIGHT)
     return plan
+
+
+def _cacheless_plan(budgets: Sequence[Budget], demand: Demand) -> Plan:
+    """The plan of a model that keeps no KV cache: weights and overheads decide alone."""
+    headroom, limiting = min(
+        (budget.pool_bytes - budget.shortfall_bytes, stage) for stage, budget in enumerate(budgets)
+    )
+    plan = Plan(
+        outcome=Outcome.DOES_NOT_FIT if headroom < 0 else Outcome.FITS,
+        demand=demand,
+        capacity=Capacity(
+            num_blocks=0,
+            bytes_per_block=(0,) * len(budgets),
+            context_tokens=demand.context_tokens,
+            blocks_per_request=0,
+        ),
+        budgets=tuple(budgets),
+        blocks_needed=0,
+        headroom_bytes=headroom,
+        max_requests=0,
+        max_context_tokens=0,
+        limiting_stage=limiting,
+    )
+    tight = plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO
+    return replace(plan, outcome=Outcome.TIGHT) if tight else plan
 
 
 def _least_room(budgets: Sequence[Budget], capacity: Capacity, needed: int) -> tuple[int, int]:
@@ -270,11 +305,6 @@ class Traffic:
         """Tokens of one request at its end."""
         known = self.present_tokens
         return math.ceil(self.prompt_tokens + self.output_tokens if known is None else known)
-
-    @property
-    def mean_tokens(self) -> int:
-        """Tokens of one request on average over its stay, output growing evenly."""
-        return math.ceil(self.prompt_tokens + self.output_tokens / 2)
 
     def requests_at(self, quantile_ratio: float) -> int:
         """Requests that are not exceeded for that share of the time: arrivals are Poisson and each stays for its own

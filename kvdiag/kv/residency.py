@@ -123,7 +123,8 @@ def content_bytes(layout: CacheLayout, tokens: int, serving: ServingTerms) -> in
                 case PageKind.CROSS:
                     total += serving.encoder_tokens * page.heads * page.row_bytes
                 case PageKind.FULL | PageKind.MLA:
-                    total += tokens * page.heads * page.row_bytes
+                    ranks = serving.decode_context_parallel if page.dcp_sharded else 1
+                    total += ceil_div(tokens, ranks) * page.heads * page.row_bytes
     return total
 
 

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.kv.deployment import Deployment, stage_ends
+from kvdiag.kv.deployment import Deployment, deployed_layout, stage_ends
 from kvdiag.kv.dtypes import resolve_kv_dtype
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads
 from kvdiag.kv.layers import Architecture
-from kvdiag.kv.parameters import Parameters
+from kvdiag.kv.linears import Parameters
 from kvdiag.kv.plan import Budget, Demand, Outcome, Plan, make_plan
+from kvdiag.kv.quantization import Quantization, WeightFormat, usual_quantization
+from kvdiag.kv.residency import wasted_ratio
 from kvdiag.kv.weights import (
     CheckpointTensor,
     RankWeights,
-    WeightFormat,
     weights_from_config,
     weights_from_tensors,
 )
@@ -30,7 +31,7 @@ class CountedWeights:
     """Weights known from the config alone."""
 
     parameters: Parameters
-    weight_format: WeightFormat
+    quantization: Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,8 @@ def rank_weights(scenario: Scenario) -> tuple[RankWeights, ...]:
     ranks = scenario.deployment.tensor_parallel
     ends = stage_ends(scenario.architecture.depth, scenario.deployment)
     match scenario.weights:
-        case CountedWeights(parameters=parameters, weight_format=weight_format):
-            return weights_from_config(parameters, weight_format=weight_format, tensor_parallel=ranks, stage_ends=ends)
+        case CountedWeights(parameters=parameters, quantization=quantization):
+            return weights_from_config(parameters, quantization=quantization, tensor_parallel=ranks, stage_ends=ends)
         case CheckpointWeights(tensors=tensors, kv_heads=kv_heads, tied=tied):
             return weights_from_tensors(tensors, tensor_parallel=ranks, stage_ends=ends, kv_heads=kv_heads, tied=tied)
         case GivenWeights(total_bytes=total):
@@ -135,6 +136,14 @@ def scenario_plan(scenario: Scenario) -> Plan:
         demand=scenario.demand,
         most_context_tokens=scenario.most_context_tokens,
     )
+
+
+def block_waste_ratio(scenario: Scenario) -> float:
+    """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
+    deployment = scenario.deployment
+    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.encoder_tokens)
+    layout = deployed_layout(scenario.architecture, deployment)
+    return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
 
 
 def demand_grid(
@@ -245,14 +254,14 @@ def _parallel_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
 
 def _weight_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
     weights = scenario.weights
-    if not isinstance(weights, CountedWeights) or weights.weight_format is not WeightFormat.BF16:
+    if not isinstance(weights, CountedWeights) or weights.quantization.quantizes:
         return []
     found: list[Lever] = []
     for weight_format, price in (
         (WeightFormat.FP8, "a quantized checkpoint; small loss of accuracy"),
         (WeightFormat.INT4, "a quantized checkpoint; some loss of accuracy, slower at large batches"),
     ):
-        changed = replace(scenario, weights=replace(weights, weight_format=weight_format))
+        changed = replace(scenario, weights=replace(weights, quantization=usual_quantization(weight_format)))
         found += _lever(plan, changed, name=f"{weight_format}-weights", change=f"{weight_format} weights", price=price)
     return found
 

@@ -15,16 +15,13 @@ from functools import lru_cache
 from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO, Calibration, Comparison, Expected, capacity_comparisons
 from kvdiag.kv.capacity import CacheLayout
-from kvdiag.kv.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform, deployed_layout
 from kvdiag.kv.drift_reasons import explain
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.layers import Architecture
 from kvdiag.kv.pages import StateCacheMode
 from kvdiag.kv.reported import EngineReport, page_report
 from kvdiag.model import Facts, KvPool, Provenance
-
-BATCHED_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
-"""vLLM's defaults for max_num_batched_tokens, which is in no metric and decides what is planned for windowed layers."""
 
 MOST_IN_FLIGHT_TOKENS = 1 << 20
 
@@ -144,7 +141,7 @@ def _deployments(facts: Facts) -> Iterator[Deployment]:
     seen = facts.tensor_parallel
     for ranks in (seen,) if seen is not None else RANKS if pool.pool_bytes is not None else (1,):
         for platform in (Platform.CUDA, Platform.CPU):
-            for batched in BATCHED_TOKENS:
+            for batched in USUAL_BATCHED_TOKENS:
                 yield Deployment(
                     tensor_parallel=ranks,
                     pipeline_parallel=facts.pipeline_parallel or 1,

@@ -8,6 +8,7 @@ import re
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import (
+    MOST_HEADS,
     MOST_LAYERS,
     Parts,
     full_layer,
@@ -23,7 +24,6 @@ from kvdiag.kv.latent_families import latent_layer, latent_size
 from kvdiag.kv.layers import CachelessLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.states import StateShape
 
-_MOST_HEADS = 4096
 # transformers OlmoHybridConfig: every fourth layer is full.
 _OLMO_PERIOD = 4
 _ATTENTION_NAMES = frozenset({"full_attention", "attention"})
@@ -59,8 +59,8 @@ def mamba2_state(
 
 def delta_state(text: Fields) -> StateShape:
     """gated_delta_net_state_shape, from the linear_* fields."""
-    key_heads = text.integer("linear_num_key_heads", high=_MOST_HEADS)
-    value_heads = text.integer("linear_num_value_heads", high=_MOST_HEADS)
+    key_heads = text.integer("linear_num_key_heads", high=MOST_HEADS)
+    value_heads = text.integer("linear_num_value_heads", high=MOST_HEADS)
     key_size = text.integer("linear_key_head_dim", high=1 << 14)
     value_size = text.integer("linear_value_head_dim", high=1 << 14)
     return StateShape(
@@ -110,8 +110,8 @@ def olmo_hybrid(text: Fields, top: Fields) -> Parts:
 
 def _olmo_sizes(text: Fields) -> Fields:
     """The sizes that transformers OlmoHybridConfig fills in where they are missing."""
-    heads = text.integer("num_attention_heads", high=_MOST_HEADS)
-    key_heads = text.integer("linear_num_key_heads", default=heads, high=_MOST_HEADS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    key_heads = text.integer("linear_num_key_heads", default=heads, high=MOST_HEADS)
     key_size = text.integer(
         "linear_key_head_dim", default=max(1, 3 * text.integer("hidden_size") // (4 * key_heads)), high=1 << 14
     )
@@ -161,8 +161,8 @@ def mamba2(text: Fields, top: Fields) -> Parts:
     depth = read_depth(text)
     state = mamba2_state(
         inner_size=text.integer("expand", high=64) * text.integer("hidden_size"),
-        groups=text.integer("n_groups", high=_MOST_HEADS),
-        heads=text.integer("num_heads", high=_MOST_HEADS),
+        groups=text.integer("n_groups", high=MOST_HEADS),
+        heads=text.integer("num_heads", high=MOST_HEADS),
         head_size=text.integer("head_dim", high=1 << 14),
         state_size=text.integer("state_size", high=1 << 14),
         kernel=text.integer("conv_kernel", high=1 << 10),
@@ -203,11 +203,11 @@ def _prefixed_mamba2(text: Fields) -> StateShape:
     """A Mamba-2 state from mamba_* fields, with the head size that follows where it is missing or "auto"."""
     expanded = text.integer("mamba_expand", default=2, high=64) * text.integer("hidden_size")
     inner = text.integer("mamba_d_ssm", default=expanded)
-    heads = text.integer("mamba_n_heads", high=_MOST_HEADS)
+    heads = text.integer("mamba_n_heads", high=MOST_HEADS)
     size = inner // heads if text.raw("mamba_d_head") in (None, "auto") else text.integer("mamba_d_head", high=1 << 14)
     return mamba2_state(
         inner_size=inner,
-        groups=text.integer("mamba_n_groups", high=_MOST_HEADS),
+        groups=text.integer("mamba_n_groups", high=MOST_HEADS),
         heads=heads,
         head_size=size,
         state_size=text.integer("mamba_d_state", high=1 << 14),
@@ -234,7 +234,7 @@ def zamba2(text: Fields, top: Fields) -> Parts:
     """
     del top
     depth = read_depth(text)
-    attention_heads = text.integer("num_attention_heads", high=_MOST_HEADS)
+    attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
     hidden = text.integer("hidden_size")
     types = text.strings("layers_block_type")
     if types is None:
@@ -246,12 +246,12 @@ def zamba2(text: Fields, top: Fields) -> Parts:
         raise KvModelError(f"{field} is missing: it says which layers have attention; pass --kv-bytes-per-token", field)
     size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
     # ModelArchConfigConvertorBase.get_total_num_kv_heads
-    kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=_MOST_HEADS)
+    kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MOST_HEADS)
     inner = text.integer("mamba_expand", default=2, high=64) * hidden
-    heads = text.integer("n_mamba_heads", high=_MOST_HEADS)
+    heads = text.integer("n_mamba_heads", high=MOST_HEADS)
     state = mamba2_state(
         inner_size=inner,
-        groups=text.integer("mamba_ngroups", high=_MOST_HEADS),
+        groups=text.integer("mamba_ngroups", high=MOST_HEADS),
         heads=heads,
         head_size=text.integer("mamba_headdim", default=max(1, inner // heads), high=1 << 14),
         state_size=text.integer("mamba_d_state", high=1 << 14),
@@ -274,11 +274,11 @@ def nemotron_h(text: Fields, top: Fields) -> Parts:
     del top
     pattern = _nemotron_pattern(text)
     heads = read_heads(text)
-    state_heads = text.integer("mamba_num_heads", high=_MOST_HEADS)
+    state_heads = text.integer("mamba_num_heads", high=MOST_HEADS)
     state_head_size = text.integer("mamba_head_dim", high=1 << 14)
     state = mamba2_state(
         inner_size=state_heads * state_head_size,
-        groups=text.integer("n_groups", high=_MOST_HEADS),
+        groups=text.integer("n_groups", high=MOST_HEADS),
         heads=state_heads,
         head_size=state_head_size,
         state_size=text.integer("ssm_state_size", high=1 << 14),
@@ -377,7 +377,7 @@ def kimi_linear(text: Fields, top: Fields) -> Parts:
         field = text.path("linear_attn_config")
         raise KvModelError(f"config has no {field}; it tells delta-attention layers from MLA", field)
     kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
-    heads = linear.integer("num_heads", high=_MOST_HEADS)
+    heads = linear.integer("num_heads", high=MOST_HEADS)
     size = linear.integer("head_dim", high=1 << 14)
     state = delta_attention_state(heads, size, linear.integer("short_conv_kernel_size", default=4, high=1 << 10))
     row = latent_size(text)
@@ -388,7 +388,7 @@ def kimi_linear(text: Fields, top: Fields) -> Parts:
         for index in range(depth)
     ]
     return Parts(
-        depth=depth, attention_heads=text.integer("num_attention_heads", high=_MOST_HEADS), layers=tuple(layers)
+        depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=tuple(layers)
     )
 
 
@@ -407,12 +407,14 @@ def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape
 
 def bailing_linear(text: Fields, top: Fields) -> Parts:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
-    between them.
+    between them. Ling 3 has the same model type and Kimi delta attention between them.
     """
-    del top
+    classes = (*(top.strings("architectures") or ()), *(text.strings("architectures") or ()))
+    if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
+        return _bailing_v3(text)
     depth = read_depth(text)
     group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
-    heads = text.integer("num_attention_heads", high=_MOST_HEADS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
     size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
     state = StateShape(
         conv_channels=0,
@@ -425,6 +427,25 @@ def bailing_linear(text: Fields, top: Fields) -> Parts:
     layers: list[Layer] = [
         StateLayer(index=index, kind=LayerKind.LINEAR, state=state)
         if group and (index + 1) % group
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+
+
+def _bailing_v3(text: Fields) -> Parts:
+    """Ling 3 (bailing_moe_v3.py): MLA as above, and in the layers beyond the last whole group."""
+    depth = read_depth(text)
+    group = text.integer("layer_group_size", high=MOST_LAYERS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    state = delta_attention_state(
+        heads, text.integer("head_dim", high=1 << 14), text.integer("short_conv_kernel_size", default=4, high=1 << 10)
+    )
+    row = latent_size(text)
+    grouped = depth // group * group
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if (index + 1) % group and index < grouped
         else latent_layer(index, row, None)
         for index in range(depth)
     ]

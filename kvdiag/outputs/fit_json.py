@@ -49,14 +49,23 @@ def _rank(layout: CacheLayout, capacity: Capacity, deployment: Deployment, *, st
     }
 
 
-def fit_document(scenario: Scenario, plan: Plan, levers: Sequence[Lever], *, origin: str, notes: Sequence[str]) -> Json:
-    """The whole answer."""
+def fit_document(
+    scenario: Scenario,
+    plan: Plan,
+    levers: Sequence[Lever],
+    *,
+    origin: str,
+    notes: Sequence[str],
+    block_waste_ratio: float | None,
+) -> Json:
+    """The whole answer. `block_waste_ratio` is None for a model that keeps no KV cache."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": origin,
         "kinds": {str(kind): count for kind, count in scenario.architecture.kinds.items()},
         "gpus": scenario.gpus,
         **_plan(plan),
+        "block_waste_ratio": block_waste_ratio,
         "budgets": [_budget(budget) for budget in plan.budgets],
         "levers": [
             {
@@ -84,15 +93,24 @@ def _plan(plan: Plan) -> Json:
         "requests": plan.demand.requests,
         "headroom_bytes": plan.headroom_bytes,
         "headroom_ratio": plan.headroom_ratio,
+        "limiting_stage": plan.limiting_stage,
+        "keeps_kv_cache": plan.keeps_cache,
+        **_cache(plan),
+    }
+
+
+def _cache(plan: Plan) -> Json:
+    """What the pool holds; null throughout for a model that keeps no KV cache."""
+    figures: Json = {
         "max_requests": plan.max_requests,
         "max_context_tokens": plan.max_context_tokens,
-        "limiting_stage": plan.limiting_stage,
         "num_blocks": plan.capacity.num_blocks,
         "blocks_per_request": plan.capacity.blocks_per_request,
         "bytes_per_block": list(plan.capacity.bytes_per_block),
         "capacity_tokens": plan.capacity.capacity_tokens,
         "max_concurrency": plan.capacity.max_concurrency,
     }
+    return figures if plan.keeps_cache else dict.fromkeys(figures)
 
 
 def _budget(budget: Budget) -> Json:

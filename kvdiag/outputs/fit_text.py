@@ -29,21 +29,28 @@ _PARTS = (
 
 
 def render_fit(
-    scenario: Scenario, plan: Plan, levers: Sequence[Lever], *, origin: str, notes: Sequence[str]
+    scenario: Scenario,
+    plan: Plan,
+    levers: Sequence[Lever],
+    *,
+    origin: str,
+    notes: Sequence[str],
+    block_waste_ratio: float | None,
 ) -> RenderableType:
-    """The whole answer."""
+    """The whole answer. `block_waste_ratio` is None for a model that keeps no KV cache."""
     demand = plan.demand
     headline = Text()
     headline.append(WORDS[plan.outcome], style=f"bold {STYLES[plan.outcome]}")
-    headline.append(
-        f"  {demand.requests:,} request{'s' if demand.requests > 1 else ''} of {demand.context_tokens:,} tokens "
-        f"on {scenario.gpus} "
-        f"GPU{'s' if scenario.gpus > 1 else ''} of {readable(scenario.gpu_bytes)}"
-    )
-    parts: list[RenderableType] = [headline, _figures(scenario, plan, origin)]
+    if plan.keeps_cache:
+        plural = "s" if demand.requests > 1 else ""
+        headline.append(f"  {demand.requests:,} request{plural} of {demand.context_tokens:,} tokens")
+    else:
+        headline.append("  a model that keeps no KV cache")
+    headline.append(f" on {scenario.gpus} GPU{'s' if scenario.gpus > 1 else ''} of {readable(scenario.gpu_bytes)}")
+    parts: list[RenderableType] = [headline, _figures(scenario, plan, origin, block_waste_ratio)]
     budget = plan.budgets[plan.limiting_stage]
     title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
-    parts += [_heading(title), _bar(budget), _partition(budget)]
+    parts += [_heading(title), _bar(budget), _partition(budget, pool_name="KV pool" if plan.keeps_cache else "free")]
     if levers:
         parts += [_heading("What would help, each on its own"), _levers(levers)]
     for note in notes:
@@ -63,20 +70,26 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
     return Group(_heading("Context down, requests at once across"), table)
 
 
-def _figures(scenario: Scenario, plan: Plan, origin: str) -> RenderableType:
-    capacity = plan.capacity
+def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
     table = _grid()
-    for name, value in (
-        ("model", f"{origin}: {kinds}"),
-        ("headroom", f"{readable(plan.headroom_bytes)} per GPU"),
+    rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{readable(plan.headroom_bytes)} per GPU")]
+    rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: weights and overheads decide alone")]
+    if block_waste_ratio is not None:
+        rows.append(("block waste", f"{block_waste_ratio:.1%} of one such request's blocks holds no token"))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
+    capacity = plan.capacity
+    return [
         ("most requests", f"{plan.max_requests:,} of {plan.demand.context_tokens:,} tokens at once"),
         ("longest context", f"{plan.max_context_tokens:,} tokens with {plan.demand.requests:,} at once"),
         ("pool", f"{capacity.num_blocks:,} blocks; one such request takes {capacity.blocks_per_request:,}"),
         ("engine will say", f"{capacity.capacity_tokens:,} tokens, concurrency {capacity.max_concurrency:.2f}x"),
-    ):
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
+    ]
 
 
 def _shares(budget: Budget) -> tuple[int, ...]:
@@ -100,7 +113,7 @@ def _bar(budget: Budget) -> RenderableType:
     return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))
 
 
-def _partition(budget: Budget) -> RenderableType:
+def _partition(budget: Budget, *, pool_name: str) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -110,7 +123,8 @@ def _partition(budget: Budget) -> RenderableType:
         # One figure for all three where they were measured together, else one for each.
         if not share and name in (("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)):
             continue
-        table.add_row(mark, name, readable(share), f"{share / budget.total_bytes:.0%}")
+        shown = pool_name if name == "KV pool" else name
+        table.add_row(mark, shown, readable(share), f"{share / budget.total_bytes:.0%}")
     if budget.shortfall_bytes:
         table.add_row("!", "missing", readable(budget.shortfall_bytes), "")
     return Padding(table, (0, 0, 0, 2))
@@ -120,7 +134,9 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
     table = _grid()
     for lever in levers:
         plan = lever.plan
-        effect = f"+{readable(lever.gained_bytes)} per GPU, {plan.max_requests:,} requests at once"
+        effect = f"+{readable(lever.gained_bytes)} per GPU"
+        if plan.keeps_cache:
+            effect += f", {plan.max_requests:,} requests at once"
         table.add_row(
             Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
             Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),

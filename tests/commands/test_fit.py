@@ -189,7 +189,7 @@ def test_a_gpu_much_too_small_is_shown_as_well(capsys: pytest.CaptureFixture[str
 
 def test_the_text_of_a_pool(capsys: pytest.CaptureFixture[str]) -> None:
     """The capacity mode prints blocks, tokens and bytes per token."""
-    main(["fit", "llama_70b", "--tp", "8", "--kv-pool-bytes", str(10 * GIB), "--context", "8192", "--grid"])
+    main(["fit", "llama_70b", "--tp", "8", "--kv-pool-bytes", str(10 * GIB), "--context", "8192"])
 
     assert [
         "16,384 blocks of 655,360 bytes, 1 group",
@@ -245,6 +245,16 @@ def test_known_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama_70b", "--context", str(10**30)), "context"),
         (("llama_70b", "--concurrency", "0"), "concurrency"),
         (("llama_70b", "--block-size", "0"), "block_size"),
+        (("llama_70b", "--block-size", "24"), "block_size"),
+        (("deepseek-v3.2", "--block-size", "32"), "block_size"),
+        (("llama_70b", "--tp", "8", "--dcp", "2"), "decode_context_parallel 2"),
+        (("llama_70b", "--tp", "16", "--dcp", "4"), "decode_context_parallel 4"),
+        (("llama_70b", "--mamba-ssm-cache-dtype", "float8"), "float8"),
+        (("llama_70b", "--mamba-ssm-cache-dtype", "float32"), "--mamba-ssm-cache-dtype"),
+        (("llama_70b", "--grid", "--kv-pool-bytes", "1000000"), "--grid"),
+        (("llama_70b", "--kv-dtype", "fp8", "--kv-bytes-per-token", "9", "--weights", "1GB"), "--kv-dtype"),
+        (("",), "MODEL is empty"),
+        ((" ",), "MODEL is empty"),
         (("llama_70b", "--max-num-batched-tokens", "0"), "max_num_batched_tokens"),
         (("llama_70b", "--kv-dtype", "fp3"), "fp3"),
         (("llama_70b", "--weights", "fp3"), "fp3"),
@@ -264,6 +274,86 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     """Exit code 3 and one line on stderr that names what is wrong."""
     assert word in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("llama_70b", ("--tp", "16", "--dcp", "2")),
+        ("deepseek-v3", ("--tp", "8", "--dcp", "8", "--block-size", "64")),
+        ("nemotron-nano-9b-v2", ("--mamba-ssm-cache-dtype", "bfloat16")),
+        ("llama_70b", ("--block-size", "48", "--mamba-ssm-cache-dtype", "auto")),
+    ],
+)
+def test_settings_that_an_engine_takes_are_taken(
+    capsys: pytest.CaptureFixture[str], model: str, arguments: tuple[str, ...]
+) -> None:
+    """What vLLM accepts is not refused: DCP over copies of KV heads and over MLA, states in 16 bits, whole blocks."""
+    code, document = answer(capsys, model, *arguments, "--kv-pool-bytes", str(10 * GIB), "--context", "4096")
+
+    assert (0, True) == (code, document["num_blocks"] > 0)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> str:
+    """The config of bert-base."""
+    path = tmp_path / "config.json"
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_an_encoder_is_judged_by_its_weights(capsys: pytest.CaptureFixture[str], bert: str) -> None:
+    """BERT keeps no KV cache: its 109 million weights and the overheads decide, and the cache's figures are null."""
+    # WHEN
+    code, document = answer(capsys, bert, "--gpu", "80GB", "--no-profile")
+    small, refused = answer(capsys, bert, "--gpu", "1GiB", "--no-profile")
+
+    # THEN
+    budget = document["budgets"][0]
+    cache = ("max_requests", "max_context_tokens", "num_blocks", "blocks_per_request", "capacity_tokens")
+    assert (0, False, [None] * 5, None) == (
+        code,
+        document["keeps_kv_cache"],
+        [document[name] for name in cache],
+        document["block_waste_ratio"],
+    )
+    assert (2, True) == (small, refused["headroom_bytes"] < 0)
+    assert budget["weights_bytes"] == pytest.approx(2 * 109.5e6, rel=0.01)
+
+
+def test_an_encoder_says_in_one_line_that_it_keeps_nothing(capsys: pytest.CaptureFixture[str], bert: str) -> None:
+    """The text has one line about the cache, and neither blocks nor a longest context; stages are no obstacle."""
+    code = main(["fit", bert, "--gpu", "80GB", "--no-profile", "--pp", "2"])
+    text = capsys.readouterr().out
+
+    assert (0, 1) == (code, text.count("KV cache  none: weights and overheads decide alone"))
+    assert not [word for word in ("blocks", "concurrency", "longest context", "KV pool") if word in text]
+
+
+def test_an_encoder_has_neither_pool_nor_grid(capsys: pytest.CaptureFixture[str], bert: str) -> None:
+    """Asking what a pool holds of it is refused, and so is a grid."""
+    assert "keeps no KV cache" in refusal(capsys, bert, "--kv-pool-bytes", "1000000")
+    assert "--grid" in refusal(capsys, bert, "--grid")
+
+
+def test_block_waste_is_the_share_that_holds_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """1,000 tokens take 63 blocks of 16: eight slots of 1,008 are empty, in JSON and in the text."""
+    arguments = ("llama_70b", "--gpu", "80GB", "--tp", "4", "--context", "1000")
+    _, document = answer(capsys, *arguments)
+    main(["fit", *arguments])
+
+    assert 8 / 1008 == pytest.approx(document["block_waste_ratio"])
+    assert "block waste      0.8%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -360,3 +360,22 @@ def test_endless_nesting_is_refused() -> None:
 def test_declared_kv_format(config: dict[str, Any], expected: Any) -> None:
     """The cache format of a quantized checkpoint is read from where its tool writes it."""
     assert expected == parse_architecture({**LLAMA, **config}).declared_kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"text_config": {}}, "model_type"),
+        ({"model_type": "never_seen", "text_config": {}}, "model_type"),
+        ({"model_type": "never_seen", "text_config": {"hidden_size": 64}}, "model_type"),
+        ({"text_config": {"model_type": "never_seen"}}, "text_config.model_type"),
+        ({"model_type": "llama", "text_config": {}, "hidden_size": -1, "num_hidden_layers": 2}, "hidden_size"),
+        ({"model_type": "llama", "text_config": {}, "num_hidden_layers": 0}, "num_hidden_layers"),
+    ],
+)
+def test_a_field_is_named_where_it_stands(config: dict[str, Any], field: str) -> None:
+    """An empty nested config holds nothing, so that what is wrong stands at the top."""
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture(config)
+
+    assert field == caught.value.field

@@ -12,6 +12,7 @@ from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.parameters import count_parameters
 from kvdiag.kv.plan import Budget, Demand, Outcome, Traffic, traffic_from_histogram
+from kvdiag.kv.quantization import WeightFormat, usual_quantization
 from kvdiag.kv.scenario import (
     CheckpointWeights,
     CountedWeights,
@@ -23,7 +24,7 @@ from kvdiag.kv.scenario import (
     scenario_budgets,
     scenario_plan,
 )
-from kvdiag.kv.weights import CheckpointTensor, WeightFormat
+from kvdiag.kv.weights import CheckpointTensor
 from tests.kv.models import served
 
 GB = 1_000_000_000
@@ -48,7 +49,9 @@ def scenario(
         deployment=Deployment(tensor_parallel=ranks),
         gpu_bytes=80 * GB,
         memory_fraction_ratio=0.92,
-        weights=CountedWeights(parameters=count_parameters(config, architecture), weight_format=WeightFormat.BF16),
+        weights=CountedWeights(
+            parameters=count_parameters(config, architecture), quantization=usual_quantization(WeightFormat.BF16)
+        ),
         overheads=generic_overheads(),
         demand=Demand(context_tokens=context, requests=requests),
     )
@@ -206,7 +209,7 @@ def test_littles_law() -> None:
     """Two requests a second that stay 10 seconds are 20 at a time."""
     traffic = Traffic(requests_per_second=2, prompt_tokens=1000, output_tokens=200, seconds_per_output_token=0.05)
 
-    assert (20.0, 1200, 1100) == (traffic.mean_requests, traffic.peak_tokens, traffic.mean_tokens)
+    assert (20.0, 1200) == (traffic.mean_requests, traffic.peak_tokens)
 
 
 @pytest.mark.parametrize(

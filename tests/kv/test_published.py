@@ -62,6 +62,33 @@ def test_expert_layers_that_cannot_be_read_are_refused(name: str, change: dict[s
     assert field == caught.value.field
 
 
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.2-1B", "hidden_size": 4096}, "text_model_id"),
+        ({"model_type": "plamo3", "num_hidden_layers": 2, "hidden_size": 64}, "interleaved_sliding_window"),
+        ({**PUBLISHED["HRM-Text"]["config"], "H_cycles": 60}, "H_cycles"),
+        ({**PUBLISHED["Muse-Glimmer (flat)"]["config"], "no_rope_layers": [1]}, "no_rope_layers"),
+        ({**PUBLISHED["ERNIE-4.5-VL-28B-A3B"]["config"], "moe_layer_start_index": [1]}, "moe_layer_start_index"),
+    ],
+)
+def test_layers_that_a_config_does_not_tell_are_refused(config: dict[str, Any], field: str) -> None:
+    """A language model in another repository, or a list that leaves layers out, is an error that names the field."""
+    with pytest.raises(KvModelError) as caught:
+        count_parameters(config, parse_architecture(config))
+
+    assert field == caught.value.field
+
+
+def test_layers_that_run_again_are_stored_once() -> None:
+    """HRM-Text runs two stacks of 16 layers eight times over: 128 caches, 32 layers of weights."""
+    config = PUBLISHED["HRM-Text"]["config"]
+
+    parameters = count_parameters(config, parse_architecture(config))
+
+    assert (128, 32) == (len(parameters.layers), sum(layer.total > 0 for layer in parameters.layers))
+
+
 def test_a_width_that_heads_do_not_divide_is_contradictory() -> None:
     """Without head_dim the width must be a multiple of the heads, as transformers demands."""
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4097, "num_attention_heads": 32}

@@ -8,11 +8,10 @@ import pytest
 from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.layers import Architecture
-from kvdiag.kv.parameters import Parameters, count_parameters
+from kvdiag.kv.linears import Parameters
+from kvdiag.kv.parameters import count_parameters
+from kvdiag.kv.quantization import WeightFormat, declared_quantization, usual_quantization
 from kvdiag.kv.weights import (
-    WeightFormat,
-    declared_weight_format,
-    parse_weight_format,
     read_headers,
     weights_from_config,
     weights_from_tensors,
@@ -90,10 +89,10 @@ def test_weight_bytes_are_those_that_engines_log(
 ) -> None:
     """Weights per rank lie within 2.5 % of what vLLM logged for loading that model in that format."""
     architecture, parameters = counted(name)
-    chosen = weight_format or declared_weight_format(served(name).config, dtype=architecture.dtype)
+    chosen = declared_quantization(served(name).config) if weight_format is None else usual_quantization(weight_format)
 
     weights = weights_from_config(
-        parameters, weight_format=chosen, tensor_parallel=ranks, stage_ends=[architecture.depth]
+        parameters, quantization=chosen, tensor_parallel=ranks, stage_ends=[architecture.depth]
     )
 
     assert gib == pytest.approx(weights[0].weights_bytes / GIB, rel=0.025)
@@ -103,9 +102,14 @@ def test_stages_add_up_to_the_model() -> None:
     """Two stages hold what one rank held, each its own layers."""
     architecture, parameters = counted("llama_7b")
     whole = weights_from_config(
-        parameters, weight_format=WeightFormat.BF16, tensor_parallel=1, stage_ends=[architecture.depth]
+        parameters,
+        quantization=usual_quantization(WeightFormat.BF16),
+        tensor_parallel=1,
+        stage_ends=[architecture.depth],
     )
-    halves = weights_from_config(parameters, weight_format=WeightFormat.BF16, tensor_parallel=1, stage_ends=[16, 32])
+    halves = weights_from_config(
+        parameters, quantization=usual_quantization(WeightFormat.BF16), tensor_parallel=1, stage_ends=[16, 32]
+    )
 
     assert whole[0].weights_bytes == sum(stage.weights_bytes for stage in halves)
 
@@ -113,60 +117,11 @@ def test_stages_add_up_to_the_model() -> None:
 def test_a_tied_output_layer_is_stored_again_on_the_last_stage() -> None:
     """A tied embedding is on the first and the last stage."""
     _, parameters = counted("llama-3.2-1b")
-    halves = weights_from_config(parameters, weight_format=WeightFormat.BF16, tensor_parallel=1, stage_ends=[8, 16])
+    halves = weights_from_config(
+        parameters, quantization=usual_quantization(WeightFormat.BF16), tensor_parallel=1, stage_ends=[8, 16]
+    )
 
     assert halves[0].weights_bytes == halves[1].weights_bytes
-
-
-@pytest.mark.parametrize(
-    ("quantization", "expected"),
-    [
-        (None, WeightFormat.BF16),
-        ({"quant_method": "fp8"}, WeightFormat.FP8),
-        ({"quant_method": "awq", "bits": 4}, WeightFormat.AWQ),
-        ({"quant_method": "gptq", "bits": 4}, WeightFormat.GPTQ),
-        ({"quant_method": "gptq", "bits": 8}, WeightFormat.INT8),
-        ({"quant_method": "mxfp4"}, WeightFormat.MXFP4),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, WeightFormat.NF4),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, WeightFormat.INT8),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, WeightFormat.NVFP4),
-        ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, WeightFormat.FP8),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
-            },
-            WeightFormat.INT8,
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}},
-            },
-            WeightFormat.INT4,
-        ),
-    ],
-)
-def test_declared_formats(quantization: dict[str, Any] | None, expected: Any) -> None:
-    """The format is read from where each quantization tool writes it."""
-    config = {} if quantization is None else {"quantization_config": quantization}
-
-    assert expected == declared_weight_format(config, dtype="bfloat16")
-
-
-def test_an_unknown_quantization_says_what_to_pass() -> None:
-    """A method nobody knows names its field and the flag."""
-    with pytest.raises(KvModelError, match="--weights") as caught:
-        declared_weight_format({"quantization_config": {"quant_method": "squeeze9"}}, dtype="bfloat16")
-
-    assert "quantization_config.quant_method" == caught.value.field
-
-
-def test_weight_format_names() -> None:
-    """Short names mean their format, auto none, and an unknown one is an error."""
-    assert (WeightFormat.INT8, None) == (parse_weight_format("w8a8"), parse_weight_format("auto"))
-    with pytest.raises(KvModelError):
-        parse_weight_format("int3")
 
 
 HEADER = {
@@ -249,7 +204,10 @@ def test_formats_order_by_size() -> None:
     architecture, parameters = counted("llama-3.1-8b")
     sizes = [
         weights_from_config(
-            parameters, weight_format=weight_format, tensor_parallel=1, stage_ends=[architecture.depth]
+            parameters,
+            quantization=usual_quantization(weight_format),
+            tensor_parallel=1,
+            stage_ends=[architecture.depth],
         )[0].weights_bytes
         for weight_format in (
             WeightFormat.INT4,
