@@ -32,6 +32,10 @@ COMMANDS: Mapping[str, str] = {
 """Name to one-line help. The code of a command is `kvdiag/commands/NAME.py`, its click command is called `command`."""
 
 
+SILENT = frozenset({"fit", "agent"})
+"""Commands that log nothing unless asked: importing the log library would take a fifth of their time."""
+
+
 class _LazyGroup(click.Group):
     """Lists the commands without importing them."""
 
@@ -72,7 +76,8 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can be given as an environment
     variable, as in KVDIAG_RUN_URL.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    importlib.import_module("kvdiag.commands.logs").configure(verbose)
+    if verbose or context.invoked_subcommand not in SILENT:
+        importlib.import_module("kvdiag.commands.logs").configure(verbose)
     if config is not None:
         context.default_map = _settings(context, config)
 
