@@ -9,24 +9,12 @@ Names are HF `model_type` values.
 from kvdiag.kv.attention_families import (
     dense,
     encoder_only,
-    exaone4,
     falcon,
-    gemma3,
-    gemma3n,
-    gemma4,
-    interleaved,
-    laguna,
-    llama4,
-    mimo_v2,
     minicpm3,
-    mistral,
-    muse_glimmer,
     nemotron_nas,
-    plamo3,
     qwen2,
     qwen_moe,
     step1,
-    step3p5,
     whisper,
     with_heads,
 )
@@ -47,6 +35,20 @@ from kvdiag.kv.state_families import (
     olmo_hybrid,
     qwen_delta,
     zamba2,
+)
+from kvdiag.kv.windowed_families import (
+    exaone4,
+    gemma3,
+    gemma3n,
+    gemma4,
+    interleaved,
+    laguna,
+    llama4,
+    mimo_v2,
+    mistral,
+    muse_glimmer,
+    plamo3,
+    step3p5,
 )
 
 _DENSE = (

@@ -19,7 +19,13 @@ _BEFORE_LAYERS = re.compile(r"^(?:\w+\.)*?(?:layers|h|blocks|block)\.")
 _NUMBERED = re.compile(r"^layers\.(\d{1,4})(?=[.*]|$)")
 # What may stand before `layers.` where an expression begins with a name.
 _STEMS = ("model.", "language_model.model.", "model.language_model.", "")
-_MOST_EXPRESSIONS = 32
+_MOST_WILDCARDS = 32
+# What matching may cost: each repeat after the first tries as many places as a name has letters. Expressions that tell
+# layers apart are tried in every layer, the others once.
+_NAME_LETTERS = 40
+_MOST_STEPS = 32 * _NAME_LETTERS**3
+_MOST_STEPS_PER_LAYER = 4 * _NAME_LETTERS**2
+_TELLS_LAYERS = re.compile(r"(?:layers|blocks|\bh\b).*(?:\d|\\d|\[)")
 _LONGEST_EXPRESSION = 300
 _MOST_REPEATS = 4
 # A repeated group can take exponential time, and no published list of layers has one.
@@ -49,13 +55,14 @@ _PROJECTIONS = {
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleNames:
     """The linear layers that a list of entries names: by names and parts of names, by wildcards, some of them in layers
-    of one number only, and by expressions.
+    of one number only, and by expressions, some of which tell layers apart by their number.
     """
 
     parts: frozenset[str]
     wild: tuple[re.Pattern[str], ...]
     numbered: Mapping[int, tuple[re.Pattern[str], ...]]
     expressions: tuple[re.Pattern[str], ...]
+    layered: tuple[re.Pattern[str], ...]
 
     def __post_init__(self) -> None:
         if any(number < 0 for number in self.numbered):
@@ -63,22 +70,33 @@ class ModuleNames:
 
     def match(self, index: int, name: str) -> bool:
         """Whether the linear layer of that name in layer `index` is meant."""
-        return _match(self, index, name)
+        return _match_anywhere(self, name) or _match_here(self, index, name)
+
+
+# Plans ask the same again and again.
+@functools.lru_cache(maxsize=1 << 10)
+def _match_anywhere(names: ModuleNames, name: str) -> bool:
+    """Whether the layer is meant whatever its number."""
+    return any(
+        any(one.match(full) for one in names.wild) or _expressed(names.expressions, full)
+        for full in (f"layers.0.{spelled}" for spelled in spellings(name))
+    )
 
 
 @functools.lru_cache(maxsize=1 << 15)
-def _match(names: ModuleNames, index: int, name: str) -> bool:
-    """ModuleNames.match; plans ask the same again and again."""
-    wild = (*names.wild, *names.numbered.get(index, ()))
-    for spelled in spellings(name):
-        full = f"layers.{index}.{spelled}"
+def _match_here(names: ModuleNames, index: int, name: str) -> bool:
+    """Whether an entry that may hold a number means the layer."""
+    wild = names.numbered.get(index, ())
+    for full in (f"layers.{index}.{spelled}" for spelled in spellings(name)):
         if names.parts and not names.parts.isdisjoint(_parts(full)):
             return True
-        if any(one.match(full) for one in wild):
-            return True
-        if any(one.match(stem + full) for one in names.expressions for stem in _STEMS):
+        if any(one.match(full) for one in wild) or _expressed(names.layered, full):
             return True
     return False
+
+
+def _expressed(expressions: tuple[re.Pattern[str], ...], full: str) -> bool:
+    return any(one.match(stem + full) for one in expressions for stem in _STEMS)
 
 
 def _parts(name: str) -> Iterator[str]:
@@ -94,10 +112,11 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
     parts: set[str] = set()
     wild: list[re.Pattern[str]] = []
     numbered: dict[int, list[re.Pattern[str]]] = {}
-    expressions: list[re.Pattern[str]] = []
+    expressions: dict[bool, list[re.Pattern[str]]] = {False: [], True: []}
     for entry in dict.fromkeys(entries):
         if entry.startswith("re:"):
-            expressions.append(_expression(entry.removeprefix("re:"), field))
+            text = entry.removeprefix("re:")
+            expressions[_TELLS_LAYERS.search(text) is not None].append(_expression(text, field))
             continue
         plain = _BEFORE_LAYERS.sub("layers.", entry.strip("."), count=1)
         found = _NUMBERED.match(plain)
@@ -107,14 +126,21 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
             numbered.setdefault(int(found.group(1)), []).append(_wildcard(plain, field))
         else:
             wild.append(_wildcard(plain, field))
-    most = max(len(expressions), len(wild), *(len(found) for found in numbered.values()), 0)
-    if most > _MOST_EXPRESSIONS:
-        raise KvModelError(f"{field} has {most} patterns; at most {_MOST_EXPRESSIONS} are read", field)
+    most = max(len(wild), *(len(found) for found in numbered.values()), 0)
+    if most > _MOST_WILDCARDS:
+        raise KvModelError(f"{field} has {most} wildcards; at most {_MOST_WILDCARDS} patterns are read", field)
+    for layered, limit in ((False, _MOST_STEPS), (True, _MOST_STEPS_PER_LAYER)):
+        if sum(_NAME_LETTERS ** max(0, _repeats(one.pattern) - 1) for one in expressions[layered]) > limit:
+            raise KvModelError(
+                f"{field} has {len(expressions[layered])} patterns that take too long to read; pass --weights BYTES",
+                field,
+            )
     return ModuleNames(
         parts=frozenset(parts - {""}),
         wild=tuple(wild),
         numbered={number: tuple(found) for number, found in numbered.items()},
-        expressions=tuple(expressions),
+        expressions=tuple(expressions[False]),
+        layered=tuple(expressions[True]),
     )
 
 
@@ -141,8 +167,12 @@ def _wildcard(entry: str, field: str) -> re.Pattern[str]:
     return re.compile(rf"(?s:{before}{body}(?:\..*)?)\Z")
 
 
+def _repeats(text: str) -> int:
+    return len(_REPEAT.findall(text))
+
+
 def _expression(text: str, field: str) -> re.Pattern[str]:
-    if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or len(_REPEAT.findall(text)) > _MOST_REPEATS:
+    if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or _repeats(text) > _MOST_REPEATS:
         raise KvModelError(
             f"{field} has the pattern {text[:60]!a}, which is not read; pass --weights FORMAT or --weights BYTES", field
         )
