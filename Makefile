@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 
-.PHONY: help demo test bench check format lock clean
+GPU_PYTHON ?= python3
+OUT ?= .cache/gpu
+
+.PHONY: help demo test bench gpu-check check format lock clean
 
 help:  ## Show this help
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 	@$(BIN)/kvdiag run --simulate healthy
@@ -18,6 +21,9 @@ test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM amo
 
 bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, in one run
 	@$(BIN)/python -m tests.bench.kv_score
+
+gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
+	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .
