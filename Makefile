@@ -19,8 +19,9 @@ demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
 	@$(BIN)/pytest
 
-bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, in one run
+bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and a real vLLM with the agent and without
 	@$(BIN)/python -m tests.bench.kv_score
+	@$(BIN)/python -m tests.bench.agent_cost || [ $$? = 3 ]
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)

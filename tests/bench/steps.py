@@ -15,17 +15,24 @@ class Steps:
 
     nanoseconds: tuple[int, ...]
 
+    def held_up(self, usual_nanoseconds: float) -> float:
+        """The share that took half as long again as usual."""
+        limit = HELD_UP_RATIO * usual_nanoseconds
+        return sum(each > limit for each in self.nanoseconds) / len(self.nanoseconds)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """`slower_ratio` by the median, 0.001 for a thousandth; `held_up_ratio` is the share of steps held up beyond
-    that share without. Neither is below zero: what is beside a loop does not make it faster.
+    that share without, which is `held_up_anyway_ratio`. Neither is below zero: what is beside a loop does not make it
+    faster.
     """
 
     count: int
     usual_seconds: float
     slower_ratio: float
     held_up_ratio: float
+    held_up_anyway_ratio: float
 
 
 def compared(beside: Steps, alone: Steps) -> Compared:
@@ -38,14 +45,11 @@ def compared(beside: Steps, alone: Steps) -> Compared:
     if not beside.nanoseconds or not alone.nanoseconds:
         raise ValueError("no steps to compare")
     usual = statistics.median(alone.nanoseconds)
-    limit = HELD_UP_RATIO * usual
+    anyway = alone.held_up(usual)
     return Compared(
         count=len(beside.nanoseconds) + len(alone.nanoseconds),
         usual_seconds=usual / 1e9,
         slower_ratio=max(statistics.median(beside.nanoseconds) / usual - 1, 0.0),
-        held_up_ratio=max(_beyond(beside, limit) - _beyond(alone, limit), 0.0),
+        held_up_ratio=max(beside.held_up(usual) - anyway, 0.0),
+        held_up_anyway_ratio=anyway,
     )
-
-
-def _beyond(steps: Steps, limit: float) -> float:
-    return sum(each > limit for each in steps.nanoseconds) / len(steps.nanoseconds)
