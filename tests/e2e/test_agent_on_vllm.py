@@ -151,7 +151,9 @@ def test_server_does_not_feel_what_happens_to_the_agent(
         assert all(one["sequence"] < tried[pid] for pid, one in told.items())
     assert expected == answered == completion(server)
     wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
-    wait_for(lambda: all(published(folder)[pid]["sequence"] > count for pid, count in tried.items()))
+    # The next publication may have begun while things were still as they were.
+    healed = meddling.tried()
+    wait_for(lambda: all(published(folder)[pid]["sequence"] > count + 1 for pid, count in healed.items()))
     assert [{}] * len(PROCESSES) == [one["errors"] for pid, one in published(folder).items() if pid in server.pids()]
     gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 

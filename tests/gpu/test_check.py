@@ -23,7 +23,7 @@ from tests.nvml_stand_in.stand_in import compiler
 from tests.support import require
 
 LIMIT_SECONDS = 300.0
-AT_ONCE = 13
+AT_ONCE = 6
 """Programs beside each other: they wait for the agent's seconds most of the time."""
 
 

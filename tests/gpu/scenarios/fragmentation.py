@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.fragmentation import confirmed
 from tests.gpu.figures import Figure, at_least, at_most, exactly
 from tests.gpu.scenario import Recorded, Scenario
 from tests.gpu.stage import Stage
@@ -31,7 +32,13 @@ def _stranded(recorded: Recorded) -> tuple[Figure, ...]:
     return (
         at_least("stranded", _split(recorded, "stranded_bytes"), SLACK_RATIO * TEETH * HOLE_BYTES, "bytes"),
         at_least("requests that failed", _failed(recorded), 1, "requests"),
+        exactly("confirmed by the black box", str(_confirmed(recorded)), "True"),
     )
+
+
+def _confirmed(recorded: Recorded) -> bool:
+    failure = recorded.allocator.failure
+    return failure is not None and confirmed(failure)
 
 
 def _served(recorded: Recorded) -> tuple[Figure, ...]:

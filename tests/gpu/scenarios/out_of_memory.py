@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.gpu.figures import Figure, at_most, exactly
-from tests.gpu.scenario import Scenario
+from tests.gpu.scenario import Recorded, Scenario
 from tests.gpu.stage import Stage, StageError
 
 GIB = 2**30
@@ -37,9 +37,18 @@ async def _play(stage: Stage) -> tuple[Figure, ...]:
     )
 
 
+def _told(recorded: Recorded) -> tuple[Figure, ...]:
+    failure = recorded.allocator.failure
+    asked_bytes = 0 if failure is None else failure.asked_bytes
+    return (
+        at_most("asked, as the trace has it, beyond what was", abs(asked_bytes - ASKED_BYTES), ROUNDING_BYTES, "bytes"),
+    )
+
+
 SCENARIO = Scenario(
     name="out_of_memory",
     about="4 GiB asked for where 2 GiB are free",
     play=_play,
     expected={"fragmentation.allocator": ("ok",)},
+    measure=_told,
 )
