@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 
-.PHONY: help demo test bench check format lock clean
+GPU_PYTHON ?= python3
+OUT ?= .cache/gpu
+
+.PHONY: help demo test bench gpu-check check format lock clean
 
 help:  ## Show this help
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 	@$(BIN)/kvdiag run --simulate healthy
@@ -16,8 +19,12 @@ demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
 	@$(BIN)/pytest
 
-bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, in one run
+bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and a real vLLM with the agent and without
 	@$(BIN)/python -m tests.bench.kv_score
+	@$(BIN)/python -m tests.bench.agent_cost || [ $$? = 3 ]
+
+gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
+	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

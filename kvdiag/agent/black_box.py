@@ -30,19 +30,29 @@ class BlackBox:
         self._folder = folder
         self._name = name
         self._attached = False
+        self._refusal: str | None = None
         self._written = 0
         self._written_at_seconds = float("-inf")
 
-    def attach(self) -> None:
-        """Attach where CUDA is initialised and this has not been tried.
+    def attach(self) -> str | None:
+        """Attach where CUDA is initialised and this has not been tried; why torch takes no observer, where it does not.
 
-        Raises:
-            Exception: whatever torch raises where it takes no observer (cudaMallocAsync).
-
+        It is tried once: cudaMallocAsync never takes one.
         """
-        if not self._attached and allocator.cuda() is not None:
-            self._attached = True
+        try:
+            if not self._attached and allocator.cuda() is not None:
+                self._attached = True
+                self._refusal = self._try_to_attach()
+        except Exception as error:  # noqa: BLE001 - as of any part, told to the reader for as long as it is so
+            return short(error)
+        return self._refusal
+
+    def _try_to_attach(self) -> str | None:
+        try:
             sys.modules["torch._C"]._cuda_attach_out_of_memory_observer(self._observe)  # noqa: SLF001 - no public name
+        except Exception as error:  # noqa: BLE001 - whatever torch raises
+            return short(error)
+        return None
 
     def _observe(self, device: int, asked_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
         with contextlib.suppress(BaseException):

@@ -10,7 +10,7 @@ import threading
 import time
 
 from .black_box import BlackBox
-from .document import Document, short
+from .document import Document
 from .driver import Driver
 from .process import identity
 from .publication import Folder
@@ -35,7 +35,6 @@ class Agent:
         self._document = Document(Driver())
         self._name: str | None = None
         self._box: BlackBox | None = None
-        self._box_error: str | None = None
         self._asked_at: int | None = None
         self._sequence = 0
         self._publish_seconds = 0.0
@@ -82,12 +81,9 @@ class Agent:
         if self._document.summarised_at_seconds != summarised_at:
             # A request that came too soon after the last summary waits for its time.
             self._asked_at = asked_at
-        try:
-            self._box.attach()
-        except Exception as error:  # noqa: BLE001 - told to the reader, like every part that fails
-            self._box_error = short(error)
-        if self._box_error is not None:
-            told["errors"]["black_box"] = self._box_error
+        problem = self._box.attach()
+        if problem is not None:
+            told["errors"]["black_box"] = problem
         self._sequence += 1
         told.update(sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds)
         self._folder.put(f"agent-{self._name}.json", told)

@@ -9,6 +9,7 @@ import click
 from kvdiag.commands.options import output_option
 from kvdiag.commands.postmortem import examine
 from kvdiag.commands.show import exit_code, print_diagnosis
+from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
 
@@ -23,6 +24,7 @@ _PATH = click.Path(path_type=Path)
     "--black-box", "boxes", type=_PATH, multiple=True, help="With --postmortem: the agents' folder, or a file of it."
 )
 @click.option("--trace", "traces", type=_PATH, multiple=True, help="With --postmortem: what a recorder kept.")
+@limit_options
 @output_option
 def command(
     trace: tuple[Path, ...],
@@ -30,6 +32,7 @@ def command(
     logs: tuple[Path, ...],
     boxes: tuple[Path, ...],
     traces: tuple[Path, ...],
+    reserved_gap_bytes: int,
     output: str,
 ) -> int:
     """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed).
@@ -47,6 +50,6 @@ def command(
     if len(trace) > 1:
         extra = " ".join(str(path) for path in trace[1:])
         raise click.UsageError(f"Got unexpected extra argument ({extra})")
-    diagnosis = diagnose(*read_trace(trace[0]))
+    diagnosis = diagnose(*read_trace(trace[0]), limits_of(reserved_gap_bytes))
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)

@@ -16,6 +16,7 @@ from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated
+from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
@@ -40,6 +41,7 @@ T = TypeVar("T")
 @click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
 @click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
+@limit_options
 @output_option
 def command(
     url: str | None,
@@ -51,6 +53,7 @@ def command(
     force: bool,
     record: Path | None,
     dry_run: bool,
+    reserved_gap_bytes: int,
     output: str,
 ) -> int:
     """Run four test steps against a vLLM server and say what is wrong with its memory.
@@ -83,7 +86,7 @@ def command(
         result = _interruptible(work, record)
     if result is None:
         return 0
-    diagnosis = diagnose(*result)
+    diagnosis = diagnose(*result, limits_of(reserved_gap_bytes))
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)
 

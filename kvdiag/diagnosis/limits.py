@@ -91,6 +91,20 @@ class Limits:
     stranded_ratio: float = 0.1
     """Share of torch's reserved bytes that lie free beside live blocks, from which retried allocations are theirs."""
 
+    failure_seconds: float = 3600.0
+    """Age of a black box that still speaks of the server as it is: holes stay until the process is restarted, the
+    requests that met them do not."""
+
+    retry_window_seconds: float = 300.0
+    """Flushes of torch's cache within five minutes count together: while a model is loaded they are normal."""
+
+    idle_gap_seconds: float = 600.0
+    """Ten minutes without a request, after which what lies unused is not between two of them."""
+
+    idle_gap_bytes: int = GIB
+    idle_gap_ratio: float = 0.02
+    """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
+
     imbalance_ratio: float = 0.02
     """Share of the device that one rank may hold beyond the mean: as much as others may before it costs the pool."""
 

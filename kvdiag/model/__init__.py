@@ -7,7 +7,7 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 
 from __future__ import annotations
 
-from kvdiag.model.allocator import NATIVE, Allocator, ReservedSplit
+from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import (
@@ -34,6 +34,7 @@ __all__ = [
     "Engine",
     "Evidence",
     "Facts",
+    "FailedAllocation",
     "Finding",
     "Gap",
     "GapKind",

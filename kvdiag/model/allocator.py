@@ -54,12 +54,36 @@ class ReservedSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAllocation:
+    """An allocation that torch gave up on, by the agent's black box: what was asked for, and what there was.
+
+    `age_seconds` before the sample; `split` is `None` where the blocks could not be looked at.
+    """
+
+    age_seconds: float
+    asked_bytes: int
+    free_bytes: int
+    split: ReservedSplit | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        sizes = ("asked_bytes", "free_bytes")
+        refuse(
+            self,
+            first(
+                time_problem("age_seconds", self.age_seconds),
+                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator:
     """One process's allocator on one device, as its agent published it `age_seconds` before the sample.
 
     `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
-    which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process.
-    Ranks, where the server has them; `_total` counts since the process began.
+    which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process,
+    `failure` is the newest that it has met. Ranks, where the server has them; `_total` counts since the process began.
     """
 
     device_uuid: str
@@ -80,6 +104,7 @@ class Allocator:
     process_bytes: int | None = None
     memory: Memory | None = None
     split: ReservedSplit | None = None
+    failure: FailedAllocation | None = None
     title: str | None = None
     tensor_rank: int | None = None
     pipeline_rank: int | None = None

@@ -1,7 +1,8 @@
 """The black boxes that the agents in a server's processes have written (kvdiag/agent/black_box.py), as untrusted input.
 
-Pure: `parse`. With I/O: `read_folder`, `read_file`. In a folder the rules of publications hold: names matched, links
-not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the user's choice.
+Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBoxes`. In a folder the rules of publications hold: names
+matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the
+user's choice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,9 @@ from typing import Any
 from kvdiag.diagnosis.postmortem import Account
 from kvdiag.diagnosis.shortage import Shortage
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Gap
+from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap
 from kvdiag.sources import publication
-from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_NAMES, RefusedError, content
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, content
 
 SOURCE = "black_box"
 FORMAT = 1
@@ -111,6 +114,60 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
         os.close(folder)
     accounts.sort(key=lambda account: account.at_seconds or 0.0)
     return tuple(accounts), tuple(gaps)
+
+
+Owner = tuple[str, int, int]
+"""A process on a device: the device's identifier, the process's id and its start."""
+
+
+class NewestBoxes:
+    """What living processes last failed to allocate. A box is read once, and again when it has been replaced."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._read: dict[str, tuple[int, Account | Gap]] = {}
+
+    def read(
+        self, folder: int, names: Sequence[str], allocators: Iterable[Allocator]
+    ) -> tuple[dict[Owner, FailedAllocation], tuple[Gap, ...]]:
+        """The newest box of each of these processes; boxes of others, which may be long gone, are left alone."""
+        living = {f"oom-{each.pid}-{each.start_ticks}-" for each in allocators}
+        wanted = [name for name in names if NAME.fullmatch(name) and name[: name.rindex("-") + 1] in living]
+        self._read = {name: self._box(folder, name) for name in wanted[:MAX_BOXES]}
+        newest: dict[Owner, Account] = {}
+        for _, box in self._read.values():
+            if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
+                continue
+            owner = (box.allocator.device_uuid, box.allocator.pid, box.allocator.start_ticks)
+            known = newest.get(owner)
+            if known is None or box.at_seconds > (known.at_seconds or 0.0):
+                newest[owner] = box
+        failures = {owner: _failure(box) for owner, box in newest.items()}
+        gaps = tuple(box for _, box in self._read.values() if isinstance(box, Gap))
+        return {owner: failure for owner, failure in failures.items() if failure is not None}, gaps
+
+    def _box(self, folder: int, name: str) -> tuple[int, Account | Gap]:
+        try:
+            changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+            known = self._read.get(name)
+            if known is not None and known[0] == changed_at:
+                return known
+            return changed_at, parse(content(folder, name)[0], origin=f"the black box {name}")
+        except (OSError, RefusedError, ValueError) as problem:
+            return 0, _gap(f"{name}: {publication.plain(str(problem))}")
+
+
+def _failure(box: Account) -> FailedAllocation | None:
+    shortage = box.shortage
+    if shortage.asked_bytes is None or shortage.free_bytes is None or box.at_seconds is None:
+        return None
+    # Both clocks are this machine's wall clock, which may have been set in between.
+    return FailedAllocation(
+        age_seconds=round(max(time.time() - box.at_seconds, 0.0), 3),
+        asked_bytes=shortage.asked_bytes,
+        free_bytes=shortage.free_bytes,
+        split=box.split,
+    )
 
 
 def read_file(path: Path, text: bytes) -> Account:

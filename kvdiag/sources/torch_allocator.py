@@ -1,15 +1,13 @@
 """torch's allocator as the agents inside the server's processes publish it: JSON files in one folder.
 
-Rules of this file: nothing in the folder is trusted. Names are matched and never made into paths elsewhere, links are
-not followed, pipes and devices not waited for, sizes and counts bounded, and every figure checked for its type and
-range. What does not pass is a `Gap`, and the other files are read. What the agent writes stands in kvdiag/agent.
+Names are matched, counts bounded, files opened by the rules of agent_folder.py, and every figure checked for its type
+and range. What does not pass is a `Gap`, and the other files are read. What the agent writes stands in kvdiag/agent.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,17 +16,15 @@ from itertools import islice
 from pathlib import Path
 
 from kvdiag.model import Allocator, Gap, GapKind
+from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, content
+from kvdiag.sources.black_box import NewestBoxes
 from kvdiag.sources.publication import Publication, parse, plain
 
 SOURCE = "torch_allocator"
 
 NAME = re.compile(r"agent-([0-9]{1,10})-([0-9]{1,20})\.json", re.ASCII)
-MAX_NAMES = 4096
 MAX_FILES = 128
 """A server of 16 engines with 8 workers each has fewer."""
-
-MAX_FILE_BYTES = 256 * 2**10
-"""A publication of one GPU has 3 KB, of eight 20."""
 
 STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0
@@ -43,10 +39,6 @@ SPLIT_REQUEST_SECONDS = 10.0
 Reading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
 
 
-class RefusedError(Exception):
-    """A file that is not read; the message says why."""
-
-
 class TorchAllocatorSource:
     """The folder of a server's agents. What a file held before is remembered, to notice that it is renewed no more."""
 
@@ -55,6 +47,7 @@ class TorchAllocatorSource:
         self._folder = folder
         self._clock = clock
         self._renewed: dict[str, tuple[int, float]] = {}
+        self._boxes = NewestBoxes()
         self._asked_at_seconds = float("-inf")
 
     def read(self) -> Reading:
@@ -73,7 +66,8 @@ class TorchAllocatorSource:
 
     def _read(self, folder: int) -> Reading:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in islice(entries, MAX_NAMES) if NAME.fullmatch(entry.name))
+            present = sorted(entry.name for entry in islice(entries, MAX_NAMES))
+        names = [name for name in present if NAME.fullmatch(name)]
         gaps: list[Gap] = []
         if len(names) > MAX_FILES:
             gaps.append(_gap("failed", f"{len(names)} agent files, of which the first {MAX_FILES} are read"))
@@ -104,6 +98,9 @@ class TorchAllocatorSource:
                 replace(allocator, age_seconds=round(age_seconds, 3), pid_seen=seen is True)
                 for allocator in publication.allocators
             ]
+        failures, refused = self._boxes.read(folder, present, found)
+        gaps += refused
+        found = [replace(each, failure=failures.get((each.device_uuid, each.pid, each.start_ticks))) for each in found]
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
             self._ask_for_splits(folder)
         if living and not found:
@@ -139,47 +136,6 @@ class TorchAllocatorSource:
         if known is None or known[0] != publication.sequence:
             known = self._renewed[name] = (publication.sequence, now_seconds)
         return publication, max(time.time() - written_seconds, now_seconds - known[1], 0.0)
-
-
-def content(folder: int, name: str) -> tuple[bytes, float]:
-    """A file's bytes, and when it was written.
-
-    Raises:
-        RefusedError: it is no file, too large, or of somebody who may not publish here.
-
-    """
-    try:
-        # Not following links, and not waiting for the other end of a pipe.
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError as error:
-        raise RefusedError(f"cannot be opened: {error.strerror}") from error
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise RefusedError("not a file")
-        if about.st_mode & stat.S_IWOTH:
-            raise RefusedError("anybody may write it, so nobody's word is in it")
-        if not _may_publish(about, os.fstat(folder)):
-            raise RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
-        if about.st_size > MAX_FILE_BYTES:
-            raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
-        # The agent never writes into a file that is there: what comes in one piece is all.
-        return os.read(file, MAX_FILE_BYTES), about.st_mtime
-    except OSError as error:
-        raise RefusedError(f"cannot be read: {error.strerror}") from error
-    finally:
-        os.close(file)
-
-
-def _may_publish(about: os.stat_result, folder: os.stat_result) -> bool:
-    """Where only some can write in the folder, they can be believed; where all can, those who could change it anyway.
-
-    Volumes of Kubernetes are writable by all of the pod, with a group that their files get and kvdiag is in.
-    """
-    if not folder.st_mode & stat.S_IWOTH or about.st_uid in (0, os.geteuid(), folder.st_uid):
-        return True
-    groups = {os.getegid(), *os.getgroups()}
-    return bool(folder.st_mode & stat.S_ISGID) and about.st_gid == folder.st_gid and about.st_gid in groups
 
 
 def _is_the_process(publication: Publication) -> bool | None:

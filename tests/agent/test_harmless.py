@@ -114,6 +114,25 @@ def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -
     assert "torch" not in healed["errors"]
 
 
+def test_what_comes_back_is_told_no_longer(agent: Path, tmp_path: Path) -> None:
+    """An error is in the publication for as long as it is so, that of the black box too."""
+    # GIVEN
+    program = (
+        BUSY + "kept = torch.cuda.is_initialized; del torch.cuda.is_initialized\n" + ONCE + "agent.publish()\n"
+        "name, = os.listdir(os.environ['KVDIAG_AGENT_DIR'])\n"
+        "told = json.load(open(os.path.join(os.environ['KVDIAG_AGENT_DIR'], name)))\n"
+        "torch.cuda.is_initialized = kept; agent.publish(); print(json.dumps(sorted(told['errors'])))"
+    )
+
+    # WHEN
+    without = run(program, environment(agent, tmp_path))
+
+    # THEN
+    (healed,) = published(tmp_path)
+    assert ["black_box", "initialised", "torch"] == without
+    assert {"black_box", "initialised", "torch"}.isdisjoint(healed["errors"])
+
+
 def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> None:
     """Where nothing more can be written, what was published stays readable, and nothing unfinished stays behind."""
     # GIVEN a limit on the size of files, beyond which a write fails as on a full disk

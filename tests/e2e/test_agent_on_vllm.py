@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
-import time
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvdiag.sources.torch_allocator import TorchAllocatorSource
 from tests.e2e import gauges
-from tests.e2e.cli import kvdiag
+from tests.e2e.cli import kvdiag, started
 from tests.e2e.conftest import VllmHome
 from tests.e2e.engine import MODEL_NAME, Engine
+from tests.e2e.meddling import LIMIT_SECONDS, Meddling, wait_for
+from tests.e2e.meddling import environment as meddling_env
 
 pytestmark = pytest.mark.real_vllm
 
-LIMIT_SECONDS = 60.0
 # A lone API server keeps the name of its program.
 PROCESSES = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python"]
 
@@ -31,27 +36,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(vllm: VllmHome, folder: Path) -> Iterator[Engine]:
-    """A server of two workers that has the agent on its path."""
+def meddling(vllm: VllmHome, folder: Path) -> Iterator[Meddling]:
+    """A server of two workers that has the agent on its path, and beside it what meddles with both."""
     installed = kvdiag("agent", "install", str(folder.parent))
     env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
-    with vllm.engine("agent", "--tensor-parallel-size", "2", env=env) as engine:
-        yield engine
+    meddler = folder.with_name("meddle")
+    with vllm.engine("agent", "--tensor-parallel-size", "2", env=meddling_env(env, meddler)) as engine:
+        yield Meddling(engine, meddler)
+
+
+@pytest.fixture(scope="module")
+def server(meddling: Meddling) -> Engine:
+    """That server."""
+    return meddling.server
 
 
 def published(folder: Path) -> dict[int, dict[str, Any]]:
     """Every publication by its process."""
     told = [json.loads(path.read_text()) for path in folder.glob("agent-*.json")] if folder.is_dir() else []
     return {one["process"]["pid"]: one for one in told}
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    """Poll until `reached`."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not reached():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not reached within {LIMIT_SECONDS} s")
-        time.sleep(0.05)
 
 
 def completion(server: Engine) -> list[str]:
@@ -83,19 +86,115 @@ def test_every_process_publishes_each_second(server: Engine, folder: Path) -> No
         assert one["process"]["resident_bytes"] > 100 * 2**20
 
 
-def test_server_does_not_feel_what_happens_to_the_folder(server: Engine, folder: Path) -> None:
-    """Without its folder, with a file in its place, and with it back, answers are the same and the agents go on."""
+@contextmanager
+def gone(meddling: Meddling, folder: Path) -> Iterator[None]:
+    """The folder is removed again and again, with all that is in it."""
+    shutil.rmtree(folder)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def read_only(meddling: Meddling, folder: Path) -> Iterator[None]:
+    """The folder is on a file system that takes no file from anybody, root included."""
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to("/sys")
+    yield
+    folder.unlink()
+    folder.with_name("moved").rename(folder)
+
+
+@contextmanager
+def full(meddling: Meddling, folder: Path) -> Iterator[None]:
+    """No process that computes can write another byte into a file: as on a full disk, a write comes back with less."""
+    limited = [*meddling.server.pids("VLLM::Worker"), *meddling.server.pids("VLLM::EngineCore")]
+    usual = [resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)) for pid in limited]
+    yield
+    for pid, limits in zip(limited, usual, strict=True):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
+@contextmanager
+def torch_broken(meddling: Meddling, folder: Path) -> Iterator[None]:
+    """What the agent calls of torch is taken out of it."""
+    meddling.tell("break_torch")
+    yield
+    meddling.tell("mend_torch")
+
+
+def workers_published(meddling: Meddling, folder: Path) -> list[int]:
+    """The last number that each worker has published."""
+    return [published(folder)[pid]["sequence"] for pid in meddling.server.pids("VLLM::Worker")]
+
+
+@pytest.mark.parametrize("harm", [gone, read_only, full, torch_broken])
+def test_server_does_not_feel_what_happens_to_the_agent(
+    meddling: Meddling, folder: Path, harm: Callable[[Meddling, Path], AbstractContextManager[None]]
+) -> None:
+    """Answers are the same before, while the agents try and cannot, and after, when they go on."""
+    # GIVEN
+    server = meddling.server
+    wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
+    expected = completion(server)
+
+    # WHEN
+    with harm(meddling, folder):
+        meddling.wait_for_tries(2)
+        answered = completion(server)
+        tried = meddling.tried()
+        told = {pid: one for pid, one in published(folder).items() if pid in server.pids("VLLM::Worker")}
+
+    # THEN what was done had the effect that it is called after
+    if harm is torch_broken:
+        assert all("AttributeError" in one["errors"]["torch"] for one in told.values())
+    elif harm is not gone:
+        assert all(one["sequence"] < tried[pid] for pid, one in told.items())
+    assert expected == answered == completion(server)
+    wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
+    # The next publication may have begun while things were still as they were.
+    healed = meddling.tried()
+    wait_for(lambda: all(published(folder)[pid]["sequence"] > count + 1 for pid, count in healed.items()))
+    assert [{}] * len(PROCESSES) == [one["errors"] for pid, one in published(folder).items() if pid in server.pids()]
+    gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
+
+
+def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
+    """A worker that lives and publishes nothing is named with its age; once it runs again it answers as before."""
+    # GIVEN
+    expected = completion(server)
+    worker = server.pids("VLLM::Worker_TP1")[0]
+    source = TorchAllocatorSource(folder)
+
+    # WHEN
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        wait_for(lambda: any("stuck" in gap.reason for gap in source.read()[1]))
+        result = kvdiag("audit", "--url", server.url, "--agent-dir", str(folder), "--output", "json")
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+    # THEN
+    told = [gap["reason"] for gap in result.document["gaps"] if "stuck" in gap["reason"]]
+    assert 1 == len(told)
+    assert f"VLLM::Worker_TP1 {worker} has published nothing for" in told[0]
+    assert told[0].endswith("it lives, and its agent is stuck")
+    assert expected == completion(server)
+    wait_for(lambda: not any("stuck" in gap.reason for gap in source.read()[1]))
+
+
+def test_stopped_reader_is_not_felt(server: Engine, folder: Path) -> None:
+    """A kvdiag that is stopped in the middle of its run, with requests open, holds nobody up."""
     # GIVEN
     expected = completion(server)
 
     # WHEN
-    shutil.move(folder, folder.with_name("moved"))
-    without = completion(server)
-    shutil.rmtree(folder, ignore_errors=True)
-    wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
+    with started("run", "--url", server.url, "--agent-dir", str(folder)) as reader:
+        gauges.wait_until(server.url, lambda reading: not gauges.idle(reading), limit_seconds=LIMIT_SECONDS)
+        os.kill(reader.pid, signal.SIGSTOP)
+        while_stopped = completion(server)
 
     # THEN
-    assert expected == without == completion(server)
+    assert expected == while_stopped
     gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 
 

@@ -15,6 +15,7 @@ from kvdiag.model import (
     Device,
     Engine,
     Facts,
+    FailedAllocation,
     Gap,
     HostProcess,
     KvPool,
@@ -116,6 +117,9 @@ def splits(draw: st.DrawFn) -> ReservedSplit:
     )
 
 
+FAILURES = st.builds(FailedAllocation, age_seconds=SECONDS, asked_bytes=BYTES, free_bytes=BYTES, split=maybe(splits()))
+
+
 @st.composite
 def allocators(draw: st.DrawFn) -> Allocator:
     """No more allocated than active, nor more active than reserved."""
@@ -135,6 +139,7 @@ def allocators(draw: st.DrawFn) -> Allocator:
         process_bytes=draw(maybe(BYTES)),
         memory=draw(maybe(memories())),
         split=draw(maybe(splits())),
+        failure=draw(maybe(FAILURES)),
         tensor_rank=draw(maybe(COUNTS)),
     )
 

@@ -16,7 +16,8 @@ import pytest
 from kvdiag.agent import thread
 from kvdiag.model import Allocator, Gap
 from kvdiag.sources import torch_allocator
-from kvdiag.sources.torch_allocator import MAX_FILE_BYTES, MAX_FILES, TorchAllocatorSource
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES
+from kvdiag.sources.torch_allocator import MAX_FILES, TorchAllocatorSource
 from tests.sources.publications import MIB, PUBLICATION, READ, SELF, changed
 
 LONG_AGO_SECONDS = 100.0

@@ -1,20 +1,32 @@
 """fragmentation.allocator: memory is there, but no block of it fits.
 
-Confirmed by an allocation that failed although free plus reserved-but-unallocated bytes were enough for it; likely
-where torch had to flush its cache to go on while holes lie between live blocks. "Reserved - allocated > 2 GB" alone is
-neither: it is cache that the next request uses, CUDA graph pools, activation workspace. The agents in the server's
-processes tell which; without them nothing is guessed from device memory.
+Confirmed by an allocation that failed although what was free and what lay between live blocks was enough for it: by
+torch's message in an answer, or by the agent's black box. Likely where torch had to flush its cache to go on while
+holes lie between live blocks. To be watched where more than activations explain stays unused through ten idle minutes.
+"Reserved - allocated > 2 GB" alone is none of these: it is cache that the next request uses, CUDA graph pools,
+activation workspace. The agents in the server's processes tell which; without them nothing is guessed from device
+memory. The three states stand in kvdiag/diagnosis/fragmentation.py.
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
+from kvdiag.diagnosis.fragmentation import (
+    History,
+    confirmed,
+    history,
+    likely,
+    recent_failure,
+    stranded_bytes,
+    watched,
+)
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import NATIVE, Allocator, Evidence, Facts, Finding, Timeline
+from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
 ID = "fragmentation.allocator"
+SECONDS_PER_MINUTE = 60.0
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -41,27 +53,39 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             "no allocation failed, and the allocator's holes are only visible inside the server's process "
             "(torch.cuda.memory_stats)",
         )
-    judged = [_judge_process(first, last, limits) for first, last in readings]
-    return (max(judged, key=lambda finding: ("ok", "unknown", "suspect").index(finding.status)),)
+    judged = [_judge_process(last, history(timeline, last, limits), limits) for _, last in readings]
+    return (max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status)),)
 
 
-def _judge_process(first: Allocator, last: Allocator, limits: Limits) -> Finding:
-    """One process, from its first reading to its last."""
+def _judge_process(last: Allocator, seen: History, limits: Limits) -> Finding:
+    """One process, by the first of the states that its readings bear out."""
     who = f"{last.title or 'process'} {last.pid}"
     if last.backend is not None and last.backend != NATIVE:
         return _unknown(f"{who} allocates by {last.backend}, which has no blocks to look at")
+    evidence = _parts(who, last, seen, limits)
+    failure = recent_failure(last, limits)
+    if failure is not None and confirmed(failure):
+        summary = (
+            f"{who}: {readable_bytes(failure.asked_bytes)} could not be allocated {_ago(failure)}, although "
+            f"{readable_bytes(failure.free_bytes)} were free and {_lay(failure)} between live blocks: no hole fits"
+        )
+        return Finding(id=ID, status="fault", summary=summary, evidence=evidence)
     if last.outside_driver:
         return _unknown(f"{who} is asleep, or allocates past torch: what torch counts is not what is on the device")
-    split, evidence = last.split, _parts(who, first, last)
-    gap = last.reserved_bytes - last.allocated_bytes
-    stranded = _stranded_bytes(last)
-    retries = (last.alloc_retries_total or 0) - (first.alloc_retries_total or 0)
-    if retries > 0 and stranded is not None and stranded > limits.stranded_ratio * last.reserved_bytes:
+    retries = seen.retries(limits)
+    stranded = stranded_bytes(last)
+    if likely(last, seen, limits):
         summary = (
-            f"{who}: torch had to flush its cache {retries} times to go on, while {readable_bytes(stranded)} lie free "
-            f"between live blocks"
+            f"{who}: torch had to flush its cache {retries} times to go on, while {readable_bytes(stranded or 0)} lie "
+            f"free between live blocks"
         )
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    return _by_the_gap(who, last, seen, evidence, limits)
+
+
+def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
+    """The plain "reserved - allocated", by its parts: what is in it decides, and how long it has been there."""
+    split, gap = last.split, last.reserved_bytes - last.allocated_bytes
     if gap <= limits.reserved_gap_bytes:
         summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, which is normal"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
@@ -71,38 +95,51 @@ def _judge_process(first: Allocator, last: Allocator, limits: Limits) -> Finding
         f"{readable_bytes(split.releasable_bytes)} releasable, {readable_bytes(split.private_bytes)} in graph pools, "
         f"{readable_bytes(split.stranded_bytes)} between live blocks"
     )
+    unused = f"{who}: {readable_bytes(gap)} reserved by torch lie unused ({parts})"
     if not split.fits and split.stranded_bytes >= split.request_bytes:
-        summary = (
-            f"{who}: {readable_bytes(gap)} reserved by torch lie unused ({parts}), and "
-            f"{readable_bytes(split.request_bytes)} would not fit"
-        )
+        summary = f"{unused}, and {readable_bytes(split.request_bytes)} would not fit"
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    if watched(last, seen, limits):
+        minutes = limits.idle_gap_seconds / 60
+        if split.stranded_bytes > split.releasable_bytes:
+            summary = f"{unused} for {minutes:.0f} minutes without a request: most of it between live blocks"
+            return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+        summary = f"{unused} for {minutes:.0f} minutes without a request: cached, releasable; worth watching"
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
     summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, of use to the next request ({parts})"
     return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
 
 
-def _stranded_bytes(allocator: Allocator) -> int | None:
-    """Free bytes beside live ones: by the blocks, or by torch's count, which leaves expandable segments out."""
-    if allocator.split is not None:
-        return allocator.split.stranded_bytes
-    return allocator.inactive_split_bytes if allocator.expandable_segments is False else None
+def _ago(failure: FailedAllocation) -> str:
+    if failure.age_seconds < SECONDS_PER_MINUTE:
+        return "just now"
+    return f"{failure.age_seconds / SECONDS_PER_MINUTE:.0f} minutes ago"
+
+
+def _lay(failure: FailedAllocation) -> str:
+    return f"{readable_bytes(failure.split.stranded_bytes if failure.split is not None else 0)} lay free"
 
 
 def _unknown(reason: str, evidence: tuple[Evidence, ...] = ()) -> Finding:
     return Finding(id=ID, status="unknown", summary=f"cannot tell: {reason}", evidence=evidence)
 
 
-def _parts(who: str, first: Allocator, last: Allocator) -> tuple[Evidence, ...]:
-    split = last.split
-    retries = None
-    if first.alloc_retries_total is not None and last.alloc_retries_total is not None:
-        retries = last.alloc_retries_total - first.alloc_retries_total
-    found = (
+def _parts(who: str, last: Allocator, seen: History, limits: Limits) -> tuple[Evidence, ...]:
+    split, failure = last.split, recent_failure(last, limits)
+    retries = seen.retries(limits)
+    found: tuple[Evidence, ...] = (
         number("process", who, "", "torch"),
         number("reserved", last.reserved_bytes, "bytes", "torch"),
         number("reserved_but_unallocated", last.reserved_bytes - last.allocated_bytes, "bytes", "torch"),
         number("alloc_retries", retries, "times", "torch"),
     )
+    if failure is not None:
+        found = (
+            *found,
+            number("asked", failure.asked_bytes, "bytes", "black box"),
+            number("free_on_device", failure.free_bytes, "bytes", "black box"),
+            number("failed_before", failure.age_seconds, "seconds", "black box"),
+        )
     if split is None:
         return found
     return (

@@ -8,8 +8,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
-from kvdiag.model import Allocator, Finding, Sample, Timeline
-from tests.builders import GIB, MIB, World, allocator, evidence, facts, split
+from kvdiag.model import Allocator, FailedAllocation, Finding, Memory, Sample, Timeline
+from tests.builders import GIB, MIB, World, allocator, engine, evidence, facts, split
 
 WHO = "VLLM::Worker_TP0 100"
 HOLES = split(
@@ -147,3 +147,141 @@ def test_worst_process_speaks() -> None:
 
     # THEN
     assert ("suspect", "VLLM::Worker_TP0 101") == (actual.status, evidence(actual)["process"])
+
+
+FAILED = FailedAllocation(age_seconds=300.0, asked_bytes=512 * MIB, free_bytes=200 * MIB, split=HOLES)
+
+
+def test_failure_that_had_room_in_holes_is_confirmed_by_its_black_box() -> None:
+    """512 MiB failed five minutes ago with 3 GiB free in pieces of 64 MiB: no answer has to tell of it."""
+    # WHEN
+    actual = verdict(replace(HELD, failure=FAILED))
+
+    # THEN
+    sentence = (
+        f"{WHO}: 512.00 MiB could not be allocated 5 minutes ago, although 200.00 MiB were free and 3.00 GiB lay free "
+        "between live blocks: no hole fits"
+    ).replace(".00 MiB", " MiB")
+    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert {"asked": 512 * MIB, "free_on_device": 200 * MIB, "failed_before": 300.0}.items() <= evidence(actual).items()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        replace(FAILED, asked_bytes=4 * GIB),
+        replace(FAILED, asked_bytes=64 * MIB),
+        replace(FAILED, split=None),
+        replace(FAILED, age_seconds=2 * 3600.0),
+    ],
+    ids=["not enough together", "a block was there", "blocks not looked at", "long ago"],
+)
+def test_failure_that_holes_do_not_explain_confirms_nothing(failure: FailedAllocation) -> None:
+    """Exhaustion, a block in another stream, an unseen split, a failure of hours ago: none is a hole that fits not."""
+    # GIVEN nothing unused by now
+    held = replace(HELD, allocated_bytes=8 * GIB, failure=failure)
+
+    # WHEN / THEN
+    assert "ok" == verdict(held).status
+
+
+def working(*readings: Allocator, tokens: int, every_seconds: float = 60.0) -> Finding:
+    """The finding on a server that generates so many tokens between two readings."""
+    samples = tuple(
+        Sample(
+            at_seconds=1000.0 + number * every_seconds,
+            allocators=(one,),
+            engines=(replace(engine(), generation_tokens_total=number * tokens),),
+        )
+        for number, one in enumerate(readings)
+    )
+    (found,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(100, "suspect"), (0, "ok")], ids=["the server works", "the server does nothing"]
+)
+def test_flushes_count_while_the_server_works(tokens: int, expected: str) -> None:
+    """Flushes in minutes in which nothing is generated are those of a start or an end."""
+    # GIVEN
+    holes = replace(HOLES, fits=True)
+
+    # WHEN / THEN
+    flushed = replace(HELD, split=holes, alloc_retries_total=3)
+    assert expected == working(replace(HELD, split=holes), flushed, tokens=tokens).status
+
+
+def test_flushes_of_more_than_five_minutes_ago_are_over() -> None:
+    """Retries that stopped are no sign of pressure now."""
+    # GIVEN six readings, a minute apart, after the last flush
+    holes = replace(HELD, split=replace(HOLES, fits=True))
+    after = [replace(holes, alloc_retries_total=7)] * 7
+
+    # WHEN / THEN
+    assert "ok" == working(holes, *after, tokens=100).status
+
+
+LARGE = allocator(
+    title="VLLM::Worker_TP0",
+    allocated_bytes=5 * GIB,
+    reserved_bytes=15 * GIB,
+    memory=Memory(total_bytes=80 * GIB, free_bytes=60 * GIB),
+    split=split(reserved_bytes=15 * GIB, live_bytes=5 * GIB, releasable_bytes=10 * GIB),
+)
+"""10 GiB unused, where activations explain 6.4 and 2 % of the device are 1.6 more."""
+
+
+def idle(held: Allocator, *, minutes: int = 11, running: int = 0) -> Finding:
+    """The finding on a server that has been so for so long, read once a minute."""
+    samples = tuple(
+        Sample(at_seconds=1000.0 + 60.0 * number, allocators=(held,), engines=(engine(running=running),))
+        for number in range(minutes + 1)
+    )
+    (found,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
+    return found
+
+
+def test_cache_that_stays_through_ten_idle_minutes_is_to_be_watched() -> None:
+    """It is called what it is, and no fault."""
+    # WHEN
+    actual = idle(LARGE)
+
+    # THEN
+    assert "ok" == actual.status
+    assert actual.summary.endswith("for 10 minutes without a request: cached, releasable; worth watching")
+
+
+def test_holes_that_stay_through_ten_idle_minutes_are_suspect() -> None:
+    """Where the blocks show that it is stranded, it is more than cache."""
+    # GIVEN
+    holes = split(reserved_bytes=15 * GIB, live_bytes=5 * GIB, releasable_bytes=0, stranded_bytes=10 * GIB, fits=True)
+
+    # WHEN
+    actual = idle(replace(LARGE, split=holes))
+
+    # THEN
+    assert "suspect" == actual.status
+    assert actual.summary.endswith("for 10 minutes without a request: most of it between live blocks")
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        idle(LARGE, minutes=9),
+        idle(LARGE, running=1),
+        idle(replace(LARGE, memory=None)),
+        idle(
+            replace(
+                LARGE,
+                split=split(reserved_bytes=15 * GIB, live_bytes=5 * GIB, releasable_bytes=0, private_bytes=10 * GIB),
+            )
+        ),
+        idle(replace(LARGE, allocated_bytes=8 * GIB)),
+    ],
+    ids=["not so long", "a request runs", "device not told", "pools of graphs", "activations explain it"],
+)
+def test_gap_that_has_a_reason_is_not_watched(actual: Finding) -> None:
+    """Between requests, in graph pools, or no larger than activations: of use, and said so."""
+    # THEN
+    assert ("ok", False) == (actual.status, "worth watching" in actual.summary)

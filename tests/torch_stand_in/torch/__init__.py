@@ -6,9 +6,15 @@ c10/core/CachingDeviceAllocator.h for the statistics).
 
 from __future__ import annotations
 
-from . import _C, cuda, world
+from types import SimpleNamespace
 
-__all__ = ["_C", "OutOfMemoryError", "cuda", "world"]
+from . import _C, cuda, driver, tensors, world
+
+__all__ = ["_C", "OutOfMemoryError", "cuda", "driver", "empty", "tensors", "uint8", "version", "world"]
 __version__ = "2.13.0+standin"
+
+version = SimpleNamespace(cuda="13.0")
+uint8 = "uint8"
+empty = tensors.empty
 
 OutOfMemoryError = world.OutOfMemoryError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ class World:
         self.snapshots = 0
         self.backend = "native"
         self.history = False
-        self.expandable = False
+        self.expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
         self.free_bytes = 2**30
         self.total_bytes = 80 * 2**30
         self.retries = 0

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from .. import _C  # noqa: TID252 - it is a package of another name here than where it runs
+from .. import _C, driver  # noqa: TID252 - it is a package of another name here than where it runs
+from ..tensors import CUDAGraph, graph  # noqa: TID252 - as above
 from ..world import WORLD  # noqa: TID252 - as above
+
+__all__ = ["CUDAGraph", "graph"]
 
 
 def is_initialized() -> bool:
@@ -39,6 +42,16 @@ def get_allocator_backend() -> str:
     return WORLD.backend
 
 
+def is_available() -> bool:
+    """Whether there is a GPU to use."""
+    return WORLD.devices > 0
+
+
+def get_device_name(device: int) -> str:
+    """What a device is called."""
+    return "NVIDIA Stand-in"
+
+
 def get_device_properties(device: int) -> SimpleNamespace:
     """What a device is."""
     WORLD.need()
@@ -48,7 +61,7 @@ def get_device_properties(device: int) -> SimpleNamespace:
 def mem_get_info(device: int | None = None) -> tuple[int, int]:
     """Makes a context where there is none, and may wait for the GPU: a touch in any case."""
     WORLD.touches.append("mem_get_info")
-    return WORLD.free_bytes, WORLD.total_bytes
+    return driver.free_bytes(), WORLD.total_bytes
 
 
 def synchronize(device: int | None = None) -> None:

@@ -1,0 +1,121 @@
+"""Three states in which reserved bytes that are not live are, or may become, a problem. Pure.
+
+A, confirmed: an allocation failed, its size is known, what was free, stranded and releasable was enough for it, and no
+free block was. B, likely: torch flushed its cache to go on within five minutes in which the server worked, and more
+than a tenth of what it has reserved lies stranded. C, to be watched: through ten minutes without a request more lies
+unused, graph pools apart, than activations explain and a gigabyte (or 2 % of the device) beyond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.model import Allocator, FailedAllocation, Sample, Timeline
+
+MARGIN_SECONDS = 60.0
+"""A window is whole where a reading before its begin is there, which agents at their slowest make by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """One process's readings with their times, and the samples of the engines beside them."""
+
+    readings: tuple[tuple[float, Allocator], ...]
+    engines: tuple[Sample, ...]
+
+    def since(self, seconds: float) -> tuple[tuple[float, Allocator], ...]:
+        """The readings of the last so many seconds."""
+        end_seconds = self.readings[-1][0]
+        return tuple(each for each in self.readings if end_seconds - each[0] <= seconds)
+
+    def retries(self, limits: Limits) -> int | None:
+        """How often torch flushed its cache within the window; `None` where it does not count that."""
+        within = self.since(limits.retry_window_seconds)
+        first, last = within[0][1].alloc_retries_total, within[-1][1].alloc_retries_total
+        return None if first is None or last is None else max(last - first, 0)
+
+    def tokens(self, seconds: float) -> int | None:
+        """Tokens that the engines generated within so many seconds of the last reading; `None` where not counted."""
+        end_seconds = self.readings[-1][0]
+        counts = [
+            sum(engine.generation_tokens_total or 0 for engine in sample.engines or ())
+            for sample in self.engines
+            if 0 <= end_seconds - sample.at_seconds <= seconds
+            and all(engine.generation_tokens_total is not None for engine in sample.engines or ())
+        ]
+        return counts[-1] - counts[0] if len(counts) > 1 else None
+
+
+def history(timeline: Timeline, last: Allocator, limits: Limits) -> History:
+    """What is known of the process that a reading is of, as far back as any state looks."""
+    key = (last.device_uuid, last.pid, last.start_ticks)
+    end_seconds = next(sample.at_seconds for sample in reversed(timeline.samples) if sample.allocators)
+    # A day of eight GPUs has 86,400 samples, of which the last minutes count.
+    back_seconds = max(limits.retry_window_seconds, limits.idle_gap_seconds) + MARGIN_SECONDS
+    samples = timeline.between(end_seconds - back_seconds, end_seconds)
+    readings = tuple(
+        (sample.at_seconds - each.age_seconds, each)
+        for sample in samples
+        for each in sample.allocators or ()
+        if (each.device_uuid, each.pid, each.start_ticks) == key
+    )
+    return History(readings=readings, engines=tuple(sample for sample in samples if sample.engines))
+
+
+def recent_failure(last: Allocator, limits: Limits) -> FailedAllocation | None:
+    """The newest allocation that failed, where it is not long ago."""
+    failure = last.failure
+    return failure if failure is not None and failure.age_seconds <= limits.failure_seconds else None
+
+
+def confirmed(failure: FailedAllocation) -> bool:
+    """State A."""
+    split = failure.split
+    if split is None:
+        return False
+    room_bytes = failure.free_bytes + split.stranded_bytes + split.releasable_bytes
+    return room_bytes >= failure.asked_bytes > split.largest_free_block_bytes
+
+
+def likely(last: Allocator, seen: History, limits: Limits) -> bool:
+    """State B."""
+    stranded, retries = stranded_bytes(last), seen.retries(limits)
+    if not retries or stranded is None or seen.tokens(limits.retry_window_seconds) == 0:
+        return False
+    return stranded > limits.stranded_ratio * last.reserved_bytes
+
+
+def watched(last: Allocator, seen: History, limits: Limits) -> bool:
+    """State C."""
+    end_seconds = seen.readings[-1][0]
+    begin_seconds = end_seconds - limits.idle_gap_seconds
+    if seen.readings[0][0] > begin_seconds or last.memory is None:
+        return False
+    idle = [sample for sample in seen.engines if begin_seconds <= sample.at_seconds <= end_seconds]
+    if not idle or any(_running(sample) != 0 for sample in idle):
+        return False
+    total_bytes = last.memory.total_bytes
+    usual_bytes = limits.activation_ratio * total_bytes
+    usual_bytes += max(limits.idle_gap_bytes, limits.idle_gap_ratio * total_bytes)
+    gaps = [_shared_gap_bytes(each) for _, each in seen.since(limits.idle_gap_seconds)]
+    return all(gap is not None and gap > usual_bytes for gap in gaps)
+
+
+def _running(sample: Sample) -> int | None:
+    counts = [engine.requests_running for engine in sample.engines or ()]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _shared_gap_bytes(allocator: Allocator) -> int | None:
+    """Reserved and not live, without the pools of graphs, which nobody else can use."""
+    if allocator.split is None:
+        return None
+    return allocator.reserved_bytes - allocator.allocated_bytes - allocator.split.private_bytes
+
+
+def stranded_bytes(allocator: Allocator) -> int | None:
+    """Free bytes beside live ones: by the blocks, or by torch's count, which leaves expandable segments out."""
+    if allocator.split is not None:
+        return allocator.split.stranded_bytes
+    return allocator.inactive_split_bytes if allocator.expandable_segments is False else None

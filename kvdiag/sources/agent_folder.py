@@ -1,0 +1,59 @@
+"""One file of the folder that the agents write in.
+
+Rules of this file: nothing in the folder is trusted. A name is opened in the folder and never made into a path
+elsewhere, links are not followed, pipes and devices not waited for, and sizes bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+MAX_NAMES = 4096
+MAX_FILE_BYTES = 256 * 2**10
+"""A publication of one GPU has 3 KB, of eight 20."""
+
+
+class RefusedError(Exception):
+    """A file that is not read; the message says why."""
+
+
+def content(folder: int, name: str) -> tuple[bytes, float]:
+    """A file's bytes, and when it was written.
+
+    Raises:
+        RefusedError: it is no file, too large, or of somebody who may not publish here.
+
+    """
+    try:
+        # Not following links, and not waiting for the other end of a pipe.
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        raise RefusedError(f"cannot be opened: {error.strerror}") from error
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise RefusedError("not a file")
+        if about.st_mode & stat.S_IWOTH:
+            raise RefusedError("anybody may write it, so nobody's word is in it")
+        if not _may_publish(about, os.fstat(folder)):
+            raise RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
+        if about.st_size > MAX_FILE_BYTES:
+            raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
+        # The agent never writes into a file that is there: what comes in one piece is all.
+        return os.read(file, MAX_FILE_BYTES), about.st_mtime
+    except OSError as error:
+        raise RefusedError(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def _may_publish(about: os.stat_result, folder: os.stat_result) -> bool:
+    """Where only some can write in the folder, they can be believed; where all can, those who could change it anyway.
+
+    Volumes of Kubernetes are writable by all of the pod, with a group that their files get and kvdiag is in.
+    """
+    if not folder.st_mode & stat.S_IWOTH or about.st_uid in (0, os.geteuid(), folder.st_uid):
+        return True
+    groups = {os.getegid(), *os.getgroups()}
+    return bool(folder.st_mode & stat.S_ISGID) and about.st_gid == folder.st_gid and about.st_gid in groups

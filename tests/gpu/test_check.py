@@ -1,0 +1,139 @@
+"""The program without a GPU: why it does not run, and every scenario played on stand-ins.
+
+Of a GPU this proves nothing; it proves that what a GPU shows will be recorded, judged and written down.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.replay import replay
+from tests.gpu.scenario import Scenario
+from tests.gpu.scenarios import SCENARIOS
+from tests.gpu.stand_in import begin, library, program
+from tests.nvml_stand_in.stand_in import compiler
+from tests.support import require
+
+LIMIT_SECONDS = 300.0
+AT_ONCE = 6
+"""Programs beside each other: they wait for the agent's seconds most of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What one program left."""
+
+    code: int
+    table: str
+    figures: Mapping[str, Any]
+    out: Path
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Played]]:
+    """Every scenario, each by a program of its own on a stand-in GPU of its own."""
+    require(compiler() is not None, "a C compiler (cc)")
+    folder = tmp_path_factory.mktemp("gpu")
+    libraries = library(folder / "libraries")
+    waiting = [scenario.name for scenario in SCENARIOS]
+    running: dict[str, Any] = {}
+    found: dict[str, Played] = {}
+    end = time.monotonic() + LIMIT_SECONDS
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                name = waiting.pop()
+                running[name] = begin(libraries, folder / name, "--brief", name)
+            name, process = next(iter(running.items()))
+            table, _ = process.communicate(timeout=end - time.monotonic())
+            figures = json.loads((folder / name / "figures.json").read_text())
+            found[name] = Played(code=process.returncode, table=table, figures=figures, out=folder / name)
+            del running[name]
+        yield found
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.nvml_stand_in
+@pytest.mark.parametrize("name", [each.name for each in SCENARIOS if each.name != "cost"])
+def test_scenario_finds_what_was_done(played: Mapping[str, Played], name: str) -> None:
+    """Each fault is called what it is, and what only looks like one is not; every figure is within its limit."""
+    # WHEN
+    actual = played[name]
+
+    # THEN
+    assert (0, True) == (actual.code, actual.figures["scenarios"][0]["ok"]), actual.table
+    assert f"{name}  " in actual.table
+
+
+@pytest.mark.nvml_stand_in
+def test_costs_are_measured_and_their_limits_held_against_them(played: Mapping[str, Played]) -> None:
+    """On a machine with other work the figures say nothing; that they come, and are judged, can be seen."""
+    # WHEN
+    actual = played["cost"]
+
+    # THEN
+    (told,) = actual.figures["scenarios"]
+    figures = {one["name"]: one for one in told["figures"]}
+    assert told["failed"] is None
+    assert {"publication", "interpreter held", "loop slower with the agent by", "steps held up by the agent"} <= {
+        name for name, one in figures.items() if one["ok"] is not None
+    }
+    assert 0 < figures["publication"]["value"] < 1e6
+    assert (0 if told["ok"] else 2) == actual.code
+
+
+@pytest.mark.nvml_stand_in
+def test_traces_are_judged_again_as_when_they_were_recorded(played: Mapping[str, Played]) -> None:
+    """What a scenario leaves is replayed to the same figures, by its name alone."""
+    # GIVEN
+    traces = [one.out / f"{scenario.name}.jsonl.gz" for scenario, one in _with_traces(played)]
+
+    # WHEN
+    replayed = {trace.name: [figure.ok for figure in replay(trace)] for trace in traces}
+
+    # THEN
+    assert len(replayed) == sum(isinstance(each, Scenario) for each in SCENARIOS)
+    assert {True} == {ok for found in replayed.values() for ok in found if ok is not None}
+
+
+@pytest.mark.nvml_stand_in
+def test_figures_name_what_they_are_of(played: Mapping[str, Played]) -> None:
+    """A stand-in is called one wherever its figures go."""
+    # THEN
+    (machine,) = {json.dumps(one.figures["machine"], sort_keys=True) for one in played.values()}
+    told = json.loads(machine)
+    assert ("NVIDIA Stand-in", "580.0-standin", "2.13.0+standin") == (told["gpu"], told["driver"], told["torch"])
+
+
+@pytest.mark.parametrize(
+    ("python", "reason"),
+    [
+        (sys.executable, "has no torch (No module named 'torch'): name one that has, GPU_PYTHON=..."),
+        ("/nowhere/python", "cannot be asked for its torch (FileNotFoundError)"),
+    ],
+    ids=["no torch", "no Python"],
+)
+def test_where_it_cannot_run_one_line_says_why(tmp_path: Path, python: str, reason: str) -> None:
+    """Nothing to play on is neither a pass nor a failure of kvdiag: exit code 3, and the reason."""
+    # WHEN
+    process = program(["--out", str(tmp_path), "--python", python])
+    out, errors = process.communicate(timeout=LIMIT_SECONDS)
+
+    # THEN
+    assert (3, "", f"gpu-check: not run: {python} {reason}\n") == (process.returncode, out, errors)
+    assert [] == list(tmp_path.iterdir())
+
+
+def _with_traces(played: Mapping[str, Played]) -> list[tuple[Scenario, Played]]:
+    return [(each, played[each.name]) for each in SCENARIOS if isinstance(each, Scenario)]
