@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
-MIB, GIB = 2**20, 2**30
+from kvdiag.model import HostProcess, Sample, Timeline
+from tests.builders import GIB, MIB, SERVER_PID, engine
+
+Part = Callable[[int], Sample]
+"""From bytes to the sample that a source would make of them, at no time yet."""
+
 MB_PER_HOUR = 10**6 / 3600.0
 """Bytes per second of a leak of 1 MB/h."""
 
@@ -154,3 +160,32 @@ def memory(
         sizes.append(max(round((BASE_BYTES + above + leaked) / (2 * MIB)) * 2 * MIB, 0))
         loads.append(load)
     return times, sizes, loads
+
+
+def timeline(
+    name: str,
+    seed: int = 1,
+    *,
+    hours: float,
+    tick_seconds: float = 60.0,
+    leak_mb_per_hour: float = 0.0,
+    onset: float = 0.0,
+    part: Part,
+    busy: bool = True,
+) -> Timeline:
+    """A timeline without steps in which `part` of each sample holds the memory; idle throughout unless `busy`."""
+    readings = memory(
+        name, seed, hours=hours, tick_seconds=tick_seconds, leak_mb_per_hour=leak_mb_per_hour, onset=onset
+    )
+    samples = []
+    for at_seconds, size, load in zip(*readings, strict=True):
+        page = engine(usage=round(load, 4) if busy else 0.0, running=1 if busy else 0)
+        samples.append(replace(part(size), at_seconds=at_seconds, engines=(page,)))
+    return Timeline(samples=tuple(samples))
+
+
+def host_part(size: int) -> Sample:
+    """The engine core's anonymous memory, beside an API server's that never moves."""
+    core = HostProcess(pid=SERVER_PID, name="VLLM::EngineCore", resident_bytes=size + GIB, anonymous_bytes=size)
+    server = HostProcess(pid=SERVER_PID + 1, name="vllm", resident_bytes=3 * GIB, anonymous_bytes=2 * GIB)
+    return Sample(at_seconds=0.0, host=(core, server))
