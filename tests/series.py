@@ -12,7 +12,7 @@ from random import Random
 from types import MappingProxyType
 
 from kvdiag.model import HostProcess, Sample, Timeline
-from tests.builders import GIB, MIB, SERVER_PID, engine
+from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, process
 
 Part = Callable[[int], Sample]
 """From bytes to the sample that a source would make of them, at no time yet."""
@@ -189,3 +189,31 @@ def host_part(size: int) -> Sample:
     core = HostProcess(pid=SERVER_PID, name="VLLM::EngineCore", resident_bytes=size + GIB, anonymous_bytes=size)
     server = HostProcess(pid=SERVER_PID + 1, name="vllm", resident_bytes=3 * GIB, anonymous_bytes=2 * GIB)
     return Sample(at_seconds=0.0, host=(core, server))
+
+
+def device_part(size: int) -> Sample:
+    """The server's process on GPU 0, as NVML lists it, beside a neighbour that never moves."""
+    listed = (process(SERVER_PID, size), process(SERVER_PID + 900, GIB))
+    return Sample(at_seconds=0.0, devices=(device(used_bytes=size + 2 * GIB, total_bytes=80 * GIB, processes=listed),))
+
+
+def hidden_device_part(size: int) -> Sample:
+    """The same device where NVML lists no processes."""
+    return Sample(at_seconds=0.0, devices=(device(used_bytes=size + 2 * GIB, total_bytes=80 * GIB),))
+
+
+def torch_part(*, live: bool = False, reserved: bool = False, outside: bool = False, told: bool = True) -> Part:
+    """An agent's publication, in which the memory moves what lives in torch, its cache, or what is beside it."""
+
+    def part(size: int) -> Sample:
+        allocated = size if live else BASE_BYTES
+        held = GIB + (max(size, allocated) if reserved or live else BASE_BYTES + 10 * GIB)
+        beside = GIB + (size if outside else 0)
+        told_bytes = held + beside if told else None
+        seen = allocator(allocated_bytes=allocated, reserved_bytes=held, process_bytes=told_bytes, title="VLLM::Worker")
+        whole = device(
+            used_bytes=held + beside + GIB, total_bytes=160 * GIB, processes=(process(SERVER_PID, held + beside),)
+        )
+        return Sample(at_seconds=0.0, devices=(whole,), allocators=(seen,))
+
+    return part

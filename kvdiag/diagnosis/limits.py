@@ -118,6 +118,9 @@ class Limits:
     engine_age_seconds: float = 90.0
     """Age of an engine's reading that still tells whether another was idle: scrapes come every 15 to 60 s."""
 
+    watched_seconds: float = 4.5
+    """Least time between two readings of a component that is watched for hours: process lists come every 5 s."""
+
     warmup_seconds: float = 1800.0
     """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
 

@@ -77,9 +77,15 @@ Readings = dict[Key, list[tuple[float, int]]]
 """Times and bytes of each component, by whatever names it."""
 
 
-def watch_all(readings: Readings[Key], timeline: Timeline, limits: Limits) -> dict[Key, Watched]:
-    """Every component that was there to the end, on every bank that its readings reach."""
-    beside = company(timeline)
+def keep(readings: Readings[Key], key: Key, seconds: float, size_bytes: int, limits: Limits) -> None:
+    """Add a reading, unless the one before is so near that a minute's median gains nothing by it."""
+    series = readings.setdefault(key, [])
+    if not series or seconds - series[-1][0] >= limits.watched_seconds:
+        series.append((seconds, size_bytes))
+
+
+def watch_all(readings: Readings[Key], beside: Company, limits: Limits) -> dict[Key, Watched]:
+    """Every component that was there to the end, on every bank that its readings reach, `beside` the engines."""
     first = min((series[0][0] for series in readings.values()), default=0.0)
     last = max((series[-1][0] for series in readings.values()), default=0.0)
     watched = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
-from kvdiag.diagnosis.passive import Readings, decisive, evidence, judged, too_short, watch_all
+from kvdiag.diagnosis.passive import Readings, company, decisive, evidence, judged, keep, too_short, watch_all
 from kvdiag.diagnosis.rule import unseen
 from kvdiag.model import Facts, Finding, Timeline
 
@@ -23,14 +23,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         for process in sample.host or ():
             told = True
             if process.anonymous_bytes is not None:
-                series = readings.setdefault((process.pid, process.name), [])
-                series.append((sample.at_seconds, process.anonymous_bytes))
+                keep(readings, (process.pid, process.name), sample.at_seconds, process.anonymous_bytes, limits)
     if not readings:
         if told:
             return unseen(ID, "anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would")
         reason = gap_reason(timeline, facts, "host")
         return unseen(ID, reason or "the host memory of the server's processes was not read")
-    watched = watch_all(readings, timeline, limits)
+    watched = watch_all(readings, company(timeline), limits)
     found = decisive(watched)
     if found is None:
         return unseen(ID, too_short(watched.values(), "host memory", limits))
