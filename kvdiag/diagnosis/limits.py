@@ -11,6 +11,60 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bank:
+    """One time scale on which growth is looked for: a window of equal blocks, tried again each `evaluate_minutes`.
+
+    Growth counts from `least_bytes_per_hour` and `least_growth_bytes` on, when `persistence` evaluations in a row
+    found it. Rates and sizes are those at which synthetic server memory of nine kinds (stationary and slow noise, load,
+    allocator ratchets, warm-up, garbage collection, level steps, a random walk) stayed quiet for 36 hours.
+    """
+
+    name: str
+    window_minutes: int
+    block_minutes: int
+    evaluate_minutes: int
+    least_bytes_per_hour: float
+    least_growth_bytes: int
+    persistence: int
+
+    @property
+    def title(self) -> str:
+        """The window in words."""
+        return f"{self.window_minutes // 60} h"
+
+
+BANKS = (
+    Bank(
+        name="fast",
+        window_minutes=60,
+        block_minutes=1,
+        evaluate_minutes=10,
+        least_bytes_per_hour=300 * 10**6,
+        least_growth_bytes=150 * 10**6,
+        persistence=3,
+    ),
+    Bank(
+        name="mid",
+        window_minutes=360,
+        block_minutes=6,
+        evaluate_minutes=30,
+        least_bytes_per_hour=20 * 10**6,
+        least_growth_bytes=150 * 10**6,
+        persistence=3,
+    ),
+    Bank(
+        name="slow",
+        window_minutes=1440,
+        block_minutes=24,
+        evaluate_minutes=120,
+        least_bytes_per_hour=5 * 10**6,
+        least_growth_bytes=100 * 10**6,
+        persistence=2,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What is still normal. Every judgement takes its thresholds from here and from nowhere else."""
 
@@ -51,6 +105,65 @@ class Limits:
 
     device_deceleration_ratio: float = 0.5
     """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
+
+    banks: tuple[Bank, ...] = BANKS
+    """The time scales of growth that is watched and not provoked, the shortest first: none sees 50 MB/h in an hour."""
+
+    bank_filled_ratio: float = 0.75
+    """Share of a bank's blocks that must hold readings: neighbours stand in for the others, and are no evidence."""
+
+    idle_settle_seconds: float = 5.0
+    """A reading is idle so long after the last request: freed memory comes back late."""
+
+    engine_age_seconds: float = 90.0
+    """Age of an engine's reading that still tells whether another was idle: scrapes come every 15 to 60 s."""
+
+    watched_seconds: float = 4.5
+    """Least time between two readings of a component that is watched for hours: process lists come every 5 s."""
+
+    warmup_seconds: float = 1800.0
+    """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
+
+    reading_age_seconds: float = 300.0
+    """Age of a component's newest reading before the end from which it counts as gone, with its process."""
+
+    growth_significance: float = 0.01
+    """Chance of a slope as steep without growth, under autocorrelation. Lower buys little: the rest is no noise."""
+
+    drift_significance: float = 0.05
+    """Chance of as much drift in a random walk, of which a trend test alone calls a quarter."""
+
+    drift_certain_significance: float = 0.005
+    """The same for a fault; up to the other it is suspect. Of 150 walks of 26 hours 3 are faults so, and 8 at 0.01."""
+
+    drift_pieces: int = 12
+    """Increments of that test: enough to be tested, long enough not to be noise of one block."""
+
+    growth_deceleration_ratio: float = 0.5
+    """Slope of a window's later half over its earlier: below it growth is coming to an end (warm-up, a full cache)."""
+
+    growth_largest_quarter_ratio: float = 0.7
+    """Share of the growth that may come between two quarters of a window: more is one event."""
+
+    growth_last_quarter_ratio: float = 0.15
+    """Share of the growth that the last quarter must bring: less has stopped."""
+
+    growth_floor_ratio: float = 0.5
+    """Rise of the lowest readings over what the slope claims: garbage and load rise and return to their floor, and once
+    jumps are taken out of a sawtooth a slope alone calls every one a leak."""
+
+    jump_deviations: float = 6.0
+    """Deviations of a series' own steps from which a step is a jump: an event, to be counted and not extrapolated."""
+
+    jump_least_bytes: int = 24 * MIB
+    """Least that counts as a jump: allocators round to 2 and 20 MiB."""
+
+    staircase_significance: float = 0.01
+    """Chance of so many jumps up and none down if either were as likely: 7 and more are a leak in steps."""
+
+    exhaustion_errors: float = 2.0
+    """Errors of the rate on either side of a time to exhaustion: 1.4 would be 10 to 90 % of Student's t with 8 degrees,
+    and held the truth of leaks in noise in 7 of 12 cases only, since short series show too small an error."""
 
     context_bytes: int = 1100 * MIB
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""

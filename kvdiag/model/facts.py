@@ -75,7 +75,8 @@ class Facts:
     """What does not change while a timeline is made: the server, its pools, and which processes are its own.
 
     `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size
-    on disk, all ranks together; `model_config` is the text of its config.json where that is visible;
+    on disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
+    cgroup's where that is less; `model_config` is the text of its config.json where that is visible;
     `tensor_parallel` and `pipeline_parallel` are ranks of one engine, `None` where they cannot be seen; `forced` says
     that other traffic was to be expected.
     """
@@ -88,6 +89,7 @@ class Facts:
     pools: tuple[KvPool, ...] = ()
     server_pids: tuple[int, ...] | None = None
     weights_bytes: int | None = None
+    host_limit_bytes: int | None = None
     model_config: str | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
@@ -101,6 +103,7 @@ class Facts:
             first(
                 count_problem("max_model_len_tokens", self.max_model_len_tokens),
                 count_problem("weights_bytes", self.weights_bytes, MAX_BYTES),
+                count_problem("host_limit_bytes", self.host_limit_bytes, MAX_BYTES),
                 *(
                     None if ranks is None or 0 < ranks <= MAX_RANKS else f"{name} is {ranks}, not within 1..{MAX_RANKS}"
                     for name, ranks in (

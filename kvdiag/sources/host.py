@@ -28,6 +28,9 @@ MAX_WEIGHT_FILES = 4096
 
 MAX_COMMAND_CHARACTERS = 2**14
 
+MAX_LIMIT_DIGITS = 20
+"""Of a 64-bit number."""
+
 _PARALLEL = re.compile(r" (--tensor-parallel|--pipeline-parallel|-tp|-pp|--config|--distributed-executor)\b")
 
 MAX_CONFIG_BYTES = 256 * 2**10
@@ -146,6 +149,34 @@ def _host_process(pid: int) -> HostProcess | None:
         )
     except (psutil.Error, ValueError):
         return None
+
+
+def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:
+    """Host memory that the server may take: the least of the machine's and its cgroups' (v2), up to the root's.
+
+    `None` where no process is seen: on another machine there is another limit.
+    """
+    pid = next(iter(pids), None)
+    if pid is None:
+        return None
+    limits = [psutil.virtual_memory().total]
+    try:
+        lines = (root / "proc" / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    group = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    mounted = root / "sys" / "fs" / "cgroup"
+    for folder in () if group is None else (mounted / group, *(mounted / group).parents):
+        if not folder.is_relative_to(mounted):
+            break
+        try:
+            text = (folder / "memory.max").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            continue  # the root has none, nor has a group whose controller is off
+        # "max" is no limit.
+        if text.isdecimal() and len(text) <= MAX_LIMIT_DIGITS:
+            limits.append(int(text))
+    return min(limits)
 
 
 def model_config(root: str | None) -> str | None:

@@ -204,6 +204,7 @@ FACTS = st.builds(
     pools=tuples(pools()),
     server_pids=maybe(tuples(PIDS)),
     weights_bytes=maybe(BYTES),
+    host_limit_bytes=maybe(BYTES),
     model_config=maybe(TEXTS),
     forced=st.booleans(),
     gaps=tuples(GAPS),

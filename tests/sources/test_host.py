@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from kvdiag.model import Gap, HostProcess
-from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, find_server, model_config, read, weights_bytes
+from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, find_server, limit_bytes, model_config, read, weights_bytes
 from tests.fixtures.hostile import refused_port
 
 LONG_SECONDS = 60.0
@@ -347,3 +347,33 @@ def test_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
     # THEN
     assert None is actual
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"pod/memory.max": "max\n"}, None),
+        ({"pod/memory.max": "4294967296\n"}, 2**32),
+        ({"pod/memory.max": "4294967296\n", "memory.max": "1073741824\n"}, 2**30),
+        ({"pod/memory.max": "-1\n"}, None),
+        ({"pod/memory.max": "9" * 5000}, None),
+    ],
+    ids=["none", "no limit", "its own", "a parent's", "nonsense", "endless"],
+)
+def test_limit_is_the_least_of_machine_and_cgroups(
+    limits: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    """A container's limit counts where it is below the machine's memory; what is no limit does not."""
+    # GIVEN
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text("1:name=systemd:/other\n0::/pod\n")
+    (tmp_path / "sys/fs/cgroup/pod").mkdir(parents=True)
+    for name, text in limits.items():
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+
+    # THEN
+    machine = psutil.virtual_memory().total
+    assert min(machine, expected or machine) == limit_bytes([7], tmp_path)
+    assert machine == limit_bytes([8], tmp_path)
+    assert limit_bytes([], tmp_path) is None

@@ -14,12 +14,14 @@ from kvdiag.diagnosis.rules import (
     fragmentation_kv_waste,
     imbalance_rank,
     leak_device,
+    leak_host,
     leak_kv_blocks,
 )
 
 RULES: tuple[Rule, ...] = (
     leak_kv_blocks.judge,
     leak_device.judge,
+    leak_host.judge,
     baseline_foreign_memory.judge,
     baseline_duplicate_model.judge,
     baseline_misconfigured.judge,

@@ -1,5 +1,7 @@
 """leak.device_torch and leak.device_non_torch: device memory that grows with every equal request and does not return.
 
+A timeline without steps is watched over an hour, six hours and a day instead, as host memory is.
+
 On an engine that takes its pool at start, device memory must stay flat under load. Judged on equal cycles after the
 first ones, whose first-touch growth is normal (benign.warmup). NVML shows that the server's process grows; whether
 torch's allocator or something beside it holds the bytes is only visible inside the process: where agents there tell,
@@ -9,6 +11,7 @@ the two are told apart, and torch's leak shows long before it fills a page of th
 from __future__ import annotations
 
 from kvdiag.diagnosis.allocator_growth import AllocatorGrowth, allocator_growths
+from kvdiag.diagnosis.device_banks import watched_devices, watched_torch
 from kvdiag.diagnosis.device_growth import Climb, DeviceGrowth, device_growths
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes
@@ -21,7 +24,13 @@ UNDECIDED = "NVML cannot tell torch's allocations from others of the process; to
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the device's bytes, and torch's, after each equal cycle of the single-request step."""
+    """Compare the device's bytes, and torch's, after each equal cycle; without steps watch them over hours."""
+    # A run's cycles decide what they can; without any, hours of readings do.
+    if not timeline.marks:
+        watched = watched_torch(timeline, facts, limits, TORCH, NON_TORCH)
+        watched = watched or watched_devices(timeline, facts, limits, TORCH, NON_TORCH)
+        if watched:
+            return watched
     inside = allocator_growths(timeline, facts, limits, step=CYCLES)
     if inside:
         return _of_torch(inside, limits), _beside_torch(inside, timeline, facts, limits)
@@ -30,7 +39,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         needed = limits.judged_cycles + 2
-        return _both("unknown", f"cannot tell: {needed} equal cycles with device readings after each are needed")
+        instead = "" if timeline.marks else f", or {limits.banks[0].title} of readings"
+        sentence = f"{needed} equal cycles with device readings after each are needed{instead}"
+        return _both("unknown", f"cannot tell: {sentence}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
     if worst.owner == "neighbour":

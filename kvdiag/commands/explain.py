@@ -1,0 +1,29 @@
+"""`kvdiag explain ID`: what is known of a verdict, without a server."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import click
+
+from kvdiag.commands.options import output_option
+from kvdiag.commands.show import print_json, print_text
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.errors import KvdiagError
+from kvdiag.outputs import explanation
+
+
+@click.command()
+@click.argument("verdict", metavar="[ID]", required=False)
+@output_option
+def command(verdict: str | None, output: str) -> None:
+    """Explain the verdict ID: symptom, likely cause, how to confirm it, what to change. Without ID: list them all."""
+    if verdict is not None and verdict not in KNOWLEDGE:
+        near = get_close_matches(verdict, KNOWLEDGE, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise KvdiagError(f"there is no verdict {verdict!r}{meant} (kvdiag explain lists them)")
+    known = KNOWLEDGE if verdict is None else {verdict: KNOWLEDGE[verdict]}
+    if output == "json":
+        print_json(explanation.document(known) if verdict is None else explanation.one(verdict, KNOWLEDGE[verdict]))
+    else:
+        print_text(explanation.listing(known) if verdict is None else explanation.render(verdict, KNOWLEDGE[verdict]))

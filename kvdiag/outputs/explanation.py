@@ -1,0 +1,56 @@
+"""What is known of the verdicts, for a person or as a document: no timeline is judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvdiag.diagnosis.knowledge import Entry
+
+SCHEMA_VERSION = 1
+
+PARTS: Mapping[str, str] = {
+    "symptom": "Symptom",
+    "likely_cause": "Likely cause",
+    "confirm": "Confirm",
+    "remedy": "Remedy",
+    "runbook": "Runbook",
+}
+"""The fields of an entry in the order in which they are needed, and their headings."""
+
+
+def one(verdict: str, entry: Entry) -> dict[str, Any]:
+    """The document of one verdict."""
+    return {"schema_version": SCHEMA_VERSION, "id": verdict, **asdict(entry)}
+
+
+def document(known: Mapping[str, Entry]) -> dict[str, Any]:
+    """The document of them all."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdicts": [{"id": verdict, **asdict(entry)} for verdict, entry in known.items()],
+    }
+
+
+def render(verdict: str, entry: Entry) -> RenderableType:
+    """One verdict with every part under its heading."""
+    parts: list[RenderableType] = [Text(verdict, style="bold")]
+    for field, title in PARTS.items():
+        parts += [Text(f"\n{title}", style="bold"), Padding(Text(getattr(entry, field)), (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def listing(known: Mapping[str, Entry]) -> RenderableType:
+    """Every verdict on a line of its own, with what is seen of it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for verdict, entry in known.items():
+        table.add_row(Text(verdict, style="bold"), Text(entry.symptom))
+    return table

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_host import ID, judge
+from kvdiag.model import Finding, Gap, HostProcess, Sample, Timeline
+from tests.builders import GIB, SERVER_PID, World, evidence, facts, finding, run
+from tests.series import MODELS, host_part, timeline
+
+FACTS = replace(facts(World()), host_limit_bytes=64 * GIB)
+
+
+def verdict(seen: Timeline) -> Finding:
+    """The rule's finding on a timeline."""
+    (found,) = judge(seen, FACTS, DEFAULT_LIMITS)
+    return found
+
+
+def test_growth_over_hours_is_a_fault_with_the_time_that_is_left() -> None:
+    """The engine core grows by 200 MB/h for seven hours: it is named, with its rate and when the limit is reached."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=host_part))
+
+    # THEN
+    shown = evidence(actual)
+    rate, left = shown["growth_per_hour"], shown["time_to_exhaustion"]
+    assert (ID, "fault", f"VLLM::EngineCore {SERVER_PID}", 6.0) == (
+        actual.id,
+        actual.status,
+        shown["holder"],
+        shown["window"],
+    )
+    sentence = (
+        "anonymous bytes keep growing, 190 MiB/h over 6 h, and do not come back; room for 176.0 h (175.1 to 177.0)"
+    )
+    assert f"VLLM::EngineCore {SERVER_PID}: {sentence}" == actual.summary
+    assert isinstance(rate, float)
+    assert isinstance(left, float)
+    assert pytest.approx(200e6, rel=0.05) == rate
+    # 64 GiB less 28 GiB of the core, less what it grew, less 2 GiB of the server, at that rate
+    assert pytest.approx((34 * GIB - 7 * 200e6) / rate * 3600.0, rel=0.01) == left
+    assert shown["time_to_exhaustion_earliest"] <= left <= shown["time_to_exhaustion_latest"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
+@pytest.mark.parametrize("hours", [2.0, 8.0])
+def test_healthy_processes_are_silent(name: str, hours: float) -> None:
+    """Load, garbage, warm-up, an allocator's high-water mark, level steps and full caches are not called."""
+    # WHEN
+    actual = [verdict(timeline(name, seed, hours=hours, part=host_part)).status for seed in range(3)]
+
+    # THEN noise as slow as an hour may stay open
+    assert set(actual) <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
+
+
+def test_silence_says_what_would_have_shown() -> None:
+    """A flat process's verdict names the growth that would have been called, and no time to exhaustion."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=8.0, part=host_part))
+
+    # THEN
+    assert ("ok", None) == (actual.status, evidence(actual)["time_to_exhaustion"])
+    assert "anonymous bytes are flat over 6 h; 19.07 MiB/h would show" in actual.summary
+
+
+def test_window_too_short_is_unknown_and_names_the_one_that_decides() -> None:
+    """Half an hour is no bank: what would decide is said, and nothing is shown as evidence."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=host_part))
+
+    # THEN
+    sentence = (
+        "cannot tell: host memory was read over 30 min; 1 h of readings without long gaps shows growth of 300 MB/h, "
+        "24 h of 5 MB/h"
+    )
+    assert Finding(id=ID, status="unknown", summary=sentence) == actual
+
+
+def test_noise_as_large_as_the_growth_is_unknown() -> None:
+    """Growth that garbage nearly hides is neither called nor denied, and the longer window is named."""
+    # WHEN
+    actual = verdict(timeline("sawtooth", 1, hours=10.0, leak_mb_per_hour=50.0, part=host_part))
+
+    # THEN
+    sentence = "anonymous bytes rose 240 MiB over 6 h, but not steadily; 24 h of readings would decide"
+    assert ("unknown", f"cannot tell: VLLM::EngineCore {SERVER_PID}: {sentence}") == (actual.status, actual.summary)
+
+
+def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
+    """The four steps are too short for a leak on the host: unknown, and a healthy run stays ok."""
+    # WHEN
+    diagnosis = diagnose(run(World()), FACTS)
+
+    # THEN
+    assert ("unknown", ()) == (finding(diagnosis, ID).status, finding(diagnosis, ID).evidence)
+    assert "ok" == diagnosis.worst
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        ((), "the host memory of the server's processes was not read"),
+        (
+            (Sample(at_seconds=0.0, gaps=(Gap(source="host", kind="absent", reason="not this host"),)),),
+            "not this host",
+        ),
+        (
+            (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
+            "anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would",
+        ),
+    ],
+    ids=["not read", "not here", "resident alone"],
+)
+def test_what_is_not_seen_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
+    """Without anonymous bytes the rule says what is missing."""
+    assert Finding(id=ID, status="unknown", summary=f"cannot tell: {reason}") == verdict(Timeline(samples=samples))
+
+
+def test_process_that_ended_is_not_judged() -> None:
+    """What a process took that is gone is given back; the ones that live are judged."""
+    # GIVEN the engine core ends after six of seven hours
+    whole = timeline("pool", hours=7.0, leak_mb_per_hour=500.0, part=host_part)
+    end = whole.samples[0].at_seconds + 6.0 * 3600.0
+    samples = tuple(
+        sample if sample.at_seconds < end else replace(sample, host=(sample.host or ())[1:]) for sample in whole.samples
+    )
+
+    # WHEN
+    actual = verdict(Timeline(samples=samples))
+
+    # THEN
+    assert ("ok", f"vllm {SERVER_PID + 1}") == (actual.status, evidence(actual)["holder"])
+
+
+def test_restart_begins_anew() -> None:
+    """Memory before the engines' restart, and what comes with a beginning, is no growth."""
+    # GIVEN a server that began again after two hours of seven, then took four GiB within a quarter of an hour
+    whole = timeline("pool", hours=7.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        minutes = (sample.at_seconds - begin) / 60.0
+        taken = int(min(max(minutes - 120.0, 0.0) / 15.0, 1.0) * 4 * GIB)
+        size = (sample.host or ())[0].anonymous_bytes or 0
+        (page,) = sample.engines or ()
+        tokens = int(minutes) * 1000 if minutes < 120.0 else int(minutes - 120.0) * 1000
+        engines = (replace(page, prompt_tokens_total=tokens),)
+        samples.append(replace(host_part(size + taken), at_seconds=sample.at_seconds, engines=engines))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN the four hours and a half after the beginning are judged, on the bank that they fill
+    assert ("ok", 1.0, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])

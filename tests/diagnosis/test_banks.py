@@ -1,0 +1,212 @@
+"""The banks on everything that a healthy server's memory does, and on leaks in the middle of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from time import process_time
+
+import pytest
+
+from kvdiag.diagnosis.banks import LEAKS, Series, Trend, watch
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from tests.series import MB_PER_HOUR, MODELS, memory, report
+
+DRAWS = 12
+"""Series of each kind: enough to see a bar of one in four broken, few enough for every run of the tests."""
+
+ROOM_BYTES = 20 * 2**30
+
+
+def watched(
+    name: str,
+    seed: int,
+    *,
+    hours: float,
+    leak_mb_per_hour: float = 0.0,
+    onset: float = 0.0,
+    shift_seconds: float = 0.0,
+    idle: bool = False,
+) -> tuple[Trend, ...]:
+    """The trends of one drawn series, under its load unless `idle`."""
+    times, sizes, load = memory(name, seed, hours=hours, leak_mb_per_hour=leak_mb_per_hour, onset=onset)
+    series = Series(
+        times_seconds=tuple(at + shift_seconds for at in times),
+        sizes_bytes=tuple(sizes),
+        idle=(idle,) * len(times),
+        load=tuple(load),
+    )
+    return watch(series, DEFAULT_LIMITS).trends
+
+
+def certain(trend: Trend) -> bool:
+    """Whether a rule would call it a fault."""
+    return trend.shape == "grows" and trend.p_drift < DEFAULT_LIMITS.drift_certain_significance
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_healthy_memory_is_no_leak(name: str) -> None:
+    """On 26 hours of each kind no bank is certain of a leak; a random walk alone is suspect now and then."""
+    # WHEN
+    trends = [watched(name, seed, hours=26.0) for seed in range(DRAWS)]
+
+    # THEN
+    faults = sum(any(certain(trend) for trend in each) for each in trends)
+    suspects = sum(any(trend.shape in LEAKS for trend in each) for each in trends) - faults
+    report(f"{name}, 26 h: {faults} faults and {suspects} suspects in {DRAWS}")
+    assert {3} == {len(each) for each in trends}
+    assert 0 == faults
+    assert suspects <= (3 if name == "random walk" else 0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_leak_of_a_day_is_seen_in_everything(name: str) -> None:
+    """Fifty MB/h over 28 hours are called in three of four series of every kind; half of them among level steps."""
+    # WHEN
+    trends = [watched(name, seed, hours=28.0, leak_mb_per_hour=50.0) for seed in range(8)]
+
+    # THEN
+    found = sum(any(trend.shape in LEAKS for trend in each) for each in trends)
+    report(f"{name}, 50 MB/h over 28 h: {found} of 8 called")
+    assert found >= (4 if name == "level steps" else 6)
+
+
+@pytest.mark.parametrize("name", ["pool", "load cycles", "filled cache", "warm-up"])
+def test_fast_leak_is_seen_within_an_hour_and_a_half(name: str) -> None:
+    """Five hundred MB/h that began an hour and a half ago are called by the bank of an hour."""
+    # WHEN
+    fast = [watched(name, seed, hours=5.5, leak_mb_per_hour=500.0, onset=4.0)[0] for seed in range(8)]
+
+    # THEN
+    found = sum(trend.shape in LEAKS for trend in fast)
+    report(f"{name}, 500 MB/h for 1.5 h: {found} of 8 called")
+    assert found >= 7
+
+
+@pytest.mark.parametrize("name", ["pool", "load cycles", "filled cache", "warm-up", "fast noise"])
+def test_slow_leak_is_seen_within_ten_hours(name: str) -> None:
+    """Fifty MB/h that began ten hours ago are called by some evaluation, each half hour, since then."""
+    # WHEN
+    called = 0
+    for seed in range(6):
+        trends = [
+            trend
+            for later in (6.0, 7.0, 8.0, 9.0, 10.0)
+            for trend in watched(name, seed, hours=8.0 + later, leak_mb_per_hour=50.0, onset=8.0)
+        ]
+        called += any(trend.shape in LEAKS for trend in trends)
+
+    # THEN
+    report(f"{name}, 50 MB/h for 10 h: {called} of 6 called")
+    assert called >= 5
+
+
+def test_time_to_exhaustion_holds_the_truth() -> None:
+    """Of leaks in noise the time that is really left lies in the interval mostly, and the middle near to it."""
+    # WHEN
+    ratios, inside = [], 0
+    for seed in range(12):
+        trend = watched("fast noise", seed, hours=2.0, leak_mb_per_hour=1000.0)[0]
+        left = trend.exhaustion_seconds(ROOM_BYTES, DEFAULT_LIMITS)
+        truth = ROOM_BYTES / (1000.0 * MB_PER_HOUR)
+        assert left is not None
+        ratios.append(left.middle / truth)
+        inside += left.low <= truth <= left.high
+
+    # THEN
+    report(f"time to exhaustion over the truth: {min(ratios):.2f} to {max(ratios):.2f}, inside {inside} of 12")
+    assert 0.7 <= min(ratios) <= max(ratios) <= 1.65
+    assert inside >= 8
+
+
+def test_time_shift_changes_nothing() -> None:
+    """A series a million seconds later has the same trends."""
+    assert watched("level steps", 3, hours=8.0) == watched("level steps", 3, hours=8.0, shift_seconds=1_000_000.0)
+
+
+def test_larger_base_changes_nothing() -> None:
+    """What was there before does not matter, to the last bit of the figures."""
+    # GIVEN
+    times, sizes, load = memory("fast noise", 1, hours=2.0, leak_mb_per_hour=500.0)
+    series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
+    larger = replace(series, sizes_bytes=tuple(size + 2**35 for size in sizes))
+
+    # WHEN
+    (one,), (other,) = watch(series, DEFAULT_LIMITS).trends, watch(larger, DEFAULT_LIMITS).trends
+
+    # THEN
+    assert one.shape == other.shape
+    assert pytest.approx(one.bytes_per_second, rel=1e-6) == other.bytes_per_second
+    assert pytest.approx(one.p_rising, rel=1e-3) == other.p_rising
+
+
+def test_idle_floors_do_without_the_load() -> None:
+    """Where most blocks have idle readings they alone are judged."""
+    idle, busy = watched("pool", 1, hours=1.5, idle=True), watched("pool", 1, hours=1.5)
+    assert ([True], [False]) == ([trend.idle_only for trend in idle], [trend.idle_only for trend in busy])
+
+
+@pytest.mark.parametrize(
+    ("hours", "banks"), [(0.9, []), (1.0, ["fast"]), (6.1, ["fast", "mid"]), (24.1, ["fast", "mid", "slow"])]
+)
+def test_banks_need_their_windows(hours: float, banks: list[str]) -> None:
+    """A bank answers once its window is filled, and not before."""
+    assert banks == [trend.bank.name for trend in watched("pool", 1, hours=hours)]
+
+
+def test_holes_are_no_evidence() -> None:
+    """A window of which more than a quarter has no readings is not judged; an empty series is no trend at all."""
+    # GIVEN half an hour without readings
+    times, sizes, _ = memory("pool", 1, hours=1.5)
+    kept = [place for place, at in enumerate(times) if not 1_000.0 + 1_800.0 < at < 1_000.0 + 3_600.0]
+    series = Series(
+        times_seconds=tuple(times[place] for place in kept),
+        sizes_bytes=tuple(sizes[place] for place in kept),
+        idle=(False,) * len(kept),
+    )
+
+    # THEN
+    assert () == watch(series, DEFAULT_LIMITS).trends
+    empty = watch(Series(times_seconds=(), sizes_bytes=(), idle=()), DEFAULT_LIMITS)
+    assert (0.0, (), None) == (empty.seconds, empty.trends, empty.decides)
+
+
+def test_staircase_is_a_leak_in_steps() -> None:
+    """Twelve steps up and none down in a day are no chance, though no slope is left between them."""
+    # GIVEN a hundred MiB every two hours
+    times = tuple(60.0 * minute for minute in range(28 * 60))
+    sizes = tuple(2**34 + 100 * 2**20 * (minute // 120) for minute in range(28 * 60))
+
+    # WHEN
+    trends = watch(Series(times_seconds=times, sizes_bytes=sizes, idle=(False,) * len(times)), DEFAULT_LIMITS).trends
+
+    # THEN
+    slow = trends[-1]
+    assert ("slow", "steps", 0) == (slow.bank.name, slow.shape, slow.jumps_down)
+    assert slow.jumps_up >= 10
+
+
+def test_nothing_that_falls_is_exhausted() -> None:
+    """A flat series leaves its room for ever."""
+    flat = watched("pool", 1, hours=1.5)[0]
+    assert flat.exhaustion_seconds(ROOM_BYTES, DEFAULT_LIMITS) is None
+    assert math.isinf(
+        (replace(flat, bytes_per_second=1.0, error_bytes_per_second=1.0).exhaustion_seconds(1, DEFAULT_LIMITS)).high  # type: ignore[union-attr]
+    )
+
+
+def test_a_day_at_one_reading_a_second_is_quick() -> None:
+    """All three banks of 26 hours at 1 Hz take no more than 0.3 s."""
+    # GIVEN
+    times, sizes, load = memory("slow noise", 1, hours=26.0, tick_seconds=1.0)
+    series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
+
+    # WHEN
+    begin = process_time()
+    actual = watch(series, DEFAULT_LIMITS)
+    took = process_time() - begin
+
+    # THEN
+    report(f"three banks of a day at 1 Hz: {took:.3f} s")
+    assert 3 == len(actual.trends)
+    assert took <= 0.3
