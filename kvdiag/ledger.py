@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.kv.served import block_bytes, pool_bytes
-from kvdiag.model import Allocator, Device, Facts, LedgerLine, Process, Provenance, Sample, without_mig_parents
+from kvdiag.model import Allocator, Device, Facts, KvPool, LedgerLine, Process, Provenance, Sample, without_mig_parents
 
 _ORIGINS: dict[Provenance, str] = {
     "reported": "the engine's kv_cache_memory_bytes",
@@ -152,11 +152,22 @@ def _pool_apart(parts: list[LedgerLine], sample: Sample | None, facts: Facts) ->
     if whole is None or size is None or len(engines) != 1 or engines[0].kv_usage_ratio is None:
         return parts
     held = min(facts.pools[0].used_blocks(engines[0].kv_usage_ratio) * size[0], whole.bytes)
+    detail = f"{whole.detail}; {_free_detail(facts.pools[0])}"
     apart = [
         replace(whole, component="kv_held", bytes=held),
-        replace(whole, component="kv_free", bytes=whole.bytes - held),
+        replace(whole, component="kv_free", bytes=whole.bytes - held, detail=detail),
     ]
     return [*apart, *(line for line in parts if line is not whole)]
+
+
+def _free_detail(pool: KvPool) -> str:
+    """What of the free blocks still holds a prefix is in no gauge of vLLM's, which counts both as free.
+
+    A cached block that no request holds stands in the queue of free ones (vllm/v1/core/block_pool.py::BlockPool).
+    """
+    if pool.prefix_caching is False:
+        return "empty: prefix caching is off"
+    return "empty or kept prefixes, which the engine does not count apart"
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
@@ -183,6 +194,7 @@ def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
         held, source, detail = pool.used_blocks(ratio) * size[0], whole[1], f"engine {pool.engine}"
         lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, source=source, detail=detail))
         free = whole[0] - held
+        detail = f"{detail}: {_free_detail(pool)}"
         lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, source=source, detail=detail))
     return tuple(lines)
 

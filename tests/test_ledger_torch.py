@@ -186,3 +186,23 @@ def test_every_level_adds_up(
     assert not closed or reserved == sum(torch)
     assert {line.component for line in actual if line.bytes < 0} <= {"unaccounted", "server_other", "torch_other"}
     assert all(len(list(same)) == 1 for name, same in groupby(actual, key=lambda line: line.component) if name in TORCH)
+
+
+@pytest.mark.parametrize(
+    ("caching", "detail"),
+    [
+        (True, "empty or kept prefixes, which the engine does not count apart"),
+        (None, "empty or kept prefixes, which the engine does not count apart"),
+        (False, "empty: prefix caching is off"),
+    ],
+)
+def test_free_blocks_say_whether_prefixes_may_be_among_them(caching: bool | None, detail: str) -> None:
+    """A kept prefix that nobody holds counts as free in vLLM; without prefix caching free blocks are empty."""
+    # GIVEN
+    server = replace(SERVER, pools=(pool(prefix_caching=caching),))
+
+    # WHEN
+    (free,) = [line for line in lines(BUSY, of=server) if line.component == "kv_free"]
+
+    # THEN
+    assert f"the engine's kv_cache_memory_bytes; {detail}" == free.detail

@@ -88,10 +88,17 @@ def test_every_process_publishes_each_second(server: Engine, folder: Path) -> No
 
 @contextmanager
 def gone(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """The folder is removed again and again, with all that is in it."""
-    shutil.rmtree(folder)
+    """The folder is gone with all that was in it, and what is put in its place is gone again."""
+    _remove(folder)
     yield
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Moved first: what is published while a folder is emptied would keep it from being removed.
+    removed = folder.with_name("removed")
+    folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 @contextmanager
