@@ -310,6 +310,20 @@ def without_jumps(
     )
 
 
+def steps_share(values: Sequence[float], series: Sequence[float]) -> float:
+    """The share (0..1) of a series' steps that another's explain: whether it follows it, and not merely trends with it.
+
+    Levels that both rise and level off fit one another whatever they are; their steps do not.
+    """
+    rises = [later - earlier for earlier, later in pairwise(values)]
+    others = [later - earlier for earlier, later in pairwise(series)]
+    whole, weight = sum(rise * rise for rise in rises), sum(each * each for each in others)
+    if whole <= 0.0 or weight <= 0.0:
+        return 0.0
+    product = sum(rise * each for rise, each in zip(rises, others, strict=True))
+    return min(product * product / (whole * weight), 1.0)
+
+
 def _jumps(rises: Sequence[float], deviations: float, least: float) -> list[float]:
     """By how much each step is beyond the usual one, 0 where it is not."""
     usual = median(rises)

@@ -205,6 +205,21 @@ def test_jumps_are_taken_out_and_counted() -> None:
     assert stats.Levelled(values=(4.0,), ups=0, downs=0, jumped=0.0) == stats.without_jumps([4.0], 6.0, 1.0)
 
 
+def test_what_follows_a_series_shares_its_steps() -> None:
+    """Memory that follows the load shares its steps; one that only rises and levels off with it does not."""
+    # GIVEN
+    random = seeded("share")
+    load = [random.random() for _ in range(60)]
+    follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
+    highest = [max(load[: number + 1]) for number in range(60)]
+    saturating = [1.0 - math.exp(-number / 15) for number in range(60)]
+
+    # THEN
+    assert stats.steps_share(follows, load) > 0.8
+    assert stats.steps_share(saturating, highest) < 0.5
+    assert (0.0, 0.0) == (stats.steps_share([1.0] * 9, load[:9]), stats.steps_share(load[:9], [1.0] * 9))
+
+
 def test_steps_of_the_load_are_no_jumps() -> None:
     """Memory that follows a load which comes and goes has no jumps of its own."""
     # GIVEN

@@ -201,6 +201,7 @@ def _judge(
     middles: list[float], lows: list[float], beside: list[list[float]], bank: Bank, limits: Limits, *, idle_only: bool
 ) -> Trend | None:
     block_seconds = bank.block_minutes * MINUTE_SECONDS
+    beside = [series for series in beside if stats.steps_share(middles, series) >= limits.load_share_ratio]
     smooth = stats.without_jumps(middles, limits.jump_deviations, limits.jump_least_bytes, beside)
     slope = stats.slope(smooth.values, beside)
     if slope is None:
@@ -209,9 +210,11 @@ def _judge(
     if beside:
         # The lowest readings of a block are those of its lowest load, which is not the one beside the block.
         lows = list(stats.beside_load(middles, beside))
-    half, third = len(level) // 2, len(level) // 3
+    third = len(level) // 3
     rate = stats.theil_sen(level)
-    halves = stats.theil_sen(level[:half]), stats.theil_sen(level[-half:])
+    halves = _halves(level)
+    # The load may explain how growth came to an end, by chance; without it the end has to be missing, too.
+    alone = _halves(stats.beside_load(smooth.values, [each for each in beside if each != list(accumulate(each, max))]))
     floors = stats.running_minima(range(len(lows)), lows, third - 1)
     floor_gain = floors[-1] - floors[third - 1]
     claim = rate * len(level)
@@ -223,7 +226,7 @@ def _judge(
     shape: Shape = "flat"
     if matters and slope.p_rising < limits.growth_significance:
         steady = _steady(level, limits) and drift < limits.drift_significance
-        if halves[1] < limits.growth_deceleration_ratio * halves[0]:
+        if any(later < limits.growth_deceleration_ratio * earlier for earlier, later in (halves, alone)):
             shape = "ended"
         elif floor_gain < limits.growth_floor_ratio * claim / 3.0:
             shape = "flat"
@@ -234,6 +237,9 @@ def _judge(
         # Its floor rose, and neither a slope nor a jump explains it: too noisy to tell.
         otherwise: Shape = "event" if smooth.ups else "unsteady"
         shape = "steps" if by_chance < limits.staircase_significance else otherwise
+        earlier = floors[-third - 1] - floors[third - 1]
+        if smooth.ups and floor_gain - earlier < limits.growth_deceleration_ratio * earlier:
+            shape = "ended" if shape == "steps" else shape
     return Trend(
         bank=bank,
         shape=shape,
@@ -247,6 +253,12 @@ def _judge(
         jumps_up=smooth.ups,
         jumps_down=smooth.downs,
     )
+
+
+def _halves(level: Sequence[float]) -> tuple[float, float]:
+    """The slopes of a window's earlier and later half."""
+    half = len(level) // 2
+    return stats.theil_sen(level[:half]), stats.theil_sen(level[-half:])
 
 
 def _steady(level: Sequence[float], limits: Limits) -> bool:

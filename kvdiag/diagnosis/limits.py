@@ -127,6 +127,10 @@ class Limits:
     reading_age_seconds: float = 300.0
     """Age of a component's newest reading before the end from which it counts as gone, with its process."""
 
+    load_share_ratio: float = 0.1
+    """Share of a component's steps that the load's must explain to count: a warm-up and the highest load so far both
+    rise and level off, so that the one fits the other, and hides that growth came to an end."""
+
     growth_significance: float = 0.01
     """Chance of a slope as steep without growth, under autocorrelation. Lower buys little: the rest is no noise."""
 
@@ -134,7 +138,7 @@ class Limits:
     """Chance of as much drift in a random walk, of which a trend test alone calls a quarter."""
 
     drift_certain_significance: float = 0.005
-    """The same for a fault; up to the other it is suspect. Of 150 walks of 26 hours 3 are faults so, and 8 at 0.01."""
+    """The same for a fault; up to the other it is suspect. Of 200 walks of 26 hours 1 is a fault so, and 5 suspect."""
 
     drift_pieces: int = 12
     """Increments of that test: enough to be tested, long enough not to be noise of one block."""

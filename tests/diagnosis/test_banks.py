@@ -59,6 +59,19 @@ def test_healthy_memory_is_no_leak(name: str) -> None:
     assert suspects <= (3 if name == "random walk" else 0)
 
 
+def test_warmup_is_no_leak_at_any_hour() -> None:
+    """A server watched from its start on is not called while it warms up, whatever the load does meanwhile."""
+    # WHEN six servers are judged at each hour of their first seven
+    trends = [
+        trend for seed in range(6) for hour in range(1, 8) for trend in watched("warm-up", 700 + seed, hours=hour)
+    ]
+
+    # THEN
+    called = [trend for trend in trends if trend.shape in LEAKS]
+    report(f"warm-up, at each of seven hours: {len(called)} of {len(trends)} called")
+    assert [] == called
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_leak_of_a_day_is_seen_in_everything(name: str) -> None:
     """Fifty MB/h over 28 hours are called in three of four series of every kind; half of them among level steps."""
