@@ -26,7 +26,7 @@ Json = dict[str, Any]
 def test_the_schema_is_a_schema() -> None:
     """The committed file is itself valid JSON Schema 2020-12."""
     # THEN
-    Draft202012Validator.check_schema(SCHEMA)
+    assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(SCHEMA))
 
 
 def test_every_object_is_closed() -> None:
@@ -58,13 +58,13 @@ def test_the_document_of_every_world_is_valid(name: str) -> None:
     written = json.dumps(document(judged(WORLDS[name])), allow_nan=False)
 
     # THEN
-    VALIDATOR.validate(json.loads(written))
+    assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
 
 
 def test_the_document_of_nothing_is_valid() -> None:
     """An empty timeline of an unknown server has a document too."""
     # THEN
-    VALIDATOR.validate(document(diagnose(Timeline(samples=()), Facts())))
+    assert [] == list(VALIDATOR.iter_errors(document(diagnose(Timeline(samples=()), Facts()))))
 
 
 def test_the_whole_document_of_a_diagnosis() -> None:

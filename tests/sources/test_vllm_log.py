@@ -476,6 +476,7 @@ def test_any_bytes_are_a_report_or_refused(content: bytes) -> None:
     real = (LOGS / "vllm-0.7.3-V0-reconstructed.log").read_bytes()
     half = len(real) // 2
     try:
-        parse_log((real[:half] + content + real[half:]).decode("utf-8", "replace"))
+        report = parse_log((real[:half] + content + real[half:]).decode("utf-8", "replace"))
     except KvdiagError:
         return
+    assert isinstance(report, EngineReport)
