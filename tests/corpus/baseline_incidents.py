@@ -12,14 +12,18 @@ from tests.corpus.tape import GIB, MIB, Tape
 NOT_REPORTED = Gap(source="vllm", kind="absent", reason="there is no server")
 
 
-def _contexts(tape: Tape, *, ranks: int, main_bytes: float, context_bytes: float, total_bytes: int, shape: Shape) -> Recording:
+def _contexts(
+    tape: Tape, *, ranks: int, main_bytes: float, context_bytes: float, total_bytes: int, shape: Shape
+) -> Recording:
     """Every other rank has a context on GPU 0 too, from its first use on."""
     cards = []
     for index in range(ranks):
         holders = [Holder(pid=WORKER + index, name=f"VLLM::Worker_TP{index}", held=tape.flat(main_bytes))]
         if index == 0:
             held = tape.levels((0.1, context_bytes))
-            holders += [Holder(pid=WORKER + other, name=f"VLLM::Worker_TP{other}", held=held) for other in range(1, ranks)]
+            holders += [
+                Holder(pid=WORKER + other, name=f"VLLM::Worker_TP{other}", held=held) for other in range(1, ranks)
+            ]
         cards.append(Gpu(total_bytes=total_bytes, holders=tuple(holders)))
     demand = tape.pauses(tape.traffic(), every=1.0, lasting=0.2)
     recording = server(tape, shape, demand=demand)
@@ -39,7 +43,8 @@ def _device_zero(tape: Tape) -> Recording:
 
 
 def _two_engines(tape: Tape) -> Recording:
-    """DP2 x TP8: the first engine's pool is 2.73 GB, the other's 6.77 GB; one rank of the first holds the difference."""
+    """DP2 x TP8: the first engine's pool is 2.73 GB, the other's 6.77 GB; one rank holds the difference."""
+
     def sized(label: str, tokens: int) -> object:
         return replace(kv_pool(6.77), engine=label, capacity_tokens=tokens, usable_blocks=tokens // 128,
                        usage_blocks=tokens // 128, total_blocks=tokens // 128 + 1, block_tokens=128)  # fmt: skip
@@ -107,7 +112,9 @@ def _lets_go(tape: Tape) -> Recording:
         ),
     )
     facts = Shape(version="0.29.0", total_bytes=total).facts(pools=(), max_model_len_tokens=None)
-    return Recording(tape=tape, pages=[NOT_UP for _ in tape.hours], gpus=(card,), host=host_of(tape, grown={}), facts=facts)
+    return Recording(
+        tape=tape, pages=[NOT_UP for _ in tape.hours], gpus=(card,), host=host_of(tape, grown={}), facts=facts
+    )
 
 
 def _beside(tape: Tape) -> Recording:
@@ -120,7 +127,9 @@ def _beside(tape: Tape) -> Recording:
         ),
     )
     facts = Shape(version="0.9.0", weights_bytes=4 * GIB).facts(pools=(), max_model_len_tokens=None)
-    return Recording(tape=tape, pages=[NOT_UP for _ in tape.hours], gpus=(card,), host=host_of(tape, grown={}), facts=facts)
+    return Recording(
+        tape=tape, pages=[NOT_UP for _ in tape.hours], gpus=(card,), host=host_of(tape, grown={}), facts=facts
+    )
 
 
 def _cold(tape: Tape) -> Recording:

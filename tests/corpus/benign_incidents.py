@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import exp
 
-from tests.corpus.device_incidents import split_of
+from tests.corpus.allocator_incidents import split_of
 from tests.corpus.incident import SERVER, Incident, Shape, kv_pool, lone, server
 from tests.corpus.recording import Holder, Recording, Torch
 from tests.corpus.tape import GIB, MIB, Tape, capped, highest, running_total, scaled, total
@@ -29,14 +29,18 @@ def _rerank(tape: Tape) -> Recording:
 
 
 def _spark(tape: Tape) -> Recording:
-    shape = Shape(total_bytes=119 * GIB, weights_bytes=17 * GIB, pool=kv_pool(38.0), fraction=60_993.0 / 121_856.0, asked=0.8)
+    shape = Shape(
+        total_bytes=119 * GIB, weights_bytes=17 * GIB, pool=kv_pool(38.0), fraction=60_993.0 / 121_856.0, asked=0.8
+    )
     grown = tape.of(lambda hour: (83_521.0 - 60_993.0) * MIB * (1.0 - exp(-hour / 1.0)))
     return server(tape, shape, grown=(grown,))
 
 
 def _images(tape: Tape) -> Recording:
     """The tokenizer's process keeps the scratch of its largest image so far; nothing lives in it."""
-    shape = Shape(weights_bytes=52 * GIB, pool=kv_pool(14.0), engine_name="sglang", asked=None, version="0.5.9", fraction=0.85)
+    shape = Shape(
+        weights_bytes=52 * GIB, pool=kv_pool(14.0), engine_name="sglang", asked=None, version="0.5.9", fraction=0.85
+    )
     demand = tape.traffic(0.5)
     scratch = [value * tape.random.betavariate(1.3, 8.0) * 9.0 * GIB for value in demand]
     kept = highest(scratch)
@@ -76,8 +80,8 @@ def _arenas(tape: Tape) -> Recording:
 
 def _trimmed(tape: Tape) -> Recording:
     """A burst of 960 aborts each ten minutes, 66 MiB each; malloc_trim(0) after 4.7 h."""
-    bursts = tape.of(lambda hour: 66.0 * MIB * int(hour * 6.0) if hour < 4.7 else 0.0)  # noqa: PLR2004
-    level = tape.of(lambda hour: 1_240.0 * MIB if hour < 4.7 else 1_077.0 * MIB)  # noqa: PLR2004
+    bursts = tape.of(lambda hour: 66.0 * MIB * int(hour * 6.0) if hour < 4.7 else 0.0)
+    level = tape.of(lambda hour: 1_240.0 * MIB if hour < 4.7 else 1_077.0 * MIB)
     host = total(bursts, level, tape.noise(4.0 * MIB, 4.0))
     return lone(tape, name="vllm-omni", host=host, gpu=tape.flat(19.0 * GIB), total_gib=23.0, host_limit_gib=16.0)
 
@@ -108,8 +112,9 @@ def _per_token(tape: Tape) -> Recording:
 
 
 def _vicuna(tape: Tape) -> Recording:
-    shape = Shape(total_bytes=24 * GIB, weights_bytes=round(12.6 * GIB), pool=kv_pool(7.6, token_kib=512.0), version="0.1.0",
-                  fraction=23_000.0 / 24_576.0, asked=0.9, max_model_len_tokens=2_048)  # fmt: skip
+    shape = Shape(total_bytes=24 * GIB, weights_bytes=round(12.6 * GIB), version="0.1.0",
+                  pool=kv_pool(7.6, token_kib=512.0), fraction=23_000.0 / 24_576.0,
+                  asked=0.9, max_model_len_tokens=2_048)  # fmt: skip
     return server(tape, shape)
 
 

@@ -19,9 +19,7 @@ def _ucx(tape: Tape) -> Recording:
 
 def _nccl(tape: Tape) -> Recording:
     grown = total(tape.line(640.0 * 160.0 * 3600.0), tape.noise(8.0 * MIB, 4.0))
-    return lone(
-        tape, name="python", host=scaled(grown, 1.0, 6.0 * GIB), gpu=tape.flat(18.0 * GIB), total_gib=24.0
-    )
+    return lone(tape, name="python", host=scaled(grown, 1.0, 6.0 * GIB), gpu=tape.flat(18.0 * GIB), total_gib=24.0)
 
 
 def _tgi(tape: Tape) -> Recording:
@@ -97,9 +95,7 @@ def _block_ids(tape: Tape) -> Recording:
         one if one.pid != CORE else HostMemory(pid=CORE, name=one.name, anonymous=_from_six(tape, grown))
         for one in recording.host
     )
-    return Recording(
-        tape=tape, pages=recording.pages, gpus=recording.gpus, host=host, facts=recording.facts
-    )
+    return Recording(tape=tape, pages=recording.pages, gpus=recording.gpus, host=host, facts=recording.facts)
 
 
 def _from_six(tape: Tape, grown: list[float]) -> list[float]:
@@ -109,8 +105,6 @@ def _from_six(tape: Tape, grown: list[float]) -> list[float]:
 def _schemas(tape: Tape) -> Recording:
     jumps = [tape.random.uniform(0.9, 1.5) * GIB * count for count in tape.events(20.0)]
     return server(tape, host_grown={CORE: capped(running_total(jumps), 118.0 * GIB)}, host_limit_bytes=128 * GIB)
-
-
 
 
 HOST_LEAKS = (
@@ -165,7 +159,7 @@ HOST_LEAKS = (
     ),
     Incident(
         id="host-ik-cacheram",
-        reported="prompt cache 222 GB in 5 h under a limit of 8192 MiB; killed at 750 GB of anonymous RSS; a state 354 MiB",
+        reported="prompt cache 222 GB in 5 h under a limit of 8192 MiB; killed at 750 GB; slot KV 354 MiB",
         assumed="states of 354 MiB arrive at random, 45,000 MiB/h on average; a host of 768 GiB",
         record=_cache_ram,
         hours=5.0,

@@ -73,7 +73,7 @@ class Shape:
     """Share of each GPU that it holds."""
 
     asked: float | None = 0.0
-    """gpu_memory_utilization as its page tells it: what it holds where 0, `None` where the engine has no such setting."""
+    """gpu_memory_utilization as its page tells it: what it holds where 0, `None` where there is no such setting."""
 
     @property
     def held_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Shape:
 
     def cards(self, tape: Tape, grown: Sequence[Track | None] = ()) -> tuple[Gpu, ...]:
         """Its GPUs, flat but for what has `grown` on each; a few pages come with the first requests."""
-        first = tape.of(lambda hour: self.held_bytes - (40.0 * MIB if hour < 0.1 else 0.0))  # noqa: PLR2004
+        first = tape.of(lambda hour: self.held_bytes - (40.0 * MIB if hour < 0.1 else 0.0))
         cards = []
         for index in range(self.gpus):
             extra = grown[index] if index < len(grown) else None

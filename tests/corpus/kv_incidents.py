@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kvdiag.model import Engine, Gap, KvPool
 from tests.corpus.incident import Incident, Shape, kv_pool, server
@@ -102,7 +103,7 @@ def _one_block_each(tape: Tape) -> Recording:
 def _undecided(tape: Tape) -> Recording:
     shape = Shape(version="0.10.2")
     blocks = shape.pool.usable_blocks if shape.pool is not None else 0
-    usage = tape.of(lambda hour: min(0.30 + 0.15 * hour, 0.99) if hour < 4.6 else 0.985)  # noqa: PLR2004
+    usage = tape.of(lambda hour: min(0.30 + 0.15 * hour, 0.99) if hour < 4.6 else 0.985)
     wobble = tape.noise(0.004, 5.0)
     tokens = running_total(tape.flat(827.0 * tape.tick_seconds))
     pages: Pages = [
@@ -148,11 +149,13 @@ def _shared_slots(tape: Tape) -> Recording:
         running = tape.random.choice((2, 3, 3))
         done += running * tape.tick_seconds / 120.0
         one = engine(pool, 0, 1, 0.0, held=13_440.0 * running, waiting=4 - running)
-        pages.append((replace(one, requests_running=running, prefix_hits_total=0, **_tokens(32_000.0 * done, 500.0 * done)),))
+        pages.append(
+            (replace(one, requests_running=running, prefix_hits_total=0, **_tokens(32_000.0 * done, 500.0 * done)),)
+        )
     return server(tape, shape, pages=pages)
 
 
-def _tokens(prompt: float, generated: float) -> dict[str, int]:
+def _tokens(prompt: float, generated: float) -> dict[str, Any]:
     return {
         "prompt_tokens_total": round(prompt),
         "generation_tokens_total": round(generated),
@@ -168,7 +171,14 @@ def _swapped(tape: Tape) -> Recording:
         share = min(hour / 1.5, 1.0)
         running = round(34 if share == 1.0 else 20 + 14 * share)
         done += 400.0 * tape.tick_seconds / 3600.0
-        one = engine(shape.pool, running, 100, done, waiting=round(137 * share), preemptions=round(151 * max(hour - 1.0, 0.0) / 2.0))
+        one = engine(
+            shape.pool,
+            running,
+            100,
+            done,
+            waiting=round(137 * share),
+            preemptions=round(151 * max(hour - 1.0, 0.0) / 2.0),
+        )
         pages.append((replace(one, kv_usage_ratio=round(min(0.6 + 0.392 * share, 0.992), 4)),))
     return server(tape, shape, pages=pages)
 

@@ -1,4 +1,4 @@
-"""What kvdiag's recorder would have kept of a server, from tracks; and what only the standard series would have shown."""
+"""What kvdiag's recorder would have kept of a server, from tracks; and what the standard series alone show of it."""
 
 from __future__ import annotations
 
@@ -200,7 +200,9 @@ def serving(
             forgotten = finished[place]
         running = round(most_running * value) if value > 0.0 else 0
         done = finished[place] - forgotten
-        made.append((engine(kv, running, request_tokens, done, held=0.0 if held_blocks is None else held_blocks[place]),))
+        made.append(
+            (engine(kv, running, request_tokens, done, held=0.0 if held_blocks is None else held_blocks[place]),)
+        )
     return made
 
 

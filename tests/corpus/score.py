@@ -71,7 +71,12 @@ def expectations() -> dict[str, Expected]:
     """The table of answers."""
     table = json.loads(ANSWERS.read_text())
     return {
-        name: Expected(**{key: value if isinstance(value, str) else tuple(value) for key, value in row.items()})
+        name: Expected(
+            accept=tuple(row["accept"]),
+            also=tuple(row.get("also", ())),
+            unseen=tuple(row.get("unseen", ())),
+            why=row["why"],
+        )
         for name, row in table.items()
     }
 
@@ -81,9 +86,8 @@ def messages() -> dict[str, str]:
     return {row["id"]: row["text"] for row in json.loads(MESSAGES.read_text())}
 
 
-def answers(incident: Incident, texts: Mapping[str, str]) -> dict[Variant, Diagnosis]:
-    """The diagnosis of every variant that an incident has."""
-    timeline, facts = incident.recording().play()
+def answers(incident: Incident, texts: Mapping[str, str], timeline: Timeline, facts: Facts) -> dict[Variant, Diagnosis]:
+    """The diagnosis of every variant that an incident has, by its trace."""
     made: dict[Variant, Diagnosis] = {
         "recorded": diagnose(timeline, facts),
         "series": diagnose(*standard_series(timeline, facts)),

@@ -26,9 +26,7 @@ class Tape:
         """Begin at no time in particular."""
         self.random = seeded(name)
         self.tick_seconds = tick_seconds
-        self.hours = [
-            number * tick_seconds / 3600.0 for number in range(round(hours * 3600.0 / tick_seconds) + 1)
-        ]
+        self.hours = [number * tick_seconds / 3600.0 for number in range(round(hours * 3600.0 / tick_seconds) + 1)]
 
     def flat(self, value: float = 0.0) -> Track:
         """One level."""
@@ -82,7 +80,7 @@ class Tape:
         ]
 
     def _poisson(self, mean: float) -> float:
-        if mean > 60.0:  # noqa: PLR2004 - from here on a bell
+        if mean > 60.0:
             return float(max(round(self.random.gauss(mean, math.sqrt(mean))), 0))
         limit, count, product = math.exp(-mean), 0, self.random.random()
         while product > limit:
