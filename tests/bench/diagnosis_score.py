@@ -19,7 +19,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
 from tests.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
 from tests.corpus.incidents import INCIDENTS
-from tests.corpus.measure import Found, Judged, Quiet, judge_incident, watch_healthy, watch_leak
+from tests.corpus.measure import Found, Judged, Quiet, judge_draws, judge_incident, watch_healthy, watch_leak
 from tests.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, half
 from tests.corpus.today import DETECTORS
 
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judged = [judge_incident(incident) for incident in INCIDENTS.values()]
     _incidents(judged, say)
     _verdicts(judged, say)
+    _drawn_anew(judged, chosen.seed, say)
     _on_the_way(judged, say)
     _misses(judged, say)
     _recorded(say)
@@ -173,6 +174,29 @@ def _precision(rows: Sequence[Scored], name: str) -> tuple[int, float | None, fl
     faults = [share for status, share in credit if status == "fault"]
     every = sum(share for _, share in credit) / len(credit) if credit else None
     return len(credit), every, sum(faults) / len(faults) if faults else None
+
+
+DRAWS = 4
+
+
+def _drawn_anew(judged: Sequence[Judged], seed: int, say: Say) -> None:
+    """Whether the score hangs on one draw of the noise."""
+    _title(f"The incidents drawn anew {DRAWS} times, a reading in 100 lost, the others up to a fifth late", say)
+    first = {(one.incident, one.variant): one.mark for one in _scored(judged)}
+    draws = range(DRAWS * seed, DRAWS * (seed + 1))
+    rows = [one for incident in INCIDENTS.values() for one in judge_draws(incident, draws)]
+    for status in ("", "fault"):
+        called, wrong = _calls(rows, status)
+        recall = _recall([one for one in rows if one.expected.accept not in BENIGN], status)
+        precision = (called - wrong) / called if called else None
+        name = "faults" if status else "suspects and faults"
+        say(f"{name}: recall {_percent(recall)}, {called} called, {wrong:g} wrong, precision {_percent(precision)}")
+    for (incident, variant), mark in first.items():
+        others = [one for one in rows if (one.incident, one.variant) == (incident, variant)]
+        differing = [one for one in others if one.mark != mark]
+        if differing:
+            said = sorted({name for one in differing for name in one.answer.called}) or ["nothing called"]
+            _wrapped(f"{incident} ({variant}): {mark}, but {len(differing)} of {DRAWS} are not: {', '.join(said)}", say)
 
 
 def _on_the_way(judged: Sequence[Judged], say: Say) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from kvdiag.model import Engine, Facts, KvPool, Sample, Timeline
 from tests.corpus.incident import CORE, SERVER, kv_pool
-from tests.corpus.recording import Gpu, Holder, HostMemory, Pages, Recording, Torch, standard_series
+from tests.corpus.recording import Gpu, Holder, HostMemory, Pages, Recording, Torch, scraped, standard_series
 from tests.corpus.tape import GIB, MIB, Tape, Track, scaled, seeded, total
 from tests.series import MODELS
 
@@ -86,13 +86,7 @@ class Drawn:
         timeline, facts = self._recording(tape).play()
         if self.view == "series":
             timeline, facts = standard_series(timeline, facts)
-        jitter = seeded(f"jitter {self.seed}")
-        late = (jitter.uniform(0.0, 0.2 * self.tick_seconds) for _ in timeline.samples)
-        samples = [
-            replace(sample, at_seconds=sample.at_seconds + wait)
-            for sample, wait in zip(timeline.samples, late, strict=True)
-        ]
-        return Timeline(samples=tuple(samples)), facts
+        return scraped(timeline, seeded(f"scrapes {self.seed}"), tick_seconds=self.tick_seconds), facts
 
     def _recording(self, tape: Tape) -> Recording:
         demand = self._demand(tape)

@@ -32,9 +32,10 @@ class Incident:
     onset_hours: float = 0.0
     text: str | None = None
 
-    def recording(self) -> Recording:
-        """The recording, always the same."""
-        return self.record(Tape(self.id, hours=self.hours, tick_seconds=self.tick_seconds))
+    def recording(self, draw: int = 0) -> Recording:
+        """The recording, always the same; another `draw` has its noise and traffic anew."""
+        name = f"{self.id} {draw}" if draw else self.id
+        return self.record(Tape(name, hours=self.hours, tick_seconds=self.tick_seconds))
 
 
 def kv_pool(gib: float, *, token_kib: float = 128.0, block_tokens: int = 16, **changes: Any) -> KvPool:

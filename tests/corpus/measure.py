@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Diagnosis, Facts, Timeline
 from tests.corpus.drawn import VERDICTS, Drawn, Leak
 from tests.corpus.incident import Incident
-from tests.corpus.recording import standard_series
+from tests.corpus.recording import scraped, standard_series
 from tests.corpus.score import (
     HEALTHY,
     UNDETERMINED,
@@ -25,6 +25,7 @@ from tests.corpus.score import (
     prefix,
     score,
 )
+from tests.corpus.tape import seeded
 from tests.corpus.today import DETECTORS, explains, seen
 
 EVERY_SECONDS = 1_800.0
@@ -107,6 +108,19 @@ def _fired(timeline: Timeline, facts: Facts, expected: Expected) -> dict[str, bo
 
 def _families(expected: Expected) -> list[str]:
     return [family(one) for one in (*expected.accept, *expected.also)]
+
+
+def judge_draws(incident: Incident, draws: Iterable[int]) -> tuple[Scored, ...]:
+    """Judge other draws of an incident at their ends, scraped as irregularly as anything is."""
+    expected = expectations()[incident.id]
+    scored: list[Scored] = []
+    for draw in draws:
+        timeline, facts = incident.recording(draw).play()
+        random = seeded(f"scrapes {incident.id} {draw}")
+        timeline = scraped(timeline, random, tick_seconds=incident.tick_seconds)
+        given = answers(incident, messages(), timeline, facts)
+        scored += [score(incident.id, variant, expected, answer(made)) for variant, made in given.items()]
+    return tuple(scored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

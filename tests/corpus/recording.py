@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 from kvdiag.model import (
@@ -234,6 +235,14 @@ def engine(
         prefix_queries_total=prompts,
         prefix_hits_total=round(0.3 * prompts),
     )
+
+
+def scraped(timeline: Timeline, random: Random, *, tick_seconds: float, lost: float = 0.01) -> Timeline:
+    """The same, each reading up to a fifth of an interval late, and some not there at all."""
+    kept = [sample for sample in timeline.samples if random.random() >= lost] or list(timeline.samples)
+    waits = [random.uniform(0.0, 0.2 * tick_seconds) for _ in kept]
+    late = [replace(sample, at_seconds=sample.at_seconds + wait) for sample, wait in zip(kept, waits, strict=True)]
+    return Timeline(samples=tuple(late))
 
 
 def standard_series(timeline: Timeline, facts: Facts) -> tuple[Timeline, Facts]:
