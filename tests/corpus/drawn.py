@@ -141,7 +141,8 @@ class Drawn:
         leak = self.leak
         if leak is None or leak.component != component:
             return tape.flat()
-        mean = sum(demand) / len(demand)
+        later = [load for hour, load in zip(tape.hours, demand, strict=True) if hour >= leak.onset_hours]
+        mean = sum(later) / len(later)
         value, track = 0.0, []
         for hour, load in zip(tape.hours, demand, strict=True):
             if hour >= leak.onset_hours:
