@@ -119,13 +119,13 @@ class Drawn:
 
     def _demand(self, tape: Tape) -> Track:
         """The load that the models follow, with three idle minutes each hour, as any server has at some time."""
-        random = seeded(f"load {self.model} {self.seed}")
+        random = seeded(f"load {self.model} {self.seed} {self.view}")
         loads = [load for _, load in islice(MODELS["pool"](random, self.tick_seconds), len(tape.hours))]
         return tape.pauses([max(load, 0.02) for load in loads], every=1.0, lasting=0.05)
 
     def _null(self, tape: Tape, component: str, demand: Sequence[float]) -> Track:
         """The model's bytes on a component; those that follow the load follow that of the server."""
-        random = seeded(f"{self.model} {self.seed} {component}")
+        random = seeded(f"{self.model} {self.seed} {self.view} {component}")
         made = [above for above, _ in islice(NULLS[self.model](random, self.tick_seconds), len(tape.hours))]
         if self.model == "load cycles":
             return [3.0 * GIB * load + random.gauss(0.0, 10.0 * MIB) for load in demand]
