@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -245,19 +246,28 @@ def scraped(timeline: Timeline, random: Random, *, tick_seconds: float, lost: fl
     return Timeline(samples=tuple(late))
 
 
+DEVICE_LATE, HOST_LATE = 0.2, 0.45
+"""Shares of an interval by which other targets are scraped after the engine's page."""
+
+
 def standard_series(timeline: Timeline, facts: Facts) -> tuple[Timeline, Facts]:
-    """What vLLM's page, DCGM and cAdvisor alone would have shown: no processes, no torch, no files of the server's."""
-    samples = tuple(
-        replace(
-            sample,
-            devices=None
-            if sample.devices is None
-            else tuple(replace(device, processes=None) for device in sample.devices),
-            allocators=None,
-            host=None if not sample.host else (_container(sample.host),),
-        )
-        for sample in timeline.samples
-    )
+    """What vLLM's page, DCGM and cAdvisor alone would have shown, each scraped at a time of its own.
+
+    No processes, no torch, no files of the server's.
+    """
+    times = [sample.at_seconds for sample in timeline.samples]
+    steps = [later - earlier for earlier, later in pairwise(times)] or [60.0]
+    samples: list[Sample] = []
+    for sample, step in zip(timeline.samples, [*steps, min(steps)], strict=True):
+        bare = Sample(at_seconds=sample.at_seconds)
+        if sample.engines is not None or sample.gaps:
+            samples.append(replace(bare, engines=sample.engines, gaps=sample.gaps))
+        if sample.devices is not None:
+            devices = tuple(replace(device, processes=None) for device in sample.devices)
+            samples.append(replace(bare, at_seconds=sample.at_seconds + DEVICE_LATE * step, devices=devices))
+        if sample.host:
+            host = (_container(sample.host),)
+            samples.append(replace(bare, at_seconds=sample.at_seconds + HOST_LATE * step, host=host))
     known = replace(
         facts,
         server_pids=None,
@@ -267,7 +277,7 @@ def standard_series(timeline: Timeline, facts: Facts) -> tuple[Timeline, Facts]:
         tensor_parallel=None,
         pipeline_parallel=None,
     )
-    return Timeline(samples=samples), known
+    return Timeline(samples=tuple(samples)), known
 
 
 def _container(host: tuple[HostProcess, ...]) -> HostProcess:
