@@ -1,5 +1,6 @@
 """Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
 
+A header may say `about` itself what it likes, where it comes from for one; nothing of it is judged.
 The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
 last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
 """
@@ -10,7 +11,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,9 @@ FORMAT = 1
 MAX_LINE_BYTES = 4 * 2**20
 """A sample of 8 GPUs with 64 processes each takes 40 KB."""
 
+MAX_ABOUT_CHARACTERS = 64 * 2**10
+"""Room for a report's sources and figures; the reader's bound is the line's."""
+
 MAX_TRACE_BYTES = 4 * 2**30
 """Unpacked. A day of 8 GPUs at 1 Hz takes 200 MB; more is a mistake or a decompression bomb."""
 
@@ -41,21 +45,25 @@ GZIP_MAGIC = b"\x1f\x8b"
 class TraceWriter:
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
-    def __init__(self, path: Path, facts: Facts) -> None:
-        """Begin a trace in a new file or over an old one.
+    def __init__(self, path: Path, facts: Facts, about: Mapping[str, Any] | None = None) -> None:
+        """Begin a trace in a new file or over an old one; `about` is kept in its header for people to read.
 
         Raises:
             KvdiagError: the file cannot be written.
+            ValueError: what it says about itself is no JSON, or too long.
 
         """
         self._path = path
         self._entries = 0
+        header = {"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)}
+        if about is not None:
+            header["about"] = _bounded(about)
         try:
             self._file = _open(path, "wb", packed=path.suffix == ".gz")
         except OSError as error:
             raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
         try:
-            self._write({"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)})
+            self._write(header)
         except KvdiagError:
             self._drop()
             raise
@@ -110,6 +118,13 @@ class TraceWriter:
             self.close()
         else:
             self._drop()
+
+
+def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    length = len(json.dumps(about, allow_nan=False))
+    if length > MAX_ABOUT_CHARACTERS:
+        raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
+    return about
 
 
 def read_trace(path: Path) -> tuple[Timeline, Facts]:

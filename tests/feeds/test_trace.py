@@ -21,7 +21,7 @@ from kvdiag.commands.show import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.codec import to_plain
-from kvdiag.feeds.trace import FORMAT, MAX_LINE_BYTES, TraceWriter, read_trace
+from kvdiag.feeds.trace import FORMAT, MAX_ABOUT_CHARACTERS, MAX_LINE_BYTES, TraceWriter, read_trace
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Mark, Memory, Sample, Timeline, Workload
 from tests import builders
 from tests.feeds.strategies import FACTS, TIMELINES
@@ -135,6 +135,29 @@ def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
     for writer in writers:
         writer.close()
     assert [(Timeline(samples=SAMPLES[:1], marks=(MARK,)), CUT_OFF)] * 2 == actual
+
+
+def test_trace_may_say_about_itself_what_it_likes(tmp_path: Path) -> None:
+    """What a header says about its trace stands there for people, and is neither judged nor in the way."""
+    # GIVEN
+    about = {"incident": "a name", "sources": ["https://example.org"], "assumed": {"noise": [1, 2.5, None]}}
+
+    # WHEN
+    with TraceWriter(tmp_path / "trace.jsonl", FACTS_SEEN, about) as trace:
+        trace.add(SAMPLES[0])
+
+    # THEN
+    with (tmp_path / "trace.jsonl").open() as file:
+        assert about == json.loads(file.readline())["about"]
+    assert (Timeline(samples=SAMPLES[:1]), FACTS_SEEN) == read_trace(tmp_path / "trace.jsonl")
+
+
+@pytest.mark.parametrize("about", [{"text": "x" * MAX_ABOUT_CHARACTERS}, {"ratio": float("nan")}])
+def test_trace_says_no_novel_about_itself(tmp_path: Path, about: Mapping[str, Any]) -> None:
+    """A header that would be too long, or no JSON, is refused before there is a file."""
+    with pytest.raises(ValueError, match=r"characters about itself|not JSON compliant"):
+        TraceWriter(tmp_path / "trace.jsonl", FACTS_SEEN, about)
+    assert not (tmp_path / "trace.jsonl").exists()
 
 
 def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
