@@ -123,7 +123,8 @@ def test_a_part_that_is_missing_now_and_then_is_no_fall() -> None:
         device(index=1, used_bytes=30 * GIB, total_bytes=80 * GIB),
     )
     samples = tuple(
-        replace(sample, devices=both if place % 5 else both[:1]) for place, sample in enumerate(day(1, part=hidden_device_part).samples)
+        replace(sample, devices=both if place % 5 else both[:1])
+        for place, sample in enumerate(day(1, part=hidden_device_part).samples)
     )
 
     # THEN
