@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
-from tests.builders import GIB, engine
+from tests.builders import GIB, MIB, engine
 from tests.series import BASE_BYTES, MB_PER_HOUR, MODELS, device_part, seeded
 
 HOURS = 24.0
@@ -25,6 +25,9 @@ LEAKS = (0.0, 10.0, 20.0, 50.0)
 SIZES = (6, 20)
 SAME_HOUR = " at one hour"
 """Ends the name of a kind whose replicas all meet the same hour of the day, as those of one service do."""
+
+FILLING = "filling cache"
+"""A bounded cache on its way to its bound, 8 GiB in 6 to 12 hours: nothing but the bound tells it from a leak."""
 
 FACTS = Facts(engine_name="vllm", engine_version="0.32.0", model="m")
 
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=100)
     parser.add_argument("--fleets", type=int, default=200)
     parser.add_argument("--hours", type=float, default=HOURS)
+    parser.add_argument("--tick", type=float, default=TICK_SECONDS, help="seconds between readings")
     parser.add_argument("--only", help="one kind alone")
     given = parser.parse_args(arguments)
     columns = [f"{leak:.0f} MB/h" if leak else "none" for leak in LEAKS]
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_line("leak", *(columns * len(SIZES)))
     accused = []
     for name in kinds() if given.only is None else (given.only,):
-        drawn = [[life(name, seed, leak, given.hours) for seed in range(given.replicas)] for leak in LEAKS]
+        drawn = [[life(name, seed, leak, given.hours, given.tick) for seed in range(given.replicas)] for leak in LEAKS]
         shares = [called(each, size, given.fleets) for size in SIZES for each in drawn]
         print_line(name, *(f"{share:.1%}" for share in shares))
         accused += [name] if max(shares[:: len(LEAKS)]) > DEFAULT_LIMITS.fleet_significance else []
@@ -63,16 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def kinds() -> tuple[str, ...]:
     """Every null model, and those that follow the load once more for a service whose replicas share its day."""
-    return (*MODELS, *(f"{name}{SAME_HOUR}" for name in ("load cycles", "ratchet")))
+    return (*MODELS, FILLING, *(f"{name}{SAME_HOUR}" for name in ("load cycles", "ratchet")))
 
 
-def life(name: str, seed: int, leak_mb_per_hour: float, hours: float) -> ReplicaSummary:
+def filling(random: Random, tick: float) -> Iterator[tuple[float, float]]:
+    """The cache that fills."""
+    hours = random.uniform(6.0, 12.0)
+    for number, (_, load) in enumerate(MODELS["pool"](random, tick)):
+        yield 8.0 * GIB * min(number * tick / 3600.0 / hours, 1.0) + random.gauss(0.0, 8.0 * MIB), load
+
+
+def life(name: str, seed: int, leak_mb_per_hour: float, hours: float, tick: float) -> ReplicaSummary:
     """One replica of a kind, a leak added to what its device holds."""
     kind = name.removesuffix(SAME_HOUR)
     random = OneHour(f"{name} {seed}") if name.endswith(SAME_HOUR) else seeded(f"{name} {seed}")
     samples: list[Sample] = []
-    for number, (above, load) in enumerate(MODELS[kind](random, TICK_SECONDS)):
-        second = number * TICK_SECONDS
+    model = filling if kind == FILLING else MODELS[kind]
+    for number, (above, load) in enumerate(model(random, tick)):
+        second = number * tick
         if second > hours * 3600.0:
             break
         size = max(round(BASE_BYTES + above + leak_mb_per_hour * MB_PER_HOUR * second) // 2**21 * 2**21, GIB)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from kvdiag import stats
-from kvdiag.diagnosis.banks import HOUR_SECONDS, filled
+from kvdiag.diagnosis.banks import filled
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, Sample, Timeline
+
+HOUR_SECONDS = 3600.0
 
 HELD = "kv_held_idle"
 """The one component that does not depend on the load, and has no noise."""
