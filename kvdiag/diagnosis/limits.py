@@ -182,7 +182,7 @@ class Limits:
     """Life after that hour without which a replica is not compared: the later half of a warm-up is flat by then."""
 
     fleet_certain_seconds: float = 20 * 3600.0
-    """Life for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
+    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
 
     fleet_blocks: int = 48
     """Medians that stand for a replica's life: half hours of a day, each of 60 readings at a scrape in 30 s."""

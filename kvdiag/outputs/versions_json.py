@@ -46,6 +46,7 @@ def _growth(one: VersionGrowth) -> Json:
         "course": one.course,
         "replicas": one.replicas,
         "hours": one.hours,
+        "age_hours": one.age_hours,
         "per_hour": _interval(one.per_hour),
         "per_hour_of_later_half": one.later_per_hour,
         "chance_without_growth": one.chance,

@@ -31,7 +31,8 @@ class VersionGrowth:
 
     `per_hour` is the middle replica's growth with its bounds, `later_per_hour` that of the later half of their lives.
     `chance` is that of such growth where there is none, `false_ratio` the share of false calls if this one is called;
-    `hours` is the middle replica's life, `beside_load` whether the load of most was told.
+    `hours` is what was seen of the middle replica's life, `age_hours` the whole of it; `beside_load` says whether the
+    load of most was told.
     """
 
     version: Version
@@ -39,6 +40,7 @@ class VersionGrowth:
     replicas: int
     course: Course
     hours: float
+    age_hours: float
     per_hour: Interval
     later_per_hour: float
     chance: float
@@ -133,6 +135,7 @@ def _version_growth(
         if len(each) < limits.fleet_replicas
         else _course(middle, later, jumps, chance, ratio, component, limits),
         hours=median(one.watched_seconds for one, _ in each) / 3600.0,
+        age_hours=median(one.age_seconds for one, _ in each) / 3600.0,
         per_hour=middle,
         later_per_hour=later,
         chance=chance,

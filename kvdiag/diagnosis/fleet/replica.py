@@ -57,13 +57,14 @@ class Growth:
 class ReplicaSummary:
     """One replica: what it runs, since when, and how each component that it tells grows.
 
-    `watched_seconds` is its newest life after the first hour; `began_seconds` is where that life began, or where the
-    readings did.
+    `watched_seconds` is what was seen of its newest life after the first hour; `began_seconds` is when that life began,
+    or the readings did, and `age_seconds` how long that is ago.
     """
 
     replica: str
     version: Version
     began_seconds: float
+    age_seconds: float
     watched_seconds: float
     restarts: int
     growths: tuple[Growth, ...]
@@ -109,25 +110,20 @@ class _Engines:
 
 
 def summarise(
-    timeline: Timeline,
-    facts: Facts,
-    limits: Limits,
-    *,
-    replica: str,
-    version: str | None = None,
-    started_seconds: float | None = None,
+    timeline: Timeline, facts: Facts, limits: Limits, *, replica: str, version: str | None = None
 ) -> ReplicaSummary:
     """One replica's history as a fleet needs it.
 
-    `version` is what it is compared by (an image, say) where that is not the engine's own version; `started_seconds` is
-    when its process began, where that is told: else its age counts from its first reading, or its newest restart.
+    `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
+    when its process began, where that is told: else from its first reading, or its newest restart.
     """
     engines = _engines(timeline, facts, limits)
     series = _memory(timeline, facts)
     first = timeline.samples[0].at_seconds if timeline.samples else 0.0
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
     seen_to_begin = engines.restarts[-1] if engines.restarts else first
-    began = seen_to_begin if started_seconds is None else min(max([started_seconds, *engines.restarts]), last)
+    started = facts.started_seconds
+    began = seen_to_begin if started is None else min(max([started, *engines.restarts]), last)
     start = max(began + limits.fleet_first_seconds, first)
     return ReplicaSummary(
         replica=replica,
@@ -137,6 +133,7 @@ def summarise(
             model=facts.model,
         ),
         began_seconds=began,
+        age_seconds=last - began,
         watched_seconds=max(last - start, 0.0),
         restarts=len(engines.restarts),
         growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet_least_seconds else (),

@@ -14,7 +14,7 @@ from kvdiag.diagnosis.rule import number
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
-FILLING = "a bounded cache fills for up to 12 h and would look the same; a day of readings would tell"
+FILLING = "a bounded cache fills for up to 12 h and would look the same; a day of age would tell"
 LOAD = "the replicas' load was not told, and may have risen with it"
 
 
@@ -84,7 +84,7 @@ def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, fast
     doubts = []
     if component.lookalike is not None and not (component.around and faster):
         doubts.append(component.lookalike)
-    if growth.hours * 3600.0 < limits.fleet_certain_seconds and component.unit == "bytes":
+    if growth.age_hours * 3600.0 < limits.fleet_certain_seconds and component.unit == "bytes":
         doubts.append(FILLING)
     if not growth.beside_load and not faster:
         doubts.append(LOAD)
@@ -136,7 +136,8 @@ def _evidence(growth: VersionGrowth, component: Component, change: VersionChange
         number("model", growth.version.model, "", "vllm"),
         number("component", component.title, "", source),
         number("replicas", growth.replicas, "replicas", "kvdiag"),
-        number("life", growth.hours, "hours", "kvdiag"),
+        number("watched", growth.hours, "hours", "kvdiag"),
+        number("age", growth.age_hours, "hours", "kvdiag"),
         number("growth_per_hour", growth.per_hour.middle, unit, source),
         number("growth_per_hour_low", _finite(growth.per_hour.low), unit, "computed"),
         number("growth_per_hour_high", _finite(growth.per_hour.high), unit, "computed"),

@@ -25,6 +25,7 @@ def made(
     version: str | None = "0.32.0",
     model: str = "m",
     hours: float = 23.0,
+    age: float | None = None,
     began: float = 0.0,
     load: bool = True,
     ended: bool = False,
@@ -35,6 +36,7 @@ def made(
         replica=name,
         version=Version(engine="vllm", version=version, model=model),
         began_seconds=began,
+        age_seconds=(hours + 1.0 if age is None else age) * 3600.0,
         watched_seconds=hours * 3600.0,
         restarts=0,
         growths=tuple(
@@ -177,11 +179,12 @@ def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
     [
         ({}, "fault", "and do not come back"),
         ({"hours": 10.0}, "suspect", "a bounded cache fills for up to 12 h"),
+        ({"hours": 10.0, "age": 100.0}, "fault", "and do not come back"),
         ({"load": False}, "suspect", "the replicas' load was not told"),
         ({"ended": True}, "ok", "have come to an end"),
         ({"jumps": 0.2}, "ok", "do not grow together"),
     ],
-    ids=["certain", "short life", "no load", "ended", "falls back"],
+    ids=["certain", "short life", "short view of a long life", "no load", "ended", "falls back"],
 )
 def test_what_else_it_may_be_is_said(changes: dict[str, object], status: str, words: str) -> None:
     """Growth is a fault only where nothing else looks the same."""

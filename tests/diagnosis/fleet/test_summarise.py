@@ -8,8 +8,7 @@ from time import process_time
 
 import pytest
 
-from kvdiag.diagnosis.fleet import Version, summarise
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.fleet import Version
 from kvdiag.model import Facts, Sample, Timeline
 from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, process
 from tests.diagnosis.fleet.replicas import FACTS, day, replica, unloaded
@@ -96,16 +95,17 @@ def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("started", "watched", "began"),
-    [(None, 23.0, 1000.0), (1000.0 - 5 * HOUR, 24.0, 1000.0 - 5 * HOUR), (1000.0 + 2 * HOUR, 21.0, 1000.0 + 2 * HOUR)],
+    [(None, 23.0, 1000.0), (10.0, 24.0 - 2610.0 / HOUR, 10.0), (1000.0 + 2 * HOUR, 21.0, 1000.0 + 2 * HOUR)],
     ids=["not told", "before", "within"],
 )
 def test_age_counts_from_the_start_that_is_told(started: float | None, watched: float, began: float) -> None:
     """A process that began before the readings has no first hour among them."""
     # WHEN
-    actual = summarise(day(1, name="pool"), FACTS, DEFAULT_LIMITS, replica="r", started_seconds=started)
+    actual = replica(day(1, name="pool"), "r", replace(FACTS, started_seconds=started))
 
     # THEN
     assert (watched * HOUR, began) == (actual.watched_seconds, actual.began_seconds)
+    assert 1000.0 + 24 * HOUR - began == actual.age_seconds
 
 
 def test_version_is_the_engines_unless_another_is_given() -> None:
