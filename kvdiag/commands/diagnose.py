@@ -14,6 +14,7 @@ from kvdiag.commands.postmortem import examine
 from kvdiag.commands.prometheus_options import access, matchers, prometheus_options, window_of
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.thresholds import limit_options, limits_of
+from kvdiag.commands.traces import examine_traces
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
 
@@ -21,7 +22,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE | FILE...]")
+@click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE... | FILE...]")
 @click.option("--postmortem", is_flag=True, help="The server ran out of memory: say what of, and what to change.")
 @click.option("--log", "logs", type=_PATH, multiple=True, help="With --postmortem: the engine's log (- is stdin).")
 @click.option(
@@ -48,6 +49,9 @@ def command(
 ) -> int:
     """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed).
 
+    Several traces are the replicas of a fleet: each is judged, those of one version are compared with one another, and
+    each version with the one before.
+
     With --prometheus: judge the history that a Prometheus holds, or anything that speaks its API (Thanos, Mimir,
     VictoriaMetrics), one replica after the other. Nothing of kvdiag need have been there: what is read are vLLM's own
     metrics, DCGM's, nvidia_gpu_exporter's, cAdvisor's and kube-state-metrics', and kvdiag's where there are any.
@@ -70,8 +74,7 @@ def command(
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
-        extra = " ".join(str(path) for path in trace[1:])
-        raise click.UsageError(f"Got unexpected extra argument ({extra})")
+        return examine_traces(trace, limits_of(reserved_gap_bytes), output)
     diagnosis = diagnose(*read_trace(trace[0]), limits_of(reserved_gap_bytes))
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)

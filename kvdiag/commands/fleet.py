@@ -19,9 +19,10 @@ from rich.console import Console
 from kvdiag.commands.prometheus_options import Access
 from kvdiag.commands.show import exit_code, print_json, print_text
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.fleet_join import Replica
+from kvdiag.feeds.fleet_join import Replica, image_of
 from kvdiag.feeds.history import JOIN_SECONDS
 from kvdiag.feeds.prometheus import REPLICAS_AT_ONCE, Survey, Window, read, survey
 from kvdiag.model import Facts, Gap, Timeline
@@ -51,6 +52,7 @@ class Done:
     """What became of it; `problem` is why nothing of it could be read."""
 
     judged: tuple[Judged, ...]
+    summaries: tuple[ReplicaSummary, ...]
     problem: str | None
 
 
@@ -71,7 +73,7 @@ def examine_history(access: Access, match: str, window: Window, limits: Limits, 
             f"{access.url.rstrip('/')} has no metrics of vLLM, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this time: "
             "check --match, --window and what is scraped"
         )
-    judged, problem = _all(access, found.replicas, window, limits)
+    judged, summaries, problem = _all(access, found.replicas, window, limits)
     if problem is not None and not any(one.diagnosis.samples for one in judged):
         raise KvdiagError(f"{access.url.rstrip('/')}: no samples could be read: {problem}")
     result = FleetDiagnosis(
@@ -83,8 +85,14 @@ def examine_history(access: Access, match: str, window: Window, limits: Limits, 
             join_seconds=JOIN_SECONDS,
         ),
         judged=tuple(sorted(judged, key=Judged.order)),
+        fleet=compare(summaries, limits),
         gaps=found.gaps,
     )
+    return show(result, output)
+
+
+def show(result: FleetDiagnosis, output: str) -> int:
+    """Print what was judged of many replicas, and give its exit code."""
     if output == "json":
         print_json(fleet_json.document(result))
     else:
@@ -99,17 +107,19 @@ async def _survey(access: Access, match: str, window: Window) -> Survey:
 
 def _all(
     access: Access, replicas: Sequence[Replica], window: Window, limits: Limits
-) -> tuple[list[Judged], str | None]:
-    """Every replica judged, and why some could not be read where that is so."""
+) -> tuple[list[Judged], list[ReplicaSummary], str | None]:
+    """Every replica judged, what is kept of each to compare it, and why some could not be read where that is so."""
     works = [
         Work(access=access, replicas=tuple(replicas[at : at + REPLICAS_AT_ONCE]), window=window, limits=limits)
         for at in range(0, len(replicas), REPLICAS_AT_ONCE)
     ]
     judged: list[Judged] = []
+    summaries: list[ReplicaSummary] = []
     problem: str | None = None
     with _several(works) as results, _progress() as tell:
         for done in results:
             judged += done.judged
+            summaries += done.summaries
             tell(len(judged), len(replicas))
             if done.problem is not None:
                 # A server that does not answer any more is not asked for hundreds of others.
@@ -117,7 +127,7 @@ def _all(
                 break
     seen = {one.key for one in judged}
     judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in seen]
-    return judged, problem
+    return judged, summaries, problem
 
 
 @contextmanager
@@ -160,16 +170,21 @@ def judge(work: Work) -> Done:
 
 
 async def _judge(work: Work) -> Done:
-    judged = []
+    judged, summaries = [], []
     problems: list[str] = []
     async with work.access.client() as client:
         source = PrometheusSource(client, work.access.seconds)
         async for replica, timeline, facts in read(source, work.replicas, work.window):
             diagnosis = diagnose(timeline, facts, work.limits)
             judged.append(Judged(key=replica.key, subject=replica.subject, diagnosis=diagnosis))
+            if facts.engine_name is not None:
+                # A GPU that no server is known of is no replica of any version.
+                version = facts.engine_version or image_of(replica)
+                summaries.append(summarise(timeline, facts, work.limits, replica=replica.key, version=version))
             problems += [gap.reason for gap in facts.gaps if gap.source == SOURCE and gap.kind == "failed"]
     nothing = not any(one.diagnosis.samples for one in judged)
-    return Done(judged=tuple(judged), problem=problems[0] if nothing and source.gave_up else None)
+    found = problems[0] if nothing and source.gave_up else None
+    return Done(judged=tuple(judged), summaries=tuple(summaries), problem=found)
 
 
 def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:

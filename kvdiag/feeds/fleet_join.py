@@ -78,6 +78,19 @@ def target_of(said: Said) -> tuple[str, ...]:
     return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
 
 
+def image_of(replica: Replica) -> str | None:
+    """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
+    told = [dict(labels) for labels in replica.series]
+    names = {said["container"] for said in told if said.get("__name__") in VLLM and said.get("container")}
+    images = {
+        said["image"].rpartition("/")[2]
+        for said in told
+        if said.get("__name__") == "kube_pod_container_info" and said.get("image")
+        if not names or said.get("container") in names
+    }
+    return images.pop() if len(images) == 1 else None
+
+
 def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
     """All replicas in the order of their keys, and what could be joined to none.
 

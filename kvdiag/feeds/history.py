@@ -65,6 +65,7 @@ def timeline_of(
         server_pids=names.server_pids,
         weights_bytes=weights_bytes(columns),
         host_limit_bytes=host_limit_bytes(columns, container),
+        started_seconds=float(_born(columns)) or None,
         gaps=(
             *replica.gaps,
             *(pools.gaps if engine else ()),

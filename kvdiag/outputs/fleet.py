@@ -1,10 +1,11 @@
-"""What is judged of many replicas at once, for the outputs to show: each one's diagnosis, and where all came from."""
+"""What is judged of many replicas, for the outputs to show: each one's diagnosis, and what all show together."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.model import Diagnosis, Gap, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
@@ -36,16 +37,22 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDiagnosis:
-    """All replicas in their order, and what could be joined to none."""
+    """All replicas in their order, what they show together, and what could be joined to none.
 
-    source: Source
+    `source` is `None` where each replica is a trace of its own.
+    """
+
+    source: Source | None
     judged: tuple[Judged, ...]
+    fleet: Fleet
     gaps: tuple[Gap, ...]
 
     @property
     def worst(self) -> Status:
-        """The worst of any replica."""
+        """The worst of any replica, or of what only all together show."""
         found = {one.diagnosis.worst for one in self.judged}
+        # That replicas are too few to be compared is no reason to doubt what each of them shows.
+        found |= {self.fleet.worst} & {"fault", "suspect"}
         return next((status for status in ORDER if status in found), "unknown")
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvdiag.outputs.fleet import FleetDiagnosis, Judged
+from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
 from kvdiag.outputs.jsondoc import SCHEMA_VERSION
 from kvdiag.outputs.jsondoc import document as whole
+from kvdiag.outputs.versions_json import values
 
 Json = dict[str, Any]
 
@@ -17,16 +18,20 @@ def document(result: FleetDiagnosis) -> Json:
     return {
         "schema_version": SCHEMA_VERSION,
         "worst": result.worst,
-        "source": {
-            "url": source.url,
-            "match": source.match,
-            "start": source.start_seconds,
-            "end": source.end_seconds,
-            "join_tolerance_seconds": source.join_seconds,
-        },
+        "source": None if source is None else _source(source),
         "replicas": [_replica(one) for one in result.judged],
-        "fleet": {"replicas": len(result.judged), "by_worst": dict(result.by_worst)},
+        "fleet": {"replicas": len(result.judged), "by_worst": dict(result.by_worst), **values(result.fleet)},
         "gaps": [{"source": gap.source, "kind": gap.kind, "reason": gap.reason} for gap in result.gaps],
+    }
+
+
+def _source(source: Source) -> Json:
+    return {
+        "url": source.url,
+        "match": source.match,
+        "start": source.start_seconds,
+        "end": source.end_seconds,
+        "join_tolerance_seconds": source.join_seconds,
     }
 
 

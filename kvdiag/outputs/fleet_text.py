@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvdiag.model import Diagnosis, Finding
-from kvdiag.outputs import text
-from kvdiag.outputs.fleet import FleetDiagnosis, Judged
+from kvdiag.outputs import text, versions_text
+from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
 from kvdiag.outputs.text import ORDER, STYLES, WORDS, gap_list, plain
 
 MAX_ROWS = 40
@@ -23,10 +23,14 @@ GPU_NAMES = ("Hostname", "gpu", "UUID", "uuid")
 
 def render(result: FleetDiagnosis) -> RenderableType:
     """The whole result."""
-    parts: list[RenderableType] = [_headline(result), _where(result), text.heading("Replicas"), _table(result)]
+    parts: list[RenderableType] = [_headline(result)]
+    if result.source is not None:
+        parts.append(_where(result.source))
+    parts += [text.heading("Replicas"), _table(result)]
     left = len(result.judged) - MAX_ROWS
     if left > 0:
         parts.append(plain(f"  and {left} more: --output json has them all", "dim"))
+    parts += versions_text.parts(result.fleet)
     if result.gaps:
         parts += [text.heading("Not joined"), gap_list(result.gaps)]
     if result.judged:
@@ -38,6 +42,8 @@ def render(result: FleetDiagnosis) -> RenderableType:
 def name_of(one: Judged) -> str:
     """What a replica is called."""
     told = dict(one.subject)
+    if "trace" in told:
+        return told["trace"]
     if told.get("pod") and not one.key.startswith("gpu "):
         return "/".join(told[label] for label in NAMES if told.get(label))
     if one.key.startswith("gpu "):
@@ -49,11 +55,13 @@ def _headline(result: FleetDiagnosis) -> Text:
     line = Text(WORDS[result.worst], style=f"bold {STYLES[result.worst]}")
     counts = ", ".join(f"{count} {status}" for status, count in result.by_worst.items() if count)
     replicas = "1 replica" if len(result.judged) == 1 else f"{len(result.judged)} replicas"
-    return line.append(f"  {replicas}: {counts}", style="default")
+    line.append(f"  {replicas}: {counts}", style="default")
+    called = [one for one in result.fleet.findings if one.status in ("fault", "suspect")]
+    called.sort(key=lambda one: ORDER.index(one.status))
+    return line.append(f"; all together {called[0].id}", style="default") if called else line
 
 
-def _where(result: FleetDiagnosis) -> RenderableType:
-    source = result.source
+def _where(source: Source) -> RenderableType:
     first, last = (
         datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%MZ")
         for seconds in (source.start_seconds, source.end_seconds)

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 from rich.console import Group
 
 import kvdiag.outputs
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare
+from kvdiag.diagnosis.fleet.components import COMPONENTS
 from kvdiag.outputs.versions_json import values
-from kvdiag.outputs.versions_text import parts
+from kvdiag.outputs.versions_text import COURSES, parts
 from tests.diagnosis.fleet.test_compare import fleet_of, made
 from tests.outputs.test_text import HOSTILE, piped
 
@@ -48,11 +50,11 @@ def shown(summaries: list[ReplicaSummary]) -> str:
     return piped(Group(*parts(compare(summaries))))
 
 
-def validator() -> Draft202012Validator:
-    """The schema of a fleet's part of a document."""
-    schema = json.loads((FOLDER / "versions.schema.json").read_text(encoding="utf-8"))
-    findings = json.loads((FOLDER / "diagnosis.schema.json").read_text(encoding="utf-8"))["$defs"]
-    return Draft202012Validator({**schema, "$defs": {**findings, **schema["$defs"]}})
+SCHEMAS = {name: json.loads((FOLDER / name).read_text()) for name in ("diagnosis.schema.json", "fleet.schema.json")}
+VALIDATOR = Draft202012Validator(
+    {**SCHEMAS["fleet.schema.json"], "$ref": "#/$defs/fleet"},
+    registry=Registry().with_resources((name, Resource.from_contents(one)) for name, one in SCHEMAS.items()),
+)
 
 
 def test_text_says_what_grows_in_which_version() -> None:
@@ -109,18 +111,26 @@ def test_long_tables_are_cut() -> None:
 def test_values_meet_their_schema(summaries: list[ReplicaSummary]) -> None:
     """Whatever is compared, its values are those of the committed schema after a way through JSON."""
     # WHEN
-    written = json.loads(json.dumps(values(compare(summaries)), allow_nan=False))
+    counts = {"replicas": len(summaries), "by_worst": dict.fromkeys(("fault", "suspect", "unknown", "ok"), 0)}
+    written = json.loads(json.dumps({**counts, **values(compare(summaries))}, allow_nan=False))
 
     # THEN
-    assert [] == list(validator().iter_errors(written))
+    assert [] == list(VALIDATOR.iter_errors(written))
 
 
 def test_every_object_of_the_schema_is_closed() -> None:
-    """No field that the schema does not name, and each that it names has to be there."""
-    schema = json.loads((FOLDER / "versions.schema.json").read_text(encoding="utf-8"))
+    """No field that the schema does not name, and each that it names must be there; a subject's labels are anyone's."""
+    schema = SCHEMAS["fleet.schema.json"]
     assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
-    objects = [one for one in (schema, *schema["$defs"].values()) if one.get("type") == "object"]
-    assert len(objects) >= 5
+    objects = [one for one in schema["$defs"].values() if one.get("type") == "object"]
+    assert len(objects) >= 8
     for one in objects:
         assert one["additionalProperties"] is False
         assert set(one["required"]) == set(one["properties"])
+
+
+def test_the_schema_knows_every_component() -> None:
+    """Components and courses of the code are those of the schema."""
+    defined = SCHEMAS["fleet.schema.json"]["$defs"]
+    assert [one.name for one in COMPONENTS] == defined["component"]["enum"]
+    assert set(COURSES) == set(defined["version_growth"]["properties"]["course"]["enum"])
