@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from kvdiag.feeds.columns import Column, side_by_side
 from kvdiag.feeds.fleet_join import Replica, Said
@@ -26,7 +26,9 @@ from kvdiag.feeds.history_gpu import Names, allocators_of, cards_of, devices_of,
 from kvdiag.feeds.history_host import host_of
 from kvdiag.model import Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus import SOURCE, History, Lost
-from kvdiag.sources.prometheus_names import VLLM
+from kvdiag.sources.prometheus_names import METRICS, VLLM
+
+T = TypeVar("T")
 
 JOIN_SECONDS = 90.0
 """Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
@@ -47,7 +49,7 @@ def timeline_of(
     columns = sort_out(replica, history.series)
     said = [dict(labels) for labels in replica.series]
     container = _only(one["container"] for one in said if one.get("__name__") in VLLM and one.get("container"))
-    version = version_of(columns, container)
+    version = version_of(said, container)
     pools = pools_of(columns, _present(replica, history), version)
     if pools.since_seconds is not None:
         _cut(columns, pools.since_seconds)
@@ -95,10 +97,10 @@ def _present(replica: Replica, history: History) -> list[str]:
     last: dict[str, float] = defaultdict(float)
     for labels in replica.series:
         points = history.series.get(labels)
-        if points is not None and points.times:
-            name = dict(labels)["__name__"]
+        name = dict(labels)["__name__"]
+        if points is not None and points.times and METRICS[name].part == "engine":
             last[name] = max(last[name], points.times[-1])
-    newest = max((seconds for name, seconds in last.items() if name in VLLM), default=0.0)
+    newest = max(last.values(), default=0.0)
     return [name for name, seconds in last.items() if newest - seconds <= JOIN_SECONDS]
 
 
@@ -120,22 +122,30 @@ def _samples(
     device_times, devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
     torch_times, torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
     host_times, host = host_of(columns, names, container, tolerance_seconds)
-    rows: dict[float, dict[str, Any]] = {}
-    for part, times, values in (
-        ("engines", engine_times, engines),
-        ("devices", device_times, devices),
-        ("allocators", torch_times, torch),
-        ("host", host_times, host),
-    ):
-        for moment, value in zip(times, values, strict=True):
-            if value is not None:
-                rows.setdefault(moment, {})[part] = value
-    for column in (fields["up"] for fields in columns.of("up").values()):
-        for moment, up in zip(column.times, column.values, strict=True):
-            if not up and "engines" not in rows.get(moment, {}):
-                rows.setdefault(moment, {})["gaps"] = (SCRAPE_FAILED,)
-    samples = tuple(Sample(at_seconds=moment, **rows[moment]) for moment in sorted(rows))
+    told = _by_time(engine_times, engines)
+    failed = {
+        moment
+        for fields in columns.of("up").values()
+        for moment, up in zip(fields["up"].times, fields["up"].values, strict=True)
+        if not up and moment not in told
+    }
+    seen = _by_time(device_times, devices), _by_time(torch_times, torch), _by_time(host_times, host)
+    samples = tuple(
+        Sample(
+            at_seconds=moment,
+            engines=told.get(moment),
+            devices=seen[0].get(moment),
+            allocators=seen[1].get(moment),
+            host=seen[2].get(moment),
+            gaps=(SCRAPE_FAILED,) if moment in failed else (),
+        )
+        for moment in sorted(failed.union(told, *seen))
+    )
     return samples, device_gaps + torch_gaps
+
+
+def _by_time(times: Sequence[float], values: Sequence[T | None]) -> dict[float, T]:
+    return {moment: value for moment, value in zip(times, values, strict=True) if value is not None}
 
 
 _WHOLE = (
@@ -160,7 +170,14 @@ def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float
     every: list[list[Engine | None]] = []
     for label in sorted({label for label, _ in flat}, key=lambda label: (len(label), label)):
         wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *_WHOLE)]
-        every.append([_engine(label, row) for row in zip(*wanted, strict=True)])
+        # An idle engine says the same for hours.
+        known: dict[tuple[float | None, ...], Engine | None] = {}
+        told: list[Engine | None] = []
+        for row in zip(*wanted, strict=True):
+            if row not in known:
+                known[row] = _engine(label, row)
+            told.append(known[row])
+        every.append(told)
     seen = [tuple(one for one in row if one is not None) for row in zip(*every, strict=True)]
     return times, [row or None for row in seen]
 

@@ -107,25 +107,15 @@ def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
     return None
 
 
-def newest_label(columns: Columns, name: str, label: str, container: str | None) -> str | None:
-    """A label of the newest series of a metric, of the server's container where that is known."""
-    found = [
-        (points.times[-1], said[label])
-        for said, points in columns.told
-        if said.get("__name__") == name and said.get(label) and said.get("container") in (None, "", container)
-    ]
-    return max(found)[1] if found else None
-
-
-def version_of(columns: Columns, container: str | None) -> str | None:
-    """VLLM's version by the tag of its image."""
-    for said, _ in columns.told:
-        if said.get("__name__") != "kube_pod_container_info" or container not in (None, said.get("container")):
-            continue
-        found = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
-        if found is not None:
-            return found[1]
-    return None
+def version_of(series: Iterable[Said], container: str | None) -> str | None:
+    """VLLM's version by the tag of its image, where all that are named have the same one."""
+    found: set[str] = set()
+    for said in series:
+        inside = said.get("exported_container") or said.get("container")
+        if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
+            tag = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
+            found |= {tag[1]} if tag is not None else set()
+    return found.pop() if len(found) == 1 else None
 
 
 def host_limit_bytes(columns: Columns, container: str | None) -> int | None:

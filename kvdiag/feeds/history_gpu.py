@@ -83,16 +83,12 @@ def _device(
     card: Card, rows: Mapping[str, Sequence[float | None]], count: int, names: Names, gaps: list[Gap]
 ) -> list[Device | None]:
     totals, free, reserved = _memory_columns(rows, count)
-    listed = [
-        (names.pids[name.removeprefix("process ")], name.removeprefix("process "), values)
-        for name, values in rows.items()
-        if name.startswith("process ")
-    ]
-    found: list[Device | None] = []
+    listed = {name.removeprefix("process "): values for name, values in rows.items() if name.startswith("process ")}
+    titles = [(names.pids[label], label.removesuffix(f" {names.pids[label]}") or None) for label in listed]
     problems: Counter[str] = Counter()
-    for place in range(count):
+
+    def at(total: float | None, left: float | None, kept: float | None, *sizes: float | None) -> Device | None:
         memory = None
-        total, left, kept = totals[place], free[place], reserved[place]
         if total is not None and left is not None:
             try:
                 memory = Memory(
@@ -102,30 +98,32 @@ def _device(
                 )
             except ValueError as error:
                 problems[str(error)] += 1
-        processes = (
-            tuple(
-                Process(pid=pid, used_bytes=round(size), name=title.removesuffix(f" {pid}") or None)
-                for pid, title, values in listed
-                if (size := values[place]) is not None
-            )
-            if listed
-            else None
+        processes = tuple(
+            Process(pid=pid, used_bytes=round(size), name=title)
+            for (pid, title), size in zip(titles, sizes, strict=True)
+            if size is not None
         )
-        found.append(
-            Device(
-                uuid=card.uuid,
-                index=card.index,
-                name=card.name,
-                memory=memory,
-                processes=processes or None,
-                mig_parent_uuid=card.mig_parent_uuid,
-            )
-            if memory is not None or processes
-            else None
+        if memory is None and not processes:
+            return None
+        return Device(
+            uuid=card.uuid,
+            index=card.index,
+            name=card.name,
+            memory=memory,
+            processes=processes or None,
+            mig_parent_uuid=card.mig_parent_uuid,
         )
+
+    # A device behind a pool that was taken at start says the same for hours.
+    known: dict[tuple[float | None, ...], Device | None] = {}
+    found = []
+    for row in zip(totals, free, reserved, *listed.values(), strict=True):
+        if row not in known:
+            known[row] = at(*row)
+        found.append(known[row])
     if problems:
         text, _ = problems.most_common(1)[0]
-        reason = f"GPU {card.index}: {problems.total()} readings cannot be ({text})"
+        reason = f"GPU {card.index}: {problems.total()} different readings cannot be ({text})"
         gaps.append(Gap(source="nvml", kind="failed", reason=reason))
     elif not any(one is not None and one.memory is not None for one in found):
         reason = f"GPU {card.index}: its size is not told, which takes used and free bytes, or a total"

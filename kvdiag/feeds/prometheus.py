@@ -13,19 +13,27 @@ from kvdiag.feeds.history import timeline_of
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.prometheus import (
     POINTS_AT_ONCE,
+    SOURCE,
     History,
     Labels,
     PrometheusSource,
     any_of,
     selector,
 )
-from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS, VLLM
+from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, PROCESS, VLLM
+from kvdiag.sources.vllm import CONFIG
 
 NAMES_AT_ONCE = 200
 """Values that one matcher names: 1,000 pods take five queries of 8 KB."""
 
 SELECTORS_AT_ONCE = 16
 """Of one list of series."""
+
+ONCE = ("config", "about")
+"""Parts that do not change while a server runs, so that the newest sample tells all."""
+
+NEVER = ("kube_pod_info", "kube_pod_container_info")
+"""Metrics whose labels are all that they tell."""
 
 PODS = ("pod", "exported_pod")
 
@@ -77,7 +85,8 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
         hosts |= {told["node"] for labels in around if (told := dict(labels)).get("node")}
         around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
     replicas, gaps = join(found | around, alone)
-    return Survey(replicas=replicas, gaps=gaps)
+    warned = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in source.warnings]
+    return Survey(replicas=replicas, gaps=(*warned, *gaps))
 
 
 def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], said: Iterable[dict[str, str]]) -> Iterator[str]:
@@ -157,7 +166,10 @@ class _Pace:
 
 async def _history(source: PrometheusSource, replicas: Sequence[Replica], window: Window, pace: _Pace) -> History:
     history = History()
-    for wanted, series in _selectors(replicas):
+    for wanted, series, once in _selectors(replicas):
+        if once:
+            await source.newest(wanted, window.start_seconds, window.end_seconds, history)
+            continue
         start = window.start_seconds
         while start < window.end_seconds:
             end = min(start + pace.chunk_seconds(series), window.end_seconds)
@@ -171,37 +183,48 @@ async def _history(source: PrometheusSource, replicas: Sequence[Replica], window
 class _Wanted(NamedTuple):
     """Series that are asked for together: by one label, within one namespace."""
 
+    once: bool
     family: str
     label: str
     space: str
     inside: str
 
 
-def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int]]:
-    """Queries that together bring all series of some replicas, each with about how many it brings.
+def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
+    """Queries that together bring all series of some replicas: about how many, and whether the newest sample is enough.
 
     A query names metrics and the values of one label: the server finds them by its index, and one does for many.
     """
     names: dict[_Wanted, set[str]] = defaultdict(set)
     values: dict[_Wanted, set[str]] = defaultdict(set)
     count: dict[_Wanted, int] = defaultdict(int)
+    changed = any(_other_pools(one) for one in replicas)
     for labels in {labels for one in replicas for labels in one.series}:
         said = dict(labels)
         name = said["__name__"]
+        if name in NEVER:
+            continue
         family = "gpu" if name in GPU else "container" if name in CONTAINER else "own"
         label = _label(family, said)
         # Many namespaces have a pod of the same name.
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
-        key = _Wanted(family, label, space, said.get(space, ""))
-        names[key].add(name)
-        values[key].add(said.get(label, ""))
+        once = METRICS[name].part in ONCE and not (changed and name == CONFIG)
+        more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
+        key = _Wanted(once, family, label, space, said.get(space, ""))
+        names[key] |= {name, *more}
+        if said.get(label, "") not in values[key]:
+            values[key].add(said.get(label, ""))
+            count[key] += len(more)
         count[key] += 1
     for key, some in sorted(values.items()):
-        own = key.family == "own"
-        wanted = names[key] | (set(PROCESS) if own else set())
         within = any_of(key.space, [key.inside]) if key.space else ""
-        series = count[key] + (len(PROCESS) * len(some) if own else 0)
-        yield selector(_named(wanted), any_of(key.label, sorted(some)), within), series
+        yield selector(_named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
+
+
+def _other_pools(replica: Replica) -> bool:
+    """Whether an engine has had pools of several kinds, so that it matters when."""
+    seen = [dict(labels).get("engine", "0") for labels in replica.series if dict(labels)["__name__"] == CONFIG]
+    return len(set(seen)) < len(seen)
 
 
 def _label(family: str, said: dict[str, str]) -> str:

@@ -14,7 +14,8 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import lt
 from typing import Any
 
 import httpx2
@@ -45,8 +46,9 @@ PATIENCE_SECONDS = 0.5
 """Pause before a query that the server was too busy for is asked again."""
 
 MAX_REASON_CHARACTERS = 160
+MAX_WARNINGS = 16
 
-_TOO_MUCH = re.compile(r"too many|too large|exceed|limit|max[_ -]", re.IGNORECASE)
+_TOO_MUCH = re.compile(r"too many|too large|more than|exceed|limit|max[_ -]", re.IGNORECASE)
 """How Prometheus, Thanos, Mimir and VictoriaMetrics say that a query would load more than they allow."""
 
 Labels = tuple[tuple[str, str], ...]
@@ -55,6 +57,10 @@ Labels = tuple[tuple[str, str], ...]
 
 class TooMuchError(Unreadable):
     """The server, or our own bound, refused the size of an answer: half of it may be had."""
+
+
+class TooSlowError(Unreadable):
+    """No answer in time."""
 
 
 class RefusedError(Unreadable):
@@ -73,10 +79,10 @@ class Points:
     def __len__(self) -> int:
         return len(self.times)
 
-    def add(self, times: Sequence[float], values: Sequence[float]) -> None:
+    def add(self, times: array[float], values: array[float]) -> None:
         """Add later points; what is not later than the last one is left out."""
         last = self.times[-1] if self.times else -math.inf
-        if times and times[0] > last and _ascending(times) and math.isfinite(sum(values)):
+        if times[0] > last and all(map(lt, times, times[1:])) and math.isfinite(sum(values)):
             self.times.extend(times)
             self.values.extend(values)
             return
@@ -87,10 +93,6 @@ class Points:
                 self.times.append(moment)
                 self.values.append(value)
                 last = moment
-
-
-def _ascending(times: Sequence[float]) -> bool:
-    return all(map(float.__lt__, times, times[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class PrometheusSource:
         self._seconds = seconds
         self._failures = 0
         self._last = ""
+        self.warnings: dict[str, None] = {}
+        """What the server has warned of while it listed series, such as a part of it that did not answer."""
 
     @property
     def gave_up(self) -> bool:
@@ -142,41 +146,59 @@ class PrometheusSource:
             raise RefusedError("failed", "the answer on /api/v1/series lists no series: is this a Prometheus API?")
         if len(data) > MAX_SERIES:
             raise TooMuchError("failed", f"{len(data):,} series match, more than {MAX_SERIES:,}: narrow --match")
+        self.warnings |= _warnings(answer)
         return [_labels(one) for one in data]
 
     async def raw(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
         """Add the raw samples of a selector, start <= time <= end; what cannot be had is kept as `lost`."""
-        if self.gave_up:
-            into.lost.append(
-                Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=f"not asked any more: {self._last}")
-            )
-            return
-        try:
+        left = [(start_seconds, end_seconds)]
+        while left:
+            start, end = left.pop()
+            lost = Lost(start_seconds=start, end_seconds=end, reason=f"not asked any more, since {self._last}")
+            if self.gave_up:
+                into.lost.append(lost)
+                continue
             try:
-                answer = await self._once(selector, start_seconds, end_seconds)
-            except (TooMuchError, RefusedError):
-                raise
-            except Unreadable:
-                # Busy servers answer 503 and 429 for a moment.
-                await asyncio.sleep(PATIENCE_SECONDS)
-                answer = await self._once(selector, start_seconds, end_seconds)
-            self._failures = 0
+                answer = await self._patiently(selector, start, end)
+                into.points += _add(answer, start, end, into)
+                self._failures = 0
+            except Unreadable as error:
+                too_much = isinstance(error, TooMuchError)
+                if not too_much or end - start <= LEAST_SECONDS:
+                    self._failures += 1
+                    self._last = str(error)
+                # Half of the time may be little enough, or be answered soon enough.
+                if (too_much or isinstance(error, TooSlowError)) and end - start > LEAST_SECONDS and not self.gave_up:
+                    middle = (start + end) / 2.0
+                    left += [(middle, end), (start, middle)]
+                else:
+                    into.lost.append(replace(lost, reason=str(error)))
+
+    async def _patiently(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
+        """One answer; asked for again where the server was busy, or its answer broke off."""
+        try:
+            return await self._once(selector, start_seconds, end_seconds)
+        except (TooMuchError, TooSlowError, RefusedError):
+            raise
+        except Unreadable:
+            await asyncio.sleep(PATIENCE_SECONDS)
+            return await self._once(selector, start_seconds, end_seconds)
+
+    async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
+        """Add the newest sample alone of each series of a selector, at the end of the time where it was taken."""
+        if self.gave_up:
+            return
+        span = _milliseconds(start_seconds, end_seconds)
+        form = [("query", f"last_over_time({selector}[{span}])"), ("time", _time(end_seconds))]
+        try:
+            answer = await self._ask("/api/v1/query", form, MAX_ANSWER_BYTES)
             into.points += _add(answer, start_seconds, end_seconds, into)
-        except TooMuchError as error:
-            if end_seconds - start_seconds <= LEAST_SECONDS:
-                into.lost.append(Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
-                return
-            middle = (start_seconds + end_seconds) / 2.0
-            await self.raw(selector, start_seconds, middle, into)
-            await self.raw(selector, middle, end_seconds, into)
         except Unreadable as error:
-            self._failures += 1
-            self._last = str(error)
             into.lost.append(Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
 
     async def _once(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
-        milliseconds = max(round((end_seconds - start_seconds) * 1000.0), 1)
-        form = [("query", f"{selector}[{milliseconds}ms]"), ("time", _time(end_seconds))]
+        span = _milliseconds(start_seconds, end_seconds)
+        form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
         return await self._ask("/api/v1/query", form, MAX_ANSWER_BYTES)
 
     async def _ask(self, path: str, form: Sequence[tuple[str, str]], limit_bytes: int) -> dict[str, Any]:
@@ -185,7 +207,7 @@ class PrometheusSource:
                 status, body = await self._post(path, form, limit_bytes)
         except TimeoutError as error:
             reason = f"no whole answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
-            raise Unreadable("failed", reason) from error
+            raise TooSlowError("failed", reason) from error
         except httpx2.HTTPError as error:
             raise Unreadable("failed", explain(error)) from error
         decoded = _decoded(body)
@@ -216,6 +238,10 @@ class PrometheusSource:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.3f}"
+
+
+def _milliseconds(start_seconds: float, end_seconds: float) -> str:
+    return f"{max(round((end_seconds - start_seconds) * 1000.0), 1)}ms"
 
 
 def _decoded(body: bytes) -> dict[str, Any] | None:
@@ -253,33 +279,38 @@ def _labels(metric: object) -> Labels:
     return tuple(sorted(metric.items()))
 
 
+def _warnings(answer: Mapping[str, Any]) -> dict[str, None]:
+    told = answer.get("warnings")
+    return {str(one)[:MAX_REASON_CHARACTERS]: None for one in (told[:MAX_WARNINGS] if isinstance(told, list) else ())}
+
+
 def _add(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, into: History) -> int:
     """Add an answer's points, and give their number.
 
     Raises:
-        Unreadable: it is not the answer to a range vector.
+        Unreadable: it holds neither a range of samples nor single ones.
 
     """
     data = answer.get("data")
-    result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "matrix" else None
+    result = data.get("result") if isinstance(data, dict) and data.get("resultType") in ("matrix", "vector") else None
     if not isinstance(result, list):
         raise Unreadable("failed", "the answer holds no samples in their range: is this a Prometheus API?")
-    warnings = answer.get("warnings")
-    for warning in warnings[:16] if isinstance(warnings, list) else ():
-        into.warnings.setdefault(str(warning)[:MAX_REASON_CHARACTERS])
+    into.warnings |= _warnings(answer)
     count = 0
     for one in result:
-        values = one.get("values", []) if isinstance(one, dict) else None
+        values = one.get("values", [one["value"]] if "value" in one else []) if isinstance(one, dict) else None
         if not isinstance(values, list):
             raise Unreadable("failed", "a series of the answer has no values")
         key = _labels(one.get("metric"))
+        if not values:
+            continue
         try:
-            times = [float(point[0]) for point in values]
-            numbers = [float(point[1]) for point in values]
-        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+            moments, texts = zip(*values, strict=True)
+            times, numbers = array("d", moments), array("d", map(float, texts))
+        except (TypeError, ValueError, OverflowError) as error:
             raise Unreadable("failed", f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
         # Whatever the server thinks of the range's ends: a sample outside it would be counted in another stretch too.
-        if times and not (start_seconds - 1.0 <= times[0] and times[-1] <= end_seconds + 1.0):
+        if not (start_seconds - 1.0 <= times[0] and times[-1] <= end_seconds + 1.0):
             raise Unreadable("failed", "samples lie outside the time that was asked for")
         into.series.setdefault(key, Points()).add(times, numbers)
         count += len(times)

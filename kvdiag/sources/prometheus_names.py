@@ -94,7 +94,6 @@ _CONTAINER = {
         part="about", field="host_limit_bytes", where=(("resource", "memory"), ("unit", "byte"))
     ),
     "kube_pod_container_info": Meaning(part="about", field="image"),
-    "kube_pod_container_status_restarts_total": Meaning(part="about", field="restarts_total"),
     "kube_pod_info": Meaning(part="about", field="node"),
 }
 
