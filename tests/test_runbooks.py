@@ -15,6 +15,7 @@ import click
 import pytest
 
 from kvdiag.commands import cli
+from kvdiag.diagnosis.fleet import verdicts as fleet_verdicts
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
 from kvdiag.diagnosis.postmortem import case
@@ -135,3 +136,9 @@ def test_every_figure_of_a_post_mortem_is_explained() -> None:
     """The verdicts on a death share one list of evidence, which the index explains."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert names_given(case) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a post-mortem shows")[2]))
+
+
+def test_every_figure_of_a_fleet_is_explained() -> None:
+    """So do the verdicts on many replicas."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert names_given(fleet_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a fleet shows")[2]))

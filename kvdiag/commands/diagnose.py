@@ -1,15 +1,20 @@
-"""`kvdiag diagnose`: judge a recorded trace by the rules of a live run, or, after its death, what a server left."""
+"""`kvdiag diagnose`: judge a trace, the history that a Prometheus holds, or what a server left that died."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
+from kvdiag.commands.fleet import examine_history
 from kvdiag.commands.options import output_option
 from kvdiag.commands.postmortem import examine
+from kvdiag.commands.prometheus_options import access, matchers, prometheus_options, window_of
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.thresholds import limit_options, limits_of
+from kvdiag.commands.traces import examine_traces
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
 
@@ -17,13 +22,14 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE | FILE...]")
+@click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE... | FILE...]")
 @click.option("--postmortem", is_flag=True, help="The server ran out of memory: say what of, and what to change.")
 @click.option("--log", "logs", type=_PATH, multiple=True, help="With --postmortem: the engine's log (- is stdin).")
 @click.option(
     "--black-box", "boxes", type=_PATH, multiple=True, help="With --postmortem: the agents' folder, or a file of it."
 )
 @click.option("--trace", "traces", type=_PATH, multiple=True, help="With --postmortem: what a recorder kept.")
+@prometheus_options
 @limit_options
 @output_option
 def command(
@@ -32,10 +38,23 @@ def command(
     logs: tuple[Path, ...],
     boxes: tuple[Path, ...],
     traces: tuple[Path, ...],
+    prometheus: str | None,
+    match: str,
+    window: str,
+    start: str | None,
+    end: str | None,
     reserved_gap_bytes: int,
     output: str,
+    **reached: Any,
 ) -> int:
     """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed).
+
+    Several traces are the replicas of a fleet: each is judged, those of one version are compared with one another, and
+    each version with the one before.
+
+    With --prometheus: judge the history that a Prometheus holds, or anything that speaks its API (Thanos, Mimir,
+    VictoriaMetrics), one replica after the other. Nothing of kvdiag need have been there: what is read are vLLM's own
+    metrics, DCGM's, nvidia_gpu_exporter's, cAdvisor's and kube-state-metrics', and kvdiag's where there are any.
 
     With --postmortem: judge what a server left that ran out of memory. Each FILE is an agent's black box or the folder
     of them, a trace, an engine's log, or the bare message (- is stdin); its content says which. Several together fill
@@ -45,11 +64,17 @@ def command(
         return examine(trace, logs=logs, boxes=boxes, traces=traces, output=output)
     if logs or boxes or traces:
         raise click.UsageError("--log, --black-box and --trace are for --postmortem")
+    if prometheus is not None:
+        if trace:
+            raise click.UsageError("give either a trace or --prometheus")
+        span = window_of(window, start, end, time.time())
+        return examine_history(
+            access(prometheus, **reached), matchers(match), span, limits_of(reserved_gap_bytes), output
+        )
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
-        extra = " ".join(str(path) for path in trace[1:])
-        raise click.UsageError(f"Got unexpected extra argument ({extra})")
+        return examine_traces(trace, limits_of(reserved_gap_bytes), output)
     diagnosis = diagnose(*read_trace(trace[0]), limits_of(reserved_gap_bytes))
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)

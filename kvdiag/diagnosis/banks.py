@@ -187,14 +187,21 @@ def _blocks(minutes: Sequence[float | None], size: int, limits: Limits, *, lowes
         [value for value in minutes[start : start + size] if value is not None]
         for start in range(len(minutes) % size, len(minutes), size)
     ]
-    known = [(place, min(cell) if lowest else median(cell)) for place, cell in enumerate(cells) if cell]
-    if not known or len(known) < limits.bank_filled_ratio * len(cells):
+    return filled(
+        [(min(cell) if lowest else median(cell)) if cell else None for cell in cells], limits.bank_filled_ratio
+    )
+
+
+def filled(blocks: Sequence[float | None], ratio: float) -> list[float] | None:
+    """The blocks, a missing one between its neighbours; `None` where fewer than this share of them are known."""
+    known = [(place, value) for place, value in enumerate(blocks) if value is not None]
+    if not known or len(known) < ratio * len(blocks):
         return None
-    filled = [known[0][1]] * known[0][0]
+    whole = [known[0][1]] * known[0][0]
     for (place, value), (next_place, next_value) in pairwise(known):
         width = next_place - place
-        filled += [value + (next_value - value) * step / width for step in range(width)]
-    return filled + [known[-1][1]] * (len(cells) - known[-1][0])
+        whole += [value + (next_value - value) * step / width for step in range(width)]
+    return whole + [known[-1][1]] * (len(blocks) - known[-1][0])
 
 
 def _judge(

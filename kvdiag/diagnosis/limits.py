@@ -169,6 +169,42 @@ class Limits:
     """Errors of the rate on either side of a time to exhaustion: 1.4 would be 10 to 90 % of Student's t with 8 degrees,
     and held the truth of leaks in noise in 7 of 12 cases only, since short series show too small an error."""
 
+    fleet_replicas: int = 6
+    """Replicas of one version without which it is not judged: five that all grow are 1 in 32 by chance, six 1 in 64."""
+
+    fleet_preferred_replicas: int = 12
+    """From here on 20 MB/h show among level steps and wandering memory, too, and among many components."""
+
+    fleet_first_seconds: float = 3600.0
+    """Life of each replica that is left out: after an hour 9 % of a warm-up of 25 minutes are still to come."""
+
+    fleet_least_seconds: float = 6 * 3600.0
+    """Life after that hour without which a replica is not compared: the later half of a warm-up is flat by then."""
+
+    fleet_certain_seconds: float = 20 * 3600.0
+    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
+
+    fleet_blocks: int = 48
+    """Medians that stand for a replica's life: half hours of a day, each of 60 readings at a scrape in 30 s."""
+
+    fleet_idle_blocks_ratio: float = 0.25
+    """Share of them that must hold idle readings, for blocks held at idle: they are exact, and nights are enough."""
+
+    fleet_least_bytes_per_hour: float = 2e6
+    """Growth of the later half from which it counts: what wanders for a day stays below it in the middle of six."""
+
+    fleet_least_blocks_per_hour: float = 0.25
+    """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
+
+    fleet_significance: float = 0.02
+    """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""
+
+    fleet_discovery_ratio: float = 0.05
+    """Share of false ones among the components of all versions that are called (Benjamini and Hochberg)."""
+
+    fleet_bounds_ratio: float = 0.9
+    """Probability that the bounds beside a version's growth hold it."""
+
     context_bytes: int = 1100 * MIB
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse
+from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
 from kvdiag.model.readings import Gap
 
 MAX_RANKS = 4096
@@ -78,7 +78,7 @@ class Facts:
     on disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
     cgroup's where that is less; `model_config` is the text of its config.json where that is visible;
     `tensor_parallel` and `pipeline_parallel` are ranks of one engine, `None` where they cannot be seen; `forced` says
-    that other traffic was to be expected.
+    that other traffic was to be expected; `started_seconds` is when the server's process began, where that is told.
     """
 
     url: str | None = None
@@ -94,6 +94,7 @@ class Facts:
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     forced: bool = False
+    started_seconds: float | None = None
     gaps: tuple[Gap, ...] = ()
 
     def __post_init__(self) -> None:
@@ -104,6 +105,7 @@ class Facts:
                 count_problem("max_model_len_tokens", self.max_model_len_tokens),
                 count_problem("weights_bytes", self.weights_bytes, MAX_BYTES),
                 count_problem("host_limit_bytes", self.host_limit_bytes, MAX_BYTES),
+                None if self.started_seconds is None else time_problem("started_seconds", self.started_seconds),
                 *(
                     None if ranks is None or 0 < ranks <= MAX_RANKS else f"{name} is {ranks}, not within 1..{MAX_RANKS}"
                     for name, ranks in (

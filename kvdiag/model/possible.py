@@ -33,4 +33,7 @@ def time_problem(name: str, seconds: float | None) -> str | None:
 
 def first(*problems: str | None) -> str | None:
     """The first problem there is."""
-    return next((problem for problem in problems if problem is not None), None)
+    for problem in problems:  # a loop, since every value that is made comes through here
+        if problem is not None:
+            return problem
+    return None

@@ -100,6 +100,8 @@ def cuda_uuid(nvml_uuid: str) -> str:
 def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """The devices whose bytes may be added up: a GPU cut into MIG slices repeats what its slices hold."""
     parents = {device.mig_parent_uuid for device in devices}
+    if parents <= {None}:
+        return devices
     return tuple(device for device in devices if device.uuid not in parents)
 
 

@@ -24,7 +24,7 @@ def document(diagnosis: Diagnosis) -> Json:
             "samples": diagnosis.samples,
         },
         "steps": [_step(step) for step in diagnosis.steps],
-        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "findings": [finding_values(finding) for finding in diagnosis.findings],
         "ledger": [ledger_line(line) for line in diagnosis.ledger],
         "gaps": [_gap(gap) for gap in diagnosis.gaps],
     }
@@ -120,7 +120,8 @@ def _quantities(quantities: tuple[Quantity, ...]) -> Json:
     return {quantity.name: quantity.value for quantity in quantities}
 
 
-def _finding(finding: Finding) -> Json:
+def finding_values(finding: Finding) -> Json:
+    """One finding, with its evidence."""
     return {
         "id": finding.id,
         "status": finding.status,

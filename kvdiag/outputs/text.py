@@ -27,24 +27,24 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     problems.sort(key=lambda finding: ORDER.index(finding.status))
     parts: list[RenderableType] = [_headline(diagnosis, problems), _subject(diagnosis.facts)]
     if diagnosis.steps:
-        parts += [_heading("Test steps"), _steps(diagnosis.steps)]
+        parts += [heading("Test steps"), _steps(diagnosis.steps)]
     for finding in problems:
-        parts += [_heading(finding.id), _problem(finding)]
+        parts += [heading(finding.id), problem(finding)]
     explained = [
         one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence
     ]
     healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
     unknown = [one for one in diagnosis.findings if one.status == "unknown"]
     if explained:
-        parts += [_heading("Explained"), _verdicts(explained)]
+        parts += [heading("Explained"), _verdicts(explained)]
     if healthy:
-        parts += [_heading("Looked at and not found"), _verdicts(healthy)]
+        parts += [heading("Looked at and not found"), _verdicts(healthy)]
     if unknown:
-        parts += [_heading("Could not tell"), _unknowns(unknown)]
+        parts += [heading("Could not tell"), unknowns(unknown)]
     if diagnosis.ledger:
-        parts += [_heading("Where the memory is"), ledger_table(diagnosis.ledger)]
+        parts += [heading("Where the memory is"), ledger_table(diagnosis.ledger)]
     if diagnosis.gaps:
-        parts += [_heading("Not seen"), gap_list(diagnosis.gaps)]
+        parts += [heading("Not seen"), gap_list(diagnosis.gaps)]
     return Group(*parts)
 
 
@@ -61,18 +61,18 @@ def render_audit(
             else f"{readable(memory.used_bytes)} used of {readable(memory.total_bytes)}, "
             f"{readable(memory.free_bytes)} free ({memory.occupied_ratio:.0%} taken)"
         )
-        parts += [_heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
+        parts += [heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
             parts.append(ledger_table(own))
     models = [model for pool in facts.pools if isinstance(model := served(facts, pool), Served) and model.figures]
     for model in dict.fromkeys(models):
-        parts += [_heading("KV pool by the model's config, and as the engine reports it"), _figures(model)]
+        parts += [heading("KV pool by the model's config, and as the engine reports it"), _figures(model)]
     pool = tuple(line for line in lines if line.gpu is None)
     if pool:
-        parts += [_heading("KV pool, as the engine reports it (no device was seen)"), ledger_table(pool)]
+        parts += [heading("KV pool, as the engine reports it (no device was seen)"), ledger_table(pool)]
     if gaps:
-        parts += [_heading("Not seen"), gap_list(gaps)]
+        parts += [heading("Not seen"), gap_list(gaps)]
     return Group(*parts)
 
 
@@ -111,7 +111,7 @@ def _subject(facts: Facts) -> RenderableType:
         ("KV pool", pools or "not told"),
         *(("KV model", told) for told in models),
     ]
-    table = _grid()
+    table = grid()
     for name, value in rows:
         table.add_row(Text(name, style="dim"), plain(value))
     return table
@@ -148,7 +148,7 @@ def _cost_model(model: Served | str) -> str:
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:
-    table = _grid()
+    table = grid()
     for number, step in enumerate(steps, start=1):
         told = Text.assemble((f"{number} {step.id}: ", "bold"), plain(step.summary))
         for note in step.notes:
@@ -157,8 +157,9 @@ def _steps(steps: Iterable[StepResult]) -> RenderableType:
     return table
 
 
-def _problem(finding: Finding) -> RenderableType:
-    table = _grid()
+def problem(finding: Finding) -> RenderableType:
+    """A finding with its evidence, and what to do about it."""
+    table = grid()
     table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), plain(finding.summary))
     for one in finding.evidence:
         table.add_row(Text(""), Text.assemble(plain(f"{one.name.replace('_', ' ')}: ", "dim"), plain(_value(one))))
@@ -188,19 +189,19 @@ def _value(evidence: Evidence) -> str:
 
 
 def _verdicts(findings: Iterable[Finding]) -> RenderableType:
-    table = _grid()
+    table = grid()
     for finding in findings:
         summary = finding.summary.removeprefix("cannot tell: ")
         table.add_row(Text(finding.id, style=STYLES[finding.status]), plain(summary))
     return table
 
 
-def _unknowns(findings: Iterable[Finding]) -> RenderableType:
+def unknowns(findings: Iterable[Finding]) -> RenderableType:
     """Findings that could not be told, those with one reason together."""
     reasons: dict[str, list[str]] = {}
     for finding in findings:
         reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
-    table = _grid()
+    table = grid()
     for reason, ids in reasons.items():
         table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), plain(reason))
     return table
@@ -221,7 +222,7 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
 
 def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     """Gaps with their reasons, one a row."""
-    table = _grid()
+    table = grid()
     for gap in gaps:
         table.add_row(plain(gap.source, "dim"), plain(f"{gap.kind}: {gap.reason}"))
     return table
@@ -236,7 +237,8 @@ def readable(value: float) -> str:
     return f"{sign}{size:.0f} B"
 
 
-def _heading(text: str) -> RenderableType:
+def heading(text: str) -> RenderableType:
+    """The line above a part, after an empty one."""
     return Padding(plain(text, "bold"), (1, 0, 0, 0))
 
 
@@ -253,7 +255,8 @@ def _harmless(character: str) -> str:
     return "\N{REPLACEMENT CHARACTER}" if category in {"Cc", "Cf", "Cs"} else character
 
 
-def _grid() -> Table:
+def grid() -> Table:
+    """A table of a name and what is told of it."""
     table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

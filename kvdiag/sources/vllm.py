@@ -68,6 +68,11 @@ class _Series:
 Page = Mapping[str, tuple[_Series, ...]]
 
 
+def series(labels: Mapping[str, str], value: float) -> _Series:
+    """One line of a page, from wherever its labels and its value are known."""
+    return _Series(engine=labels.get("engine", "0"), labels=labels, value=value)
+
+
 def parse_page(text: str) -> Page:
     """The page's series by name.
 
@@ -77,17 +82,16 @@ def parse_page(text: str) -> Page:
     """
     if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
         raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
-    series: dict[str, list[_Series]] = {}
+    found: dict[str, list[_Series]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels = dict(sample.labels)
-                line = _Series(engine=labels.get("engine", "0"), labels=labels, value=_float(sample.value))
-                series.setdefault(sample.name, []).append(line)
+                found.setdefault(sample.name, []).append(series(labels, _float(sample.value)))
     except (ValueError, IndexError) as error:
         # IndexError: a label without a name. Subclasses (UnicodeError) are of no more interest than their parent.
         raise ValueError(str(error) or "it is not in Prometheus's text format") from error
-    return {name: tuple(lines) for name, lines in series.items()}
+    return {name: tuple(lines) for name, lines in found.items()}
 
 
 def _float(value: float) -> float:

@@ -58,7 +58,7 @@ def without_details(text: str) -> str:
         ),
         pytest.param(["diagnose"], "Missing argument 'TRACE' (see kvdiag diagnose --help)", id="missing argument"),
         pytest.param(
-            ["diagnose", "a", "b"], "Got unexpected extra argument (b) (see kvdiag diagnose --help)", id="one too many"
+            ["explain", "a", "b"], "Got unexpected extra argument (b) (see kvdiag explain --help)", id="one too many"
         ),
         pytest.param(["run"], "give either --url URL or --simulate STORY (see kvdiag run --help)", id="no subject"),
         pytest.param(

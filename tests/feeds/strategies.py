@@ -207,6 +207,7 @@ FACTS = st.builds(
     host_limit_bytes=maybe(BYTES),
     model_config=maybe(TEXTS),
     forced=st.booleans(),
+    started_seconds=maybe(SECONDS),
     gaps=tuples(GAPS),
 )
 

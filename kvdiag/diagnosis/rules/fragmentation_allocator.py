@@ -53,7 +53,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             "no allocation failed, and the allocator's holes are only visible inside the server's process "
             "(torch.cuda.memory_stats)",
         )
-    judged = [_judge_process(last, history(timeline, last, limits), limits) for _, last in readings]
+    # Of equals one is named, always the same.
+    newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
+    judged = [_judge_process(last, history(timeline, last, limits), limits) for last in newest]
     return (max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status)),)
 
 

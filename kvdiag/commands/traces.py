@@ -1,0 +1,33 @@
+"""`kvdiag diagnose TRACE TRACE...`: several traces as the replicas of a fleet, each judged and all compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvdiag.commands.fleet import show
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.feeds.trace import read_trace
+from kvdiag.outputs.fleet import FleetDiagnosis, Judged
+
+
+def examine_traces(paths: Sequence[Path], limits: Limits, output: str) -> int:
+    """Judge each trace, compare all, print the result, and give its exit code. One trace is held at a time.
+
+    Raises:
+        KvdiagError: one of them cannot be read.
+
+    """
+    judged: list[Judged] = []
+    summaries: list[ReplicaSummary] = []
+    for path in paths:
+        timeline, facts = read_trace(path)
+        name = str(path)
+        judged.append(Judged(key=name, subject=(("trace", name),), diagnosis=diagnose(timeline, facts, limits)))
+        summaries.append(summarise(timeline, facts, limits, replica=name))
+    result = FleetDiagnosis(
+        source=None, judged=tuple(sorted(judged, key=Judged.order)), fleet=compare(summaries, limits), gaps=()
+    )
+    return show(result, output)

@@ -1,0 +1,106 @@
+"""Which parts of a replica's memory are compared over a fleet, and which verdict each of them means when it grows.
+
+The growing component names the verdict nearly alone, so that each byte is looked at in one component only: the finest
+that a replica tells. A total is watched where nobody tells its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["bytes", "blocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One part of a replica's memory, all its processes and GPUs together.
+
+    `lookalike` is what else a growth of it may be, and what would tell; `None` where it can be nothing else.
+    `around` says that this would be around an older version as well. `hides` is a verdict that it cannot be told from.
+    """
+
+    name: str
+    title: str
+    verdict: str
+    source: str
+    unit: Unit = "bytes"
+    lookalike: str | None = None
+    around: bool = False
+    hides: str | None = None
+
+
+UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
+
+COMPONENTS: tuple[Component, ...] = (
+    Component(name="torch_live", title="torch's live bytes", verdict="leak.device_torch", source="torch"),
+    Component(
+        name="torch_cache",
+        title="bytes that torch reserves and nothing lives in",
+        verdict="fragmentation.allocator",
+        source="torch",
+        lookalike="cache that still reaches its largest shape looks the same; torch's `empty_cache()` gives it back",
+    ),
+    Component(
+        name="process_beside_torch",
+        title="bytes of the server's processes beside torch",
+        verdict="leak.device_non_torch",
+        source="nvml",
+    ),
+    Component(
+        name="device_beside_torch",
+        title="device bytes beside torch",
+        verdict="leak.device_non_torch",
+        source="nvml",
+        lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
+        around=True,
+    ),
+    Component(
+        name="process",
+        title="device bytes of the server's processes",
+        verdict="leak.device_non_torch",
+        source="nvml",
+        hides="leak.device_torch",
+    ),
+    Component(
+        name="device",
+        title="device bytes",
+        verdict="leak.device_non_torch",
+        source="nvml",
+        lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
+        around=True,
+        hides="leak.device_torch",
+    ),
+    Component(
+        name="device_beside_processes",
+        title="device bytes that no listed process holds",
+        verdict="baseline.foreign_memory",
+        source="nvml",
+        lookalike="processes of other containers are not listed; NVML on the host would tell",
+    ),
+    Component(
+        name="kv_held_idle", title="KV blocks held at idle", verdict="leak.kv_blocks", source="vllm", unit="blocks"
+    ),
+    Component(name="host_anonymous", title="anonymous host bytes", verdict="leak.host", source="host"),
+    Component(
+        name="host_resident",
+        title="resident host bytes",
+        verdict="leak.host",
+        source="host",
+        lookalike="mapped files count as resident, too; anonymous bytes would tell",
+    ),
+)
+
+BY_NAME: Mapping[str, Component] = {one.name: one for one in COMPONENTS}
+
+ALWAYS = ("leak.device_torch", "leak.device_non_torch", "leak.kv_blocks", "leak.host")
+"""Verdicts that a fleet answers for every version, with `unknown` where no replica tells what decides."""
+
+WANTED: Mapping[str, str] = {
+    "leak.device_torch": "no replica tells what torch holds; the agent in the server would",
+    "leak.device_non_torch": "no replica tells what its GPUs hold; DCGM's or kvdiag's device memory would",
+    "leak.kv_blocks": "no replica was seen idle often enough with its pool told",
+    "leak.host": "no replica tells its processes' host memory; cAdvisor's or kvdiag's would",
+}
+"""What is missing where no component of a verdict is told."""

@@ -1,0 +1,303 @@
+"""One replica's life in a few numbers: how each component of its memory grows, after its first hour, beside its load.
+
+All that a fleet keeps of a replica: some two kilobytes, whatever the length of its history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from kvdiag import stats
+from kvdiag.diagnosis.banks import filled
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
+from kvdiag.model import Facts, Sample, Timeline
+
+HOUR_SECONDS = 3600.0
+
+HELD = "kv_held_idle"
+"""The one component that does not depend on the load, and has no noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What replicas are compared by: those of one version serve one model with one engine. `None` is not told."""
+
+    engine: str | None
+    version: str | None
+    model: str | None
+
+    @property
+    def title(self) -> str:
+        """The version in words."""
+        return " ".join((self.engine or "engine", self.version or "of a version that is not told"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How a component of one replica grows, per hour, over its life after the first hour and over the later half.
+
+    Median slopes over all pairs of blocks, at equal load where the load is told, without jumps unless they only rise;
+    `jumps_per_hour` is that of the whole with its jumps. `newest` is the last block's median.
+    """
+
+    component: str
+    newest: float
+    per_hour: float
+    later_per_hour: float
+    jumps_per_hour: float
+    beside_load: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSummary:
+    """One replica: what it runs, since when, and how each component that it tells grows.
+
+    `watched_seconds` is what was seen of its newest life after the first hour; `began_seconds` is when that life began,
+    or the readings did, and `age_seconds` how long that is ago.
+    """
+
+    replica: str
+    version: Version
+    began_seconds: float
+    age_seconds: float
+    watched_seconds: float
+    restarts: int
+    growths: tuple[Growth, ...]
+
+    def growth(self, component: str) -> Growth | None:
+        """The growth of one component, `None` where this replica does not tell it."""
+        return next((one for one in self.growths if one.component == component), None)
+
+
+@dataclass(slots=True)
+class _Series:
+    """Sums over a replica's parts by time, and over how many parts each sum is: one that lacks a part is no sum."""
+
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+
+    def add(self, seconds: float, value: float, parts: int = 1) -> None:
+        self.times.append(seconds)
+        self.values.append(value)
+        self.parts.append(parts)
+
+    def since(self, seconds: float) -> tuple[list[float], list[float]]:
+        """The whole sums from a moment on."""
+        start = bisect_left(self.times, seconds)
+        times, values, parts = self.times[start:], self.values[start:], self.parts[start:]
+        counts = Counter(parts)
+        if len(counts) > 1:
+            usual = max(counts, key=lambda count: (counts[count], count))
+            kept = [place for place, count in enumerate(parts) if count == usual]
+            return [times[place] for place in kept], [values[place] for place in kept]
+        return times, values
+
+
+@dataclass(slots=True)
+class _Engines:
+    """The engines' load, the highest that it has been, blocks held at idle, and the moments of restarts."""
+
+    load: _Series = field(default_factory=_Series)
+    highest: _Series = field(default_factory=_Series)
+    held: _Series = field(default_factory=_Series)
+    restarts: list[float] = field(default_factory=list)
+
+
+def summarise(
+    timeline: Timeline, facts: Facts, limits: Limits, *, replica: str, version: str | None = None
+) -> ReplicaSummary:
+    """One replica's history as a fleet needs it.
+
+    `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
+    when its process began, where that is told: else from its first reading, or its newest restart.
+    """
+    engines = _engines(timeline, facts, limits)
+    series = _memory(timeline, facts)
+    first = timeline.samples[0].at_seconds if timeline.samples else 0.0
+    last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
+    seen_to_begin = engines.restarts[-1] if engines.restarts else first
+    started = facts.started_seconds
+    began = seen_to_begin if started is None else min(max([started, *engines.restarts]), last)
+    start = max(began + limits.fleet_first_seconds, first)
+    return ReplicaSummary(
+        replica=replica,
+        version=Version(
+            engine=facts.engine_name,
+            version=facts.engine_version if version is None else version,
+            model=facts.model,
+        ),
+        began_seconds=began,
+        age_seconds=last - began,
+        watched_seconds=max(last - start, 0.0),
+        restarts=len(engines.restarts),
+        growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet_least_seconds else (),
+    )
+
+
+def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
+    seen = _Engines()
+    tokens: dict[str, int] = {}
+    highest, idle_since = 0.0, None
+    for sample in timeline.samples:
+        if not sample.engines:
+            continue
+        restarted, load = False, 0.0
+        for engine in sample.engines:
+            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
+            load += float(engine.requests_running or 0) if usage is None else usage
+            if count is not None:
+                restarted = restarted or count < tokens.get(engine.engine, 0)
+                tokens[engine.engine] = count
+        if restarted:
+            seen.restarts.append(sample.at_seconds)
+            highest = 0.0
+        highest = max(highest, load)
+        seen.load.add(sample.at_seconds, load, len(sample.engines))
+        seen.highest.add(sample.at_seconds, highest)
+        if sample.engines_idle is not True:
+            idle_since = None
+            continue
+        idle_since = sample.at_seconds if idle_since is None else idle_since
+        # Freed blocks come back late, so that the first reading of an idle stretch says nothing.
+        if sample.at_seconds - idle_since >= limits.idle_settle_seconds:
+            held = held_blocks(sample, facts)
+            if held is not None:
+                seen.held.add(sample.at_seconds, held)
+    return seen
+
+
+def _memory(timeline: Timeline, facts: Facts) -> dict[str, _Series]:
+    """Every total that the readings tell, by its name."""
+    own = server_uuids(timeline, facts)
+    series = {
+        name: _Series()
+        for name in ("live", "reserved", "inside", "device", "server", "others", "anonymous", "resident")
+    }
+    for sample in timeline.samples:
+        if sample.devices:
+            _add_devices(series, sample, facts, own)
+        if sample.allocators:
+            _add_allocators(series, sample, facts)
+        if sample.host:
+            resident = sum(process.resident_bytes for process in sample.host)
+            series["resident"].add(sample.at_seconds, resident, len(sample.host))
+            anonymous = [process.anonymous_bytes for process in sample.host]
+            if None not in anonymous:
+                series["anonymous"].add(sample.at_seconds, _sum(anonymous), len(anonymous))
+    return series
+
+
+def _add_devices(series: dict[str, _Series], sample: Sample, facts: Facts, own: frozenset[str]) -> None:
+    devices = server_devices(sample.devices, own)
+    at_seconds, count = sample.at_seconds, len(devices)
+    used = [device.memory.used_bytes for device in devices if device.memory is not None]
+    if used:
+        series["device"].add(at_seconds, sum(used), len(used))
+    if facts.server_pids is not None:
+        server = [size for device in devices if (size := server_bytes(device, facts.server_pids)) is not None]
+        if server:
+            series["server"].add(at_seconds, sum(server), len(server))
+    listed = [process.used_bytes for device in devices for process in device.processes or ()]
+    # An empty list is normal inside a container, and says nothing of who holds the bytes.
+    if listed and None not in listed and len(used) == count and all(device.processes for device in devices):
+        series["others"].add(at_seconds, sum(used) - _sum(listed), count)
+
+
+def _add_allocators(series: dict[str, _Series], sample: Sample, facts: Facts) -> None:
+    own = [one for one in sample.allocators or () if one.may_be_of(facts.server_pids)]
+    if not own:
+        return
+    series["live"].add(sample.at_seconds, sum(one.allocated_bytes for one in own), len(own))
+    series["reserved"].add(sample.at_seconds, sum(one.reserved_bytes for one in own), len(own))
+    beside = [one.outside_torch_bytes for one in own]
+    if None not in beside:
+        series["inside"].add(sample.at_seconds, _sum(beside), len(own))
+
+
+def _sum(sizes: Iterable[int | None]) -> int:
+    return sum(size for size in sizes if size is not None)
+
+
+def _growths(
+    series: dict[str, _Series], engines: _Engines, start: float, last: float, limits: Limits
+) -> tuple[Growth, ...]:
+    """Each byte in one component only: the finest that is told."""
+
+    def cells(one: _Series, filled_ratio: float = limits.bank_filled_ratio) -> list[float] | None:
+        return _blocks(one, start, last, filled_ratio, limits)
+
+    told = {name: cells(one) for name, one in series.items()}
+    live, reserved = told["live"], told["reserved"]
+    found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet_idle_blocks_ratio)}
+    if live is not None and reserved is not None:
+        found["torch_live"] = live
+        found["torch_cache"] = _less(reserved, live)
+        if told["inside"] is not None:
+            found["process_beside_torch"] = told["inside"]
+        elif told["server"] is not None:
+            found["process_beside_torch"] = _less(told["server"], reserved)
+        elif told["device"] is not None:
+            found["device_beside_torch"] = _less(told["device"], reserved)
+    elif told["server"] is not None:
+        found["process"] = told["server"]
+    else:
+        found["device"] = told["device"]
+    found["device_beside_processes"] = told["others"]
+    found["host_resident" if told["anonymous"] is None else "host_anonymous"] = told["anonymous"] or told["resident"]
+    load, highest = cells(engines.load), cells(engines.highest)
+    beside = [] if load is None or highest is None else [load, highest]
+    return tuple(
+        # What is held at idle does not depend on a load.
+        _growth(name, values, [] if name == HELD else beside, (last - start) / limits.fleet_blocks, limits)
+        for name, values in found.items()
+        if values is not None
+    )
+
+
+def _less(whole: list[float], part: list[float]) -> list[float]:
+    return [one - other for one, other in zip(whole, part, strict=True)]
+
+
+def _growth(name: str, values: list[float], beside: list[list[float]], block_seconds: float, limits: Limits) -> Growth:
+    per_hour = HOUR_SECONDS / block_seconds
+    whole = stats.beside_load(values, beside)
+    level = _without_jumps(values, whole, beside, limits) if name != HELD else whole
+    if max(values) == min(values):
+        # What stands still says so exactly: rounding would give it a sign.
+        whole = level = (0.0,) * len(values)
+    return Growth(
+        component=name,
+        newest=values[-1],
+        per_hour=stats.theil_sen(level) * per_hour,
+        later_per_hour=stats.theil_sen(level[len(level) // 2 :]) * per_hour,
+        jumps_per_hour=stats.theil_sen(whole) * per_hour,
+        beside_load=bool(beside) or name == HELD,
+    )
+
+
+def _without_jumps(
+    values: list[float], whole: tuple[float, ...], beside: list[list[float]], limits: Limits
+) -> tuple[float, ...]:
+    """The level at equal load without its jumps: one that moves either way hides what goes on beside it.
+
+    With them where they only ever rise, which is what is looked for.
+    """
+    smooth = stats.without_jumps(values, limits.jump_deviations, limits.jump_least_bytes, beside)
+    by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
+    return whole if by_chance < limits.staircase_significance else stats.beside_load(smooth.values, beside)
+
+
+def _blocks(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:
+    """Medians of equal parts of the life, a missing one between its neighbours; `None` where too many are missing."""
+    times, values = series.since(start)
+    if not times:
+        return None
+    count = limits.fleet_blocks
+    cells = stats.blocks(times, values, last, (last - start) / count, count)
+    return filled([median(cell) if cell else None for cell in cells], filled_ratio)

@@ -1,0 +1,110 @@
+"""Columns of readings, one for each field, put side by side: samples of one page by their time, others as of it. Pure.
+
+All series of one scrape have one time, so that a page's fields belong together exactly. Where fields come from pages
+of different targets, the newest reading stands for a moment that is not too far off.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Target = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Readings of one field in ascending time, and the targets whose pages they stood on."""
+
+    targets: frozenset[Target]
+    times: array[float]
+    values: array[float]
+
+    def between(self, least: float, most: float) -> tuple[Column, int]:
+        """The readings that are possible, and how many are not."""
+        if not self.values or (least <= min(self.values) and max(self.values) <= most):
+            return self, 0
+        kept = [place for place, value in enumerate(self.values) if least <= value <= most]
+        return self._at(kept), len(self.values) - len(kept)
+
+    def _at(self, places: Sequence[int]) -> Column:
+        return Column(
+            targets=self.targets,
+            times=array("d", [self.times[place] for place in places]),
+            values=array("d", [self.values[place] for place in places]),
+        )
+
+    def since(self, seconds: float) -> Column:
+        """The readings from a moment on."""
+        first = bisect_left(self.times, seconds)
+        if not first:
+            return self
+        return Column(targets=self.targets, times=self.times[first:], values=self.values[first:])
+
+
+def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
+    """One column of several for the same field, and how many of them say it at the same time as one before.
+
+    The first one counts; of the others what lies before or after all that is there: a name that was changed by an
+    upgrade, a pod with another address after its restart.
+    """
+    whole = columns[0]
+    twice = 0
+    for column in columns[1:]:
+        before = bisect_left(column.times, whole.times[0])
+        after = bisect_right(column.times, whole.times[-1])
+        twice += after > before
+        if before or after < len(column.times):
+            whole = Column(
+                targets=whole.targets | column.targets,
+                times=column.times[:before] + whole.times + column.times[after:],
+                values=column.values[:before] + whole.values + column.values[after:],
+            )
+    return whole, twice
+
+
+def side_by_side(
+    columns: Mapping[Key, Column], tolerance_seconds: float
+) -> tuple[Sequence[float], dict[Key, Sequence[float | None]]]:
+    """The times of the rows, and each column's value in every row; `None` where it has no reading near enough."""
+    if not columns:
+        return (), {}
+    lead = max(columns.values(), key=lambda column: len(column.times))
+    if all(column.times is lead.times or column.times == lead.times for column in columns.values()):
+        return lead.times, {key: column.values for key, column in columns.items()}
+    moments = set(lead.times)
+    for column in columns.values():
+        if column.targets & lead.targets:
+            moments.update(column.times)
+        else:
+            moments.update(moment for moment in column.times if _lonely(moment, lead.times, tolerance_seconds))
+    times = sorted(moments)
+    return times, {
+        key: _exactly(column, times) if column.targets & lead.targets else _as_of(column, times, tolerance_seconds)
+        for key, column in columns.items()
+    }
+
+
+def _lonely(moment: float, times: array[float], tolerance_seconds: float) -> bool:
+    place = bisect_left(times, moment)
+    return all(abs(times[near] - moment) > tolerance_seconds for near in (place - 1, place) if 0 <= near < len(times))
+
+
+def _exactly(column: Column, times: Sequence[float]) -> list[float | None]:
+    told = dict(zip(column.times, column.values, strict=True))
+    return [told.get(moment) for moment in times]
+
+
+def _as_of(column: Column, times: Sequence[float], tolerance_seconds: float) -> list[float | None]:
+    found: list[float | None] = []
+    place = -1
+    for moment in times:
+        while place + 1 < len(column.times) and column.times[place + 1] <= moment:
+            place += 1
+        near = place >= 0 and moment - column.times[place] <= tolerance_seconds
+        found.append(column.values[place] if near else None)
+    return found

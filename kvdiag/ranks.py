@@ -1,0 +1,120 @@
+"""Numbers in, numbers out: whether many figures lie above none, or one group's above another's, by their ranks alone.
+
+No figure's distribution is assumed, and none of them can decide by its size. What makes the tests here strong is that
+replicas do not depend on one another, which readings of one replica in a row do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, median
+
+from kvdiag.stats import Interval
+
+EXACT_COUNT = 30
+"""Up to so many figures the distribution is counted out; beyond, the normal one is within 0.001 of it."""
+
+NORMAL = NormalDist()
+
+
+def signed_rank_tail(values: Sequence[float]) -> float:
+    """The probability of figures so far above 0 where either sign is as likely, one-sided (Wilcoxon 1945).
+
+    A figure of 0 says nothing and is left out; equal sizes share their ranks.
+    """
+    told = [value for value in values if value != 0.0]
+    count = len(told)
+    if not told:
+        return 1.0
+    ranks = _double_ranks([abs(value) for value in told])
+    reached = sum(rank for rank, value in zip(ranks, told, strict=True) if value > 0.0)
+    if count <= EXACT_COUNT:
+        ways = [1]
+        for rank in ranks:
+            ways = _added(ways, [0] * rank + ways)
+        return sum(ways[reached:]) / 2.0**count
+    spread = math.sqrt(sum(rank * rank for rank in ranks)) / 2.0
+    return 1.0 - NORMAL.cdf((reached - sum(ranks) / 2.0 - 1.0) / spread)
+
+
+def rank_sum_tail(higher: Sequence[float], lower: Sequence[float]) -> float:
+    """The probability of a group so far above another where they are alike, one-sided (Mann and Whitney 1947)."""
+    first, count = len(higher), len(higher) + len(lower)
+    if not higher or not lower:
+        return 1.0
+    ranks = _double_ranks([*higher, *lower])
+    reached = sum(ranks[:first])
+    if count <= EXACT_COUNT:
+        # ways[taken][total]: how many choices of so many figures have ranks of that total.
+        ways: list[list[int]] = [[1], *([] for _ in range(first))]
+        for rank in ranks:
+            for taken in range(first, 0, -1):
+                if ways[taken - 1]:
+                    ways[taken] = _added(ways[taken], [0] * rank + ways[taken - 1])
+        return sum(ways[first][reached:]) / math.comb(count, first)
+    middle = sum(ranks) / count
+    spread = sum((rank - middle) ** 2 for rank in ranks) / (count - 1)
+    error = math.sqrt(spread * first * len(lower) / count)
+    return 1.0 - NORMAL.cdf((reached - first * middle - 1.0) / error) if error > 0.0 else 1.0
+
+
+def _added(one: list[int], other: list[int]) -> list[int]:
+    """Two counts by total, together."""
+    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+    return [each + more for each, more in zip(longer, shorter, strict=False)] + longer[len(shorter) :]
+
+
+def _double_ranks(values: Sequence[float]) -> list[int]:
+    """Twice the rank of each value, the lowest's being 1: ranks that equal values share are whole numbers so."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    ranks = [0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for place in order[start:end]:
+            ranks[place] = start + 1 + end
+        start = end
+    return ranks
+
+
+def median_interval(values: Sequence[float], ratio: float) -> Interval:
+    """The median, and the bounds between which that of all such figures lies with at least this probability.
+
+    The bounds are figures of the sample (the sign test turned round); infinite where there are too few for any.
+    """
+    ordered, count = sorted(values), len(values)
+    out, tail = 0, 2.0**-count
+    # So many figures may lie outside on either side.
+    while tail <= (1.0 - ratio) / 2.0 and out < count:
+        out += 1
+        tail += math.comb(count, out) * 2.0**-count
+    if out == 0:
+        return Interval(low=-math.inf, middle=median(ordered), high=math.inf)
+    return Interval(low=ordered[out - 1], middle=median(ordered), high=ordered[count - out])
+
+
+def shift_interval(higher: Sequence[float], lower: Sequence[float], ratio: float) -> Interval:
+    """By how much one group lies above another: the median of all differences, and its bounds (Hodges and Lehmann)."""
+    differences = sorted(one - other for one in higher for other in lower)
+    pairs = len(differences)
+    spread = math.sqrt(pairs * (len(higher) + len(lower) + 1) / 12.0)
+    out = math.floor(pairs / 2.0 - NORMAL.inv_cdf((1.0 + ratio) / 2.0) * spread)
+    if out <= 0:
+        return Interval(low=-math.inf, middle=median(differences), high=math.inf)
+    return Interval(low=differences[out - 1], middle=median(differences), high=differences[pairs - out])
+
+
+def discovery_ratios(chances: Sequence[float]) -> tuple[float, ...]:
+    """For each test the share of false ones among all that are called if this one is (Benjamini and Hochberg 1995)."""
+    count = len(chances)
+    order = sorted(range(count), key=lambda place: chances[place])
+    ratios = [1.0] * count
+    least = 1.0
+    for rank in range(count, 0, -1):
+        place = order[rank - 1]
+        least = min(least, chances[place] * count / rank)
+        ratios[place] = least
+    return tuple(ratios)

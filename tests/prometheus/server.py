@@ -1,0 +1,153 @@
+"""A real Prometheus with a history that the tests wrote: Debian's package, fetched and unpacked by a plain user.
+
+By hand: `python -m tests.prometheus.server` fetches it and prints where it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fixtures.once import cache, made_once
+
+READY_SECONDS = 60.0
+FETCH_SECONDS = 300.0
+
+
+class PrometheusEnvError(Exception):
+    """Prometheus cannot be had on this machine; the message is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The server, and promtool."""
+
+    prometheus: Path
+    promtool: Path
+
+
+def programs() -> Programs:
+    """Prometheus as it is installed, else Debian's package unpacked in the cache; about 15 s the first time."""
+    installed = [shutil.which(name) for name in ("prometheus", "promtool")]
+    if all(installed):
+        return Programs(prometheus=Path(installed[0] or ""), promtool=Path(installed[1] or ""))
+    folder = made_once(cache() / "prometheus", _fetch)
+    return Programs(prometheus=folder / "prometheus", promtool=folder / "promtool")
+
+
+def _fetch(folder: Path) -> None:
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise PrometheusEnvError("neither prometheus and promtool nor apt-get and dpkg-deb are here")
+    folder.mkdir()
+    # Without root: nothing is installed, and package lists that are missing are fetched into a folder of our own.
+    lists, archives = folder / "lists", folder / "archives"
+    for one in (lists, archives):
+        (one / "partial").mkdir(parents=True)
+    own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={archives}", "-o", "Debug::NoLocking=1"]
+    if not _works(["apt-get", "-qq", "download", "prometheus"], folder):
+        _run(["apt-get", "-qq", *own, "update"], folder)
+        _run(["apt-get", "-qq", *own, "download", "prometheus"], folder)
+    package = next(folder.glob("prometheus_*.deb"), None)
+    if package is None:
+        raise PrometheusEnvError("apt-get downloaded no package of Prometheus")
+    _run(["dpkg-deb", "-x", str(package), str(folder / "unpacked")], folder)
+    for name in ("prometheus", "promtool"):
+        (folder / "unpacked" / "usr" / "bin" / name).rename(folder / name)
+    for left in (folder / "unpacked", lists, archives):
+        shutil.rmtree(left)
+    package.unlink()
+
+
+def _works(command: list[str], folder: Path) -> bool:
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=FETCH_SECONDS)
+    return done.returncode == 0
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
+    if done.returncode != 0:
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise PrometheusEnvError(f"{Path(command[0]).name} failed: {reason[-300:]}")
+
+
+def write_history(lines: Iterable[str], storage: Path) -> None:
+    """Make blocks of a Prometheus' storage from lines of OpenMetrics."""
+    text = storage.with_suffix(".om")
+    with text.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.write("# EOF\n")
+    # With blocks of the usual two hours promtool would read the whole file once for each.
+    make = [
+        str(programs().promtool),
+        "tsdb",
+        "create-blocks-from",
+        "--max-block-duration=24h",
+        "openmetrics",
+        "--quiet",
+    ]
+    _run([*make, str(text), str(storage)], storage.parent)
+    text.unlink()
+
+
+@contextmanager
+def serving(storage: Path, *options: str, config: str = "") -> Iterator[str]:
+    """A Prometheus on a loopback port over this storage; its address."""
+    settings = storage.with_suffix(".yml")
+    settings.write_text(config)
+    port = _free_port()
+    with (
+        storage.with_suffix(".log").open("w") as log,
+        subprocess.Popen(
+            [
+                str(programs().prometheus),
+                f"--config.file={settings}",
+                f"--storage.tsdb.path={storage}",
+                "--storage.tsdb.retention.time=100y",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--log.level=warn",
+                *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        ) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(url, process, storage.with_suffix(".log"))
+            yield url
+        finally:
+            process.terminate()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PrometheusEnvError(f"Prometheus ended: {log.read_text()[-300:]}")
+        # A server with a web config of its own answers 401 or speaks TLS, and is ready all the same.
+        with suppress(urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"{url}/-/ready", timeout=5.0).close()
+            return
+        time.sleep(0.05)
+    raise PrometheusEnvError(f"Prometheus was not ready within {READY_SECONDS:g} s")
+
+
+if __name__ == "__main__":
+    found = programs()
+    print(found.prometheus, found.promtool, sep="\n")  # noqa: T201
