@@ -144,6 +144,9 @@ class Limits:
     """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
     that are collected now and then the trend alone accuses a third."""
 
+    soak_most_blocks: int = 6
+    """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
+
     soak_background_ratio: float = 0.7
     """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
 

@@ -120,7 +120,7 @@ def judge(
         trend_p=rising(levels),
         load_p=larger([step.rise for step in load], [step.rise for step in idle]),
         dose_p=_dose_p(load),
-        blocks=len(judged) // (2 * limits.soak_block_cycles),
+        blocks=len(judged) // _block_size(len(judged), limits),
         visible_per_cycle=max(2.0 * least, limits.soak_visible_deviations * noise),
     )
     return replace(soaked, shape=_shape(soaked, steps, judged, limits, least=least, noisy=noisy))
@@ -158,9 +158,14 @@ def _shape(
 
 def _floors_rise(levels: Sequence[float], limits: Limits) -> bool:
     """Whether the lowest readings of blocks rise, idle cycles' among them; three blocks at least."""
-    size = 2 * limits.soak_block_cycles
+    size = _block_size(len(levels), limits)
     lows = [min(levels[max(end - size, 0) : end]) for end in range(len(levels), size // 2, -size)]
     return len(lows) >= FEWEST_FLOORS and all(later > earlier for later, earlier in pairwise(lows))
+
+
+def _block_size(readings: int, limits: Limits) -> int:
+    """Load cycles and idle ones; the longer the soak, the longer a collector's period that a block holds."""
+    return max(2 * limits.soak_block_cycles, readings // limits.soak_most_blocks)
 
 
 def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, limits: Limits) -> bool:

@@ -60,6 +60,9 @@ LOST_SAMPLES = 5
 SPOILT_CYCLES = 3
 """Cycles of a soak in a row with other traffic or failed requests, after which it is given up."""
 
+SETTLING_SECONDS = 1.0
+"""Of a cycle of a soak, for its readings: five of the engine, one of the host and one of the devices."""
+
 LATE_RATIO = 1.5
 """Of a soak's planned time: on a server that is slower than it was measured no further cycle begins then."""
 
@@ -179,14 +182,15 @@ class ActiveFeed:
 
     async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
         """One cycle of the planned length, and a reading of everything at its end."""
-        over_seconds = self._clock.now_seconds() + soak.cycle_seconds
+        settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
+        rest_seconds = self._clock.now_seconds() + soak.cycle_seconds - settling_seconds
         self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
         self._mark(SOAK.id, cycle, "offer")
         outcome = NOTHING
         if workload.requests:
             outcome = await self._load(workload)
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
-        await self._checked_wait(lambda _: False, max(over_seconds - self._clock.now_seconds(), 0.0))
+        await self._checked_wait(lambda _: False, max(rest_seconds - self._clock.now_seconds(), 0.0))
         if not workload.requests:
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
         await self._sampler.read_host()

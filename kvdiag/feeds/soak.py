@@ -18,12 +18,13 @@ PAIR_SECONDS = 24.0
 """An idle cycle and a load cycle, each with some seconds of rest: memory that is freed late is back by then."""
 
 LEAST_PAIRS = 18
-"""Fifteen with new content, so that some may be spoilt before fewer than twelve are left."""
+"""Fourteen with new content, so that two may be spoilt before fewer than twelve are left."""
 
 MOST_PAIRS = 240
 
 REPEATED_SHARE = 6
-"""One pair in so many repeats its contents, at the end, three at least."""
+LEAST_REPEATS = 4
+"""One pair in so many repeats its contents, at the end, at least four: the first brings them, three tell."""
 
 DOSES = (1, 2, 4)
 ORDERS = tuple(permutations(DOSES))
@@ -67,7 +68,7 @@ def plan_soak(
     pairs = min(max(int(seconds / PAIR_SECONDS), LEAST_PAIRS), MOST_PAIRS)
     length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
     single, notes = _fitted(SOAK.workload, length, facts, speed)
-    repeats = max(pairs // REPEATED_SHARE, 3)
+    repeats = max(pairs // REPEATED_SHARE, LEAST_REPEATS)
     idle = replace(single, requests=0, prompt_tokens=0, max_tokens=0)
     doses = [ORDERS[pair // len(DOSES) % len(ORDERS)][pair % len(DOSES)] for pair in range(pairs - repeats)]
     loads = [replace(single, requests=dose * single.requests) for dose in doses]
