@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import httpx2
 
@@ -32,6 +34,8 @@ from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import VllmSource
 from tests.feeds.virtual_time import now_seconds, run
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class _Nvml:
@@ -39,7 +43,7 @@ class _Nvml:
 
     gpu: Gpu
 
-    async def ask(self, timeout_seconds: float, *, processes: bool) -> DeviceReading:  # noqa: ASYNC109, ARG002 - Patient's
+    async def ask(self, timeout_seconds: float, *, processes: bool) -> DeviceReading:
         """The device now."""
         gpu = self.gpu
         listed = tuple(Process(pid=one.pid, used_bytes=one.used_bytes, name=one.name) for one in gpu.processes)
@@ -48,6 +52,15 @@ class _Nvml:
         )
         device = Device(uuid=gpu.uuid, index=0, name=gpu.name, memory=memory, processes=listed if processes else None)
         return (device,), ()
+
+
+class _Inline(ThreadPoolExecutor):
+    """Threads that are none: the loop's clock would run on while they work."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
 
 
 class _LoopClock(Clock):
@@ -88,6 +101,7 @@ async def _soaked(
     pace: Pace,
     told: list[Progress],
 ) -> tuple[Timeline, Facts]:
+    asyncio.get_running_loop().set_default_executor(_Inline())
     story.model.write(root, max_positions=story.max_model_len_tokens)
     api = Api(story, root)
     server = HttpServer(api.handle)

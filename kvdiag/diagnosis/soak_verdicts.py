@@ -39,17 +39,22 @@ def verdict(component: Component, limits: Limits) -> tuple[Status, str]:
     each = amount(kind, found.per_request)
     if found.shape == "leak":
         dose = "; larger doses leave more" if follows_dose(component, limits) else ""
-        return _leak_status(component, limits), f"{subject} grows {each} with each request and does not return{dose}"
+        status = _leak_status(component, limits)
+        told = f"{subject} grows {each} with each request and does not return{dose}"
+        if kind == "host" and status == "suspect":
+            told += "; garbage that is collected later would look the same, a longer soak decides"
+        return status, told
     if found.shape == "content":
         told = f"{subject} grows {each} with each request of new content and not with repeated ones"
         return "unknown" if kind == "others" else "suspect", f"{told}: contents are kept, and their bound decides"
     if found.shape == "background":
         idle = amount(kind, found.per_idle_cycle)
         told = f"{subject} grows {idle} in an idle cycle and no more under load: not caused by requests"
-        status: Status = "suspect" if kind in OWN else "ok" if kind == "others" else "unknown"
+        status = "suspect" if kind in OWN else "ok" if kind == "others" else "unknown"
         return status, told if status != "unknown" else f"cannot tell: {told}"
     if found.shape == "ended":
-        return "ok", f"{subject} grew {amount(kind, found.first_touch + found.gain)} and stopped: warm-up, not a leak"
+        grown = amount(kind, found.first_touch + found.gain)
+        return "ok", f"{subject} grew {grown} and stopped: warm-up, not a leak; {visible(component)} would show"
     if found.shape == "unsteady":
         told = f"{subject} rose {amount(kind, found.gain)} over {cycles}, but not steadily"
         return ("ok", told) if kind == "others" else ("unknown", f"cannot tell: {told}; a longer soak would decide")
