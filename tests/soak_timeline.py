@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kvdiag.feeds.soak import plan_soak
 from kvdiag.model import Allocator, Device, Facts, HostProcess, Mark, Outcome, Phase, Sample, Timeline, Workload
-from tests.builders import GIB, SERVER_PID, START_SECONDS, World, allocator, device, engine, facts, pool, process
+from tests.builders import (
+    GIB,
+    KIB,
+    MIB,
+    SERVER_PID,
+    START_SECONDS,
+    World,
+    allocator,
+    device,
+    engine,
+    facts,
+    pool,
+    process,
+)
 
 LOADS = plan_soak(720.0, Facts()).cycles
 """The cycles of the default soak: an idle one, a load, and so on."""
@@ -141,3 +155,23 @@ class _Soak:
         self._marks.append(
             Mark(at_seconds=self._now, step="soak", cycle=cycle, phase=phase, workload=workload, outcome=outcome)
         )
+
+
+NONE = [0] * len(LOADS)
+
+SOAKS: Mapping[str, Seen] = MappingProxyType(
+    {
+        "healthy": Seen(live=NONE, beside=NONE, host=NONE),
+        "NVML alone": Seen(),
+        "nothing but blocks": Seen(server=None),
+        "torch leaks": Seen(live=after_requests(64 * KIB), beside=NONE, host=NONE),
+        "blocks leak": Seen(blocks=after_requests(1)),
+        "host leaks": Seen(host=after_requests(MIB)),
+        "in idle, too": Seen(server=after_cycles(4 * MIB)),
+        "a neighbour": Seen(others=after_cycles(4 * MIB)),
+        "other traffic": Seen(other_prompts=range(5, 60)),
+        "requests fail": Seen(failing=range(5, 60)),
+        "cut short": Seen(last_cycle=20),
+    }
+)
+"""One soak of every kind."""

@@ -21,8 +21,6 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The seconds of a text such as 12m."""
-        if isinstance(value, float):
-            return value
         found = re.fullmatch(r"(\d{1,6})(s|m|h)", str(value).strip())
         if found is None:
             self.fail(f"{value!r} is no duration: give a whole number and its unit, such as 90s, 12m or 1h", param, ctx)

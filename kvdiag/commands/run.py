@@ -45,7 +45,6 @@ T = TypeVar("T")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
 @click.option(
     "--soak",
-    "soak_seconds",
     type=Duration(LEAST_SECONDS, MOST_SECONDS),
     is_flag=False,
     flag_value="12m",
@@ -65,7 +64,7 @@ def command(
     agent_dir: Path | None,
     force: bool,
     record: Path | None,
-    soak_seconds: float | None,
+    soak: float | None,
     soak_cycle: float | None,
     dry_run: bool,
     reserved_gap_bytes: int,
@@ -97,7 +96,7 @@ def command(
             agent_dir=agent_dir,
             force=force,
             record=record,
-            soak=None if soak_seconds is None else partial(plan_soak, soak_seconds, cycle_seconds=soak_cycle),
+            soak=None if soak is None else partial(plan_soak, soak, cycle_seconds=soak_cycle),
             dry_run=dry_run,
         )
         result = _interruptible(work, record)

@@ -140,7 +140,9 @@ def _shape(
 ) -> Shape:
     levels = [step.level for step in judged if step.cycle.requests]
     if soaked.trend_p >= limits.soak_significance or soaked.per_cycle < least:
-        came_first = soaked.first_touch >= 2.0 * soaked.visible_per_cycle
+        # What came back after all was no first touch.
+        stayed = soaked.first_touch + min(soaked.gain, 0.0)
+        came_first = stayed >= 2.0 * soaked.visible_per_cycle
         return "ended" if came_first and soaked.gain < limits.soak_steady_ratio * soaked.first_touch else "flat"
     half, third = len(levels) // 2, len(levels) // 3
     early, late = theil_sen(levels[: len(levels) - half]), theil_sen(levels[half:])

@@ -102,7 +102,7 @@ def _open_requests(sample: Sample) -> int:
 
 def _too_few(cycles: Sequence[Cycle], fresh: int, limits: Limits) -> str:
     reasons = Counter(cycle.problem for cycle in cycles if cycle.problem is not None).most_common(1)
-    why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else ""
+    why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else "; a longer soak has more"
     return f"{fresh} load cycles of new content can be judged, {limits.soak_cycles} are needed{why}"
 
 

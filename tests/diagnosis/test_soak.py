@@ -108,6 +108,22 @@ def test_too_few_cycles_are_not_judged() -> None:
     assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
 
 
+def test_what_came_back_did_not_stay() -> None:
+    """Memory that rose with the first cycles and is given back later is flat, not grown: seen on a real worker."""
+    # GIVEN 6 MiB that come with the first load and go, with 3 MiB of what was there before, half-way
+    sizes = [0, *[6 * MIB] * 29, *[-3 * MIB] * 30]
+
+    # THEN
+    assert ("flat", -9.0 * MIB) == (judged(sizes).shape, judged(sizes).gain)
+
+
+def judged(sizes: list[int]) -> Soaked:
+    """The same, where it is known to be judged."""
+    found = verdict([*sizes])
+    assert found is not None
+    return found
+
+
 def verdict(sizes: list[int | None]) -> Soaked | None:
     """What is said of readings after the default soak's cycles."""
     return judge(sizes, DEFAULT, DEFAULT_LIMITS, least=DEFAULT_LIMITS.soak_device_bytes)

@@ -11,9 +11,8 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.soak import judge
 from kvdiag.model import StepResult, Timeline
 from tests.builders import KIB, MIB, World, evidence, finding, judged, measured, run, statuses
-from tests.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
+from tests.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
 
-NONE = [0] * len(LOADS)
 PAGE = 2 * MIB
 LEAK = [size // PAGE * PAGE for size in after_requests(0.25 * MIB)]
 """A quarter of a MiB with each request, as the driver's pages show it: 2.3 MiB in the mean load cycle."""
