@@ -8,7 +8,7 @@ export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 
-.PHONY: help demo test bench gpu-check check format lock clean
+.PHONY: help demo test bench bench-diagnosis gpu-check check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -22,6 +22,9 @@ test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM amo
 bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and a real vLLM with the agent and without
 	@$(BIN)/python -m tests.bench.kv_score
 	@$(BIN)/python -m tests.bench.agent_cost || [ $$? = 3 ]
+
+bench-diagnosis: $(VENV)/.dev  ## Print how often a soak calls healthy memory a leak, and how often it finds one
+	@$(BIN)/python -m tests.bench.soak_power
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)
