@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
 from tests.builders import KIB, evidence, finding, measured, step
@@ -54,3 +56,18 @@ def test_a_soak_counts_the_blocks_that_a_real_server_loses() -> None:
     soak = step(actual, "soak")
     assert ("fault", 392, 196) == (soak.status, measured(soak)["blocks_kept"], measured(soak)["requests"])
     assert ("fault", "ok") == (finding(actual, "leak.kv_blocks").status, finding(actual, "leak.host").status)
+
+
+def test_a_soak_finds_the_process_that_keeps_host_memory() -> None:
+    """128 KiB of each request stay in the engine core: it is named, measured to 2 %, and nobody else is blamed."""
+    # GIVEN
+    timeline, facts = read_trace(TRACES / "vllm-0.32.0-soak-host-leak.jsonl.gz")
+
+    # WHEN
+    actual = diagnose(timeline, facts)
+
+    # THEN
+    found = finding(actual, "leak.host")
+    assert ("suspect", "VLLM::EngineCore 22323") == (found.status, evidence(found)["holder"])
+    assert pytest.approx(128 * KIB, rel=0.02) == evidence(found)["growth_per_request"]
+    assert {"leak.host"} == {one.id for one in actual.findings if one.status in ("suspect", "fault")}

@@ -109,6 +109,9 @@ class Limits:
     soak_cycles: int = 12
     """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
 
+    soak_idle_cycles: int = 4
+    """Idle cycles beside nine load cycles (twelve less the first touch) without which the two cannot be told apart."""
+
     soak_warmup_ratio: float = 0.25
     soak_warmup_cycles: int = 3
     """Load cycles left out as first touch: this share, at least so many. With them an allocator's ratchet is called a

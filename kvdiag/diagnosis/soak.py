@@ -7,7 +7,6 @@ memory each of them calls up to every series a leak (`tests/bench/soak_power.py`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -97,15 +96,17 @@ def judge(
     """
     steps = _steps(readings, cycles)
     fresh = [place for place, step in enumerate(steps) if step.cycle.fresh]
-    warmup = max(limits.soak_warmup_cycles, len(fresh) // round(1 / limits.soak_warmup_ratio))
+    warmup = max(limits.soak_warmup_cycles, int(len(fresh) * limits.soak_warmup_ratio))
     if len(fresh) < limits.soak_cycles:
         return None
     # Idle cycles count from the last warm-up cycle on, repeated contents not at all but in their own comparison.
     judged = [step for step in steps[fresh[warmup - 1] + 1 : fresh[-1] + 1] if not step.cycle.repeated]
     load = [step for step in judged if step.cycle.requests]
     idle = [step for step in judged if not step.cycle.requests]
+    if len(idle) < limits.soak_idle_cycles:
+        return None
     levels = [step.level for step in load]
-    noise = pstdev([step.rise for step in idle]) if len(idle) > 1 else math.inf
+    noise = pstdev([step.rise for step in idle])
     least = max(least, limits.soak_host_deviations * noise / len(levels)) if noisy else least
     soaked = Soaked(
         shape="flat",
@@ -113,7 +114,7 @@ def judge(
         idle_cycles=len(idle),
         requests_per_cycle=fmean(step.cycle.requests for step in load),
         per_cycle=theil_sen(levels),
-        per_idle_cycle=fmean(step.rise for step in idle) if idle else 0.0,
+        per_idle_cycle=fmean(step.rise for step in idle),
         per_request=_per_request(load, idle),
         gain=levels[-1] - levels[0],
         first_touch=levels[0],
@@ -186,7 +187,7 @@ def _beyond(step: _Step, soaked: Soaked) -> float:
 
 def _per_request(load: Sequence[_Step], idle: Sequence[_Step]) -> float:
     """What a request leaves behind beyond what an idle cycle would have brought."""
-    aside = fmean(step.rise for step in idle) if idle else 0.0
+    aside = fmean(step.rise for step in idle)
     return sum(step.rise - aside for step in load) / sum(step.cycle.requests for step in load)
 
 

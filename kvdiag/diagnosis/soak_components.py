@@ -68,14 +68,15 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
     )
     fresh = sum(cycle.fresh for cycle in cycles)
     if fresh < limits.soak_cycles:
-        return Soak(cycles=cycles, problem=_too_few(cycles, fresh, limits))
+        few = f"{fresh} load cycles of new content can be judged, {limits.soak_cycles} are needed"
+        return Soak(cycles=cycles, problem=f"{few}{_why(cycles)}")
     readings = _readings(timeline, facts, spans, floors)
     components = []
     for (kind, who), series in sorted(readings.items(), key=lambda one: (ORDER.index(one[0][0]), one[0][1])):
         found = judge(series, cycles, limits, least=_least(kind, limits), noisy=kind == "host")
         if found is not None:
             components.append(Component(kind=kind, who=who, soaked=found))
-    problem = None if components else "no component was read after enough cycles"
+    problem = None if components else f"nothing was read after enough load and idle cycles{_why(cycles)}"
     held = [floor.blocks for floor in floors if floor is not None and floor.blocks is not None]
     kept = held[-1] - held[0] if held else None
     return Soak(cycles=cycles, problem=problem, components=tuple(components), blocks_kept=kept)
@@ -100,10 +101,10 @@ def _open_requests(sample: Sample) -> int:
     return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
 
 
-def _too_few(cycles: Sequence[Cycle], fresh: int, limits: Limits) -> str:
+def _why(cycles: Sequence[Cycle]) -> str:
+    """What spoilt most of the cycles, as the end of a sentence."""
     reasons = Counter(cycle.problem for cycle in cycles if cycle.problem is not None).most_common(1)
-    why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else "; a longer soak has more"
-    return f"{fresh} load cycles of new content can be judged, {limits.soak_cycles} are needed{why}"
+    return f": {reasons[0][0]} (in {reasons[0][1]} of {len(cycles)} cycles)" if reasons else "; a longer soak has more"
 
 
 def _floor(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> IdleFloor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -103,6 +104,15 @@ def test_too_few_cycles_are_not_judged() -> None:
     """Eleven load cycles of new content give no answer at all."""
     # GIVEN idle and load in turns, up to the eleventh load
     cycles = DEFAULT[: 2 * (DEFAULT_LIMITS.soak_cycles - 1)]
+
+    # THEN
+    assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
+
+
+def test_without_idle_cycles_nothing_is_judged() -> None:
+    """Where somebody else came in every idle cycle, load has nothing to be compared with."""
+    # GIVEN
+    cycles = [cycle if cycle.requests else replace(cycle, problem="other traffic") for cycle in DEFAULT]
 
     # THEN
     assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None

@@ -168,6 +168,11 @@ def test_what_only_new_content_grows_is_a_cache() -> None:
             "10 load cycles of new content can be judged, 12 are needed: it was cut short (in 1 of 21 cycles)",
             id="cut short",
         ),
+        pytest.param(
+            replace(ALL, other_prompts=range(0, 60, 2)),
+            "nothing was read after enough load and idle cycles: other traffic (in 30 of 60 cycles)",
+            id="other traffic in idle cycles",
+        ),
     ],
 )
 def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
