@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.soak import judge
 from kvdiag.model import StepResult, Timeline
+from kvdiag.outputs.jsondoc import document
 from tests.builders import KIB, MIB, World, evidence, finding, judged, measured, run, statuses
 from tests.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
 
@@ -237,3 +242,41 @@ def test_soak_that_cannot_tell_hides_nothing() -> None:
 def test_soak_that_was_not_asked_for_is_no_step() -> None:
     """A run without it lists four steps."""
     assert ["baseline", "single_request", "concurrent", "long_context"] == [one.id for one in judged().steps]
+
+
+sizes = st.lists(st.integers(-(2**30), 2**30), min_size=len(LOADS), max_size=len(LOADS))
+places = st.sets(st.integers(0, len(LOADS) - 1), max_size=20)
+
+
+@settings(deadline=None, max_examples=20)
+@given(sizes, st.none() | sizes, st.none() | sizes, places, places, places)
+def test_any_soak_is_judged(
+    server: list[int],
+    live: list[int] | None,
+    host: list[int] | None,
+    other: set[int],
+    failing: set[int],
+    lost: set[int],
+) -> None:
+    """Whatever the readings are, and whichever marks are missing, there is a verdict, and a valid document."""
+    # GIVEN
+    whole = soak(
+        Seen(
+            server=server,
+            live=live,
+            beside=live,
+            host=host and [abs(size) for size in host],
+            other_prompts=other,
+            failing=failing,
+        )
+    )
+    marks = tuple(mark for place, mark in enumerate(whole.marks) if place // 5 not in lost)
+
+    # WHEN
+    actual = diagnose(Timeline(samples=whole.samples, marks=marks), facts_of())
+
+    # THEN
+    assert actual.steps[-1].summary
+    json.dumps(document(actual), allow_nan=False)
+    written = [one.value for each in actual.findings for one in each.evidence if isinstance(one.value, float)]
+    assert all(map(math.isfinite, written))
