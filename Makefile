@@ -26,6 +26,7 @@ bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and a real v
 bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported incidents, healthy servers and leaks (minutes)
 	@$(BIN)/python -m tests.bench.diagnosis_score
 	@$(BIN)/python -m tests.bench.fleet_power
+	@$(BIN)/python -m tests.bench.soak_power
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)

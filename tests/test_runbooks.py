@@ -15,6 +15,7 @@ import click
 import pytest
 
 from kvdiag.commands import cli
+from kvdiag.diagnosis import soak_verdicts
 from kvdiag.diagnosis.fleet import verdicts as fleet_verdicts
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
@@ -130,6 +131,13 @@ def test_every_evidence_name_is_explained(verdict: str) -> None:
     """What a verdict can show as evidence is explained where its runbook says how to read it."""
     explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
     assert evidence_names()[verdict] <= explained
+
+
+def test_every_figure_of_a_soak_is_explained() -> None:
+    """The leaks that a soak calls share one list of evidence, which the index explains."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    explained = index.partition("## What a soak shows")[2].partition("\n## ")[0]
+    assert names_given(soak_verdicts) <= set(re.findall(r"`([a-z_]+)`", explained))
 
 
 def test_every_figure_of_a_post_mortem_is_explained() -> None:

@@ -6,24 +6,27 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kvdiag.commands.connect import Connection, agent_reader, connect
+from kvdiag.commands.duration import Duration
 from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.steps import STEPS
+from kvdiag.diagnosis.steps import SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed, Progress
 from kvdiag.feeds.live import AllocatorReading, Clock, Pace, Recorder, Sampler
 from kvdiag.feeds.plan import plan
-from kvdiag.feeds.requests import Requests
+from kvdiag.feeds.requests import Requests, Speed
+from kvdiag.feeds.soak import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.feeds.vocabulary import token_ids
 from kvdiag.model import Facts, Timeline
@@ -40,6 +43,15 @@ T = TypeVar("T")
 @agent_option
 @click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
+@click.option(
+    "--soak",
+    type=Duration(LEAST_SECONDS, MOST_SECONDS),
+    is_flag=False,
+    flag_value="12m",
+    metavar="[DURATION]",
+    help="After the steps look for slow leaks: load and idle cycles in turns, for 12m or so long (5m to 2h).",
+)
+@click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds of each of its cycles.")
 @click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
 @limit_options
 @output_option
@@ -52,6 +64,8 @@ def command(
     agent_dir: Path | None,
     force: bool,
     record: Path | None,
+    soak: float | None,
+    soak_cycle: float | None,
     dry_run: bool,
     reserved_gap_bytes: int,
     output: str,
@@ -64,7 +78,8 @@ def command(
     3 concurrent       ten of 2K tokens: growth must match their tokens
     4 long context     one of 16K tokens: growth must be linear
 
-    Takes about a minute. The server should have no other traffic.
+    Takes about a minute. The server should have no other traffic. With --soak a fifth follows: load and idle cycles in
+    turns, for leaks that a minute cannot show.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
@@ -81,6 +96,7 @@ def command(
             agent_dir=agent_dir,
             force=force,
             record=record,
+            soak=None if soak is None else partial(plan_soak, soak, cycle_seconds=soak_cycle),
             dry_run=dry_run,
         )
         result = _interruptible(work, record)
@@ -109,11 +125,14 @@ async def _run(
     agent_dir: Path | None,
     force: bool,
     record: Path | None,
+    soak: Callable[[Facts, Speed | None], SoakPlan] | None,
     dry_run: bool,
 ) -> tuple[Timeline, Facts] | None:
     async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure, forced=force) as connection:
         if dry_run:
             _print_plan(connection.facts)
+            if soak is not None:
+                _print_soak(soak(connection.facts, None))
             return None
         with ExitStack() as stack:
             trace = None if record is None else stack.enter_context(TraceWriter(record, connection.facts))
@@ -121,7 +140,7 @@ async def _run(
             agents = agent_reader(agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
-            return await _active(connection, agents, Recorder(trace), tell), connection.facts
+            return await _active(connection, agents, Recorder(trace), tell, soak), connection.facts
 
 
 async def _active(
@@ -129,6 +148,7 @@ async def _active(
     agents: Patient[AllocatorReading] | None,
     recorder: Recorder,
     tell: Callable[[Progress], None],
+    soak: Callable[[Facts, Speed | None], SoakPlan] | None,
 ) -> Timeline:
     model = connection.facts.model
     if model is None:
@@ -153,6 +173,7 @@ async def _active(
         recorder=recorder,
         clock=clock,
         progress=tell,
+        soak=None if soak is None else partial(soak, connection.facts),
     )
     return await feed.run()
 
@@ -168,3 +189,20 @@ def _print_plan(facts: Facts) -> None:
         click.echo(f"{number} {planned.step.id}: {what}")
         for note in planned.notes:
             click.echo(f"  {note}")
+
+
+def _print_soak(soak: SoakPlan) -> None:
+    loads = [one for one in soak.cycles if one.requests]
+    new, repeated = [one for one in loads if not one.repeated], [one for one in loads if one.repeated]
+    *doses, largest = sorted({one.requests for one in new})
+    click.echo(
+        f"{len(STEPS) + 1} {SOAK.id}: {len(new)} x {', '.join(map(str, doses))} or {largest} requests of "
+        f"{new[0].prompt_tokens:,} tokens, {new[0].max_tokens} generated, "
+        f"{len(repeated)} x {repeated[0].requests} that repeat their contents"
+    )
+    click.echo(
+        f"  {len(soak.cycles) - len(loads)} idle cycles between them, {soak.cycle_seconds:.3g} s each, "
+        f"{soak.seconds / 60:.3g} min; in all {soak.requests:,} requests, {soak.tokens:,} tokens"
+    )
+    for note in soak.notes:
+        click.echo(f"  {note}")

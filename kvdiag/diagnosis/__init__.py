@@ -8,7 +8,8 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.observe import server_devices, server_uuids
 from kvdiag.diagnosis.rules import RULES
-from kvdiag.diagnosis.steps import STEPS
+from kvdiag.diagnosis.soak_components import SOAK_WARMUP
+from kvdiag.diagnosis.steps import SOAK, STEPS
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
@@ -24,7 +25,9 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     it is listed, and the outputs name what the verdict leaves out.
     """
     stepped = bool(timeline.marks) or _cut_off(facts)
-    steps = tuple(step.judge(timeline, facts, limits) for step in STEPS) if stepped else ()
+    soaking = any(mark.step in (SOAK.id, SOAK_WARMUP) for mark in timeline.marks)
+    asked = (*STEPS, SOAK) if soaking else STEPS
+    steps = tuple(step.judge(timeline, facts, limits) for step in asked) if stepped else ()
     findings = tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(

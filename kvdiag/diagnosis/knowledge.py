@@ -44,7 +44,7 @@ KNOWLEDGE: Mapping[str, Entry] = {
         likely_cause="Tensors kept alive by references: caches without a bound, logits or hidden states collected, "
         "a LoRA or multimodal cache.",
         confirm="Repeat the largest request: growth of 0 means high-water mark, not leak. `gc.collect()` inside the "
-        "worker lowers allocated bytes where only the collector is late.",
+        "worker lowers allocated bytes where only the collector is late. `kvdiag run --soak` sees 128 KiB a cycle.",
         remedy="Bound or disable the cache that grows; restart the worker until then; leave more headroom to "
         "win time (lower --gpu-memory-utilization, or --kv-cache-memory-bytes where that sizes the pool).",
     ),
@@ -54,7 +54,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         likely_cause="Allocations beside torch's allocator: NCCL or custom all-reduce buffers, CUDA graphs captured "
         "late, a library that calls cudaMalloc itself. Without torch's statistics a tensor leak looks the same.",
         confirm="Compare torch.cuda.memory_reserved() in the worker before and after 100 equal requests: flat means "
-        "outside torch, rising means torch holds it (leak.device_torch).",
+        "outside torch, rising means torch holds it (leak.device_torch). `kvdiag run --soak` tells what requests add "
+        "from what grows while nothing runs.",
         remedy="Upgrade or disable the library or feature that was added last; restart the engine before the memory is "
         "gone: headroom divided by growth per request tells how many requests are left.",
     ),
@@ -63,8 +64,9 @@ KNOWLEDGE: Mapping[str, Entry] = {
         symptom="Host memory of one of the server's processes rises for hours, until the kernel ends it.",
         likely_cause="Buffers outside Python (a transport, NCCL, malloc's arenas), a cache without a bound, or objects "
         "kept per request; a bounded cache that still fills looks the same.",
-        confirm="Anonymous memory (not page cache) of each process over hours, at equal load; `malloc_trim(0)` gives "
-        "back what arenas keep, and a cache stops at its bound.",
+        confirm="`kvdiag run --soak` in minutes: load cycles against idle ones, new contents against repeated ones, "
+        "which no cache keeps twice. Else anonymous memory (not page cache) of each process over hours, at equal load. "
+        "`malloc_trim(0)` gives back what arenas keep, and a cache stops at its bound.",
         remedy="Bound or disable the cache or transport that grows; restart before the limit is met; raise the "
         "container's memory limit to win time.",
     ),

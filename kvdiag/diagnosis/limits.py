@@ -106,6 +106,64 @@ class Limits:
     device_deceleration_ratio: float = 0.5
     """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
 
+    soak_cycles: int = 12
+    """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
+
+    soak_idle_cycles: int = 4
+    """Idle cycles beside nine load cycles (twelve less the first touch) without which the two cannot be told apart."""
+
+    soak_warmup_ratio: float = 0.25
+    soak_warmup_cycles: int = 3
+    """Load cycles left out as first touch: this share, at least so many. With them an allocator's ratchet is called a
+    leak every time, without them in 2 of 1,000."""
+
+    soak_significance: float = 0.01
+    """Chance of as many rises between load cycles without a trend (Mann-Kendall)."""
+
+    soak_load_significance: float = 0.01
+    """Chance that load cycles rise above the idle ones between them by luck (Mann-Whitney): of a neighbour that grows
+    the trend alone accuses the server in 93 of 100 soaks, at 5 % this does in 7 of 100, at 1 % in 1."""
+
+    soak_device_bytes: int = MIB
+    """Least growth per load cycle that counts where the driver's 2-MiB pages are read: a page every other cycle."""
+
+    soak_host_bytes: int = 256 * 2**10
+    """The same for host memory, which moves by malloc's own 128-KiB steps and pages of page tables."""
+
+    soak_host_deviations: float = 3.0
+    """For host memory also: so many deviations of the idle cycles' noise, over the number of cycles."""
+
+    soak_steady_ratio: float = 0.5
+    """The later half's slope over the earlier's, and the last third's gain over its share of the slope: below it growth
+    comes to an end."""
+
+    soak_ended_ratio: float = 0.25
+    """The same ratio below which growth has come to an end; between the two it cannot be told."""
+
+    soak_dose_significance: float = 0.05
+    """Chance that the largest dose leaves more than the smallest by luck: evidence beside the verdict, no gate."""
+
+    soak_block_cycles: int = 6
+    """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
+    that are collected now and then the trend alone accuses a third."""
+
+    soak_most_blocks: int = 6
+    """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
+
+    soak_background_ratio: float = 0.7
+    """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
+
+    soak_certain_blocks: int = 5
+    """Blocks of readings from which a rising host memory is a fault, up to there a suspect: fewer may all lie within
+    one period of a collector."""
+
+    soak_content_ratio: float = 0.25
+    """Growth per request of repeated content over that of new content below which contents are kept, not requests."""
+
+    soak_visible_deviations: float = 2.0
+    """Deviations of the idle cycles' steps that make the smallest leak per cycle that would have shown; at least twice
+    what counts, since half of the leaks of just that size measure smaller."""
+
     banks: tuple[Bank, ...] = BANKS
     """The time scales of growth that is watched and not provoked, the shortest first: none sees 50 MB/h in an hour."""
 

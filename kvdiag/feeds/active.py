@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.observe import published_since
+from kvdiag.diagnosis.soak_components import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.steps import SOAK
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
 from kvdiag.feeds.plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.requests import Requests, Speed
-from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline
+from kvdiag.feeds.seen import crowded, engine_samples, idle_streak, is_engine_reading, open_requests, tokens_counted
+from kvdiag.feeds.soak import SoakPlan
+from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SECONDS = 1.0
@@ -25,9 +29,6 @@ SETTLED_SAMPLES = 3
 
 WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
 """Readings of a load with all its requests resident without which it is offered once more."""
-
-CROWDED_SAMPLES = 3
-"""Readings under load of which each has to show somebody waiting before a longer one is not tried."""
 
 MOST_OFFERS = 3
 """Times that a load is offered, each time held longer, until it is seen whole. A server on a busy machine may take half
@@ -55,6 +56,18 @@ STEP_SECONDS = 120.0
 
 LOST_SAMPLES = 5
 """Failed readings in a row after which the server counts as gone and nothing more is offered."""
+
+SPOILT_CYCLES = 3
+"""Cycles of a soak in a row with other traffic or failed requests, after which it is given up."""
+
+SETTLING_SECONDS = 1.0
+"""Of a cycle of a soak, for its readings: five of the engine, one of the host and one of the devices."""
+
+LATE_RATIO = 1.5
+"""Of a soak's planned time: on a server that is slower than it was measured no further cycle begins then."""
+
+NOTHING = Outcome(completed=0, failed=0, prompt_tokens=0, generated_tokens=0)
+"""What becomes of a cycle without requests."""
 
 WARMUP = "warmup"
 WARMUP_PROMPT_TOKENS = 512
@@ -88,8 +101,10 @@ class ActiveFeed:
         recorder: Recorder,
         clock: Clock,
         progress: Callable[[Progress], None],
+        soak: Callable[[Speed | None], SoakPlan] | None = None,
     ) -> None:
-        """Keep the parts; nothing is offered yet."""
+        """Keep the parts; nothing is offered yet. `soak` plans what follows the steps, for a server of that speed."""
+        self._soak = soak
         self._steps = steps
         self._facts = facts
         self._sampler = sampler
@@ -124,12 +139,14 @@ class ActiveFeed:
 
     async def _offer_all(self) -> None:
         await self._wait_for_quiet()
-        total = len(self._steps)
+        total = len(self._steps) + (self._soak is not None)
         planned: tuple[PlannedStep, ...] = ()
-        if not self._facts.forced and _engine_samples(self._recorder.since(0))[-1].engines_idle is None:
+        speed: Speed | None = None
+        if not self._facts.forced and engine_samples(self._recorder.since(0))[-1].engines_idle is None:
             # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
             self._tell(1, total, self._steps[0].title, "warming up")
-            planned = plan(self._steps, self._facts, await self._warm_up())
+            speed = await self._warm_up()
+            planned = plan(self._steps, self._facts, speed)
         for number, step in enumerate(self._steps, start=1):
             if step.workload.requests == 0:
                 self._tell(number, total, step.title)
@@ -137,23 +154,63 @@ class ActiveFeed:
                 continue
             if not planned:
                 self._tell(number, total, step.title, "warming up")
-                planned = plan(self._steps, self._facts, await self._warm_up())
+                speed = await self._warm_up()
+                planned = plan(self._steps, self._facts, speed)
             await self._run_step(next(one for one in planned if one.step is step), number, total)
+        if self._soak is not None:
+            self._tell(total, total, SOAK.title, "warming up")
+            await self._run_soak(self._soak(speed if planned else await self._warm_up()), total)
+
+    async def _run_soak(self, soak: SoakPlan, number: int) -> None:
+        """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""
+        for cycle, workload in enumerate(soak.warmup):
+            self._mark(SOAK_WARMUP, cycle, "begin", workload=workload)
+            self._mark(SOAK_WARMUP, cycle, "offer")
+            self._mark(SOAK_WARMUP, cycle, "release", outcome=await self._load(workload))
+            await self._settle()
+            self._mark(SOAK_WARMUP, cycle, "end")
+        spoilt, latest = 0, self._clock.now_seconds() + LATE_RATIO * soak.seconds
+        for cycle, workload in enumerate(soak.cycles):
+            minutes = (len(soak.cycles) - cycle) * soak.cycle_seconds / 60.0
+            detail = f"cycle {cycle + 1} of {len(soak.cycles)}, {minutes:.0f} min left"
+            self._tell(number, number, SOAK.title, detail)
+            await self._soak_cycle(workload, cycle, soak)
+            span = self._recorder.timeline().spans(SOAK.id)[-1]
+            spoilt = spoilt + 1 if disturbance(self._recorder.timeline(), span) else 0
+            if spoilt >= SPOILT_CYCLES or self._clock.now_seconds() > latest:
+                return
+
+    async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
+        """One cycle of the planned length, and a reading of everything at its end."""
+        settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
+        rest_seconds = self._clock.now_seconds() + soak.cycle_seconds - settling_seconds
+        self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
+        self._mark(SOAK.id, cycle, "offer")
+        outcome = NOTHING
+        if workload.requests:
+            outcome = await self._load(workload)
+            self._mark(SOAK.id, cycle, "release", outcome=outcome)
+        await self._checked_wait(lambda _: False, max(rest_seconds - self._clock.now_seconds(), 0.0))
+        if not workload.requests:
+            self._mark(SOAK.id, cycle, "release", outcome=outcome)
+        await self._sampler.read_host()
+        await self._settle(publications=True)
+        self._mark(SOAK.id, cycle, "end")
 
     async def _wait_for_quiet(self) -> None:
         """Refuse where somebody else's requests would be measured as ours."""
         first = self._recorder.count
-        seen = await self._recorder.wait_for(lambda samples: len(_engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
+        seen = await self._recorder.wait_for(lambda samples: len(engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
         await asyncio.sleep(QUIET_SECONDS)
-        samples = _engine_samples(self._recorder.since(first))
+        samples = engine_samples(self._recorder.since(first))
         if any(engine.asleep for sample in samples for engine in sample.engines or ()):
             raise KvdiagError("the engine is asleep, its pool and weights are not on the device: wake it up first")
         if self._facts.forced or not seen:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
             raise KvdiagError(f"the server's own figures cannot be used: {unreadable}")
-        busy = max((_open_requests(sample) for sample in samples), default=0)
-        if busy or _tokens(samples[0]) != _tokens(samples[-1]):
+        busy = max((open_requests(sample) for sample in samples), default=0)
+        if busy or tokens_counted(samples[0]) != tokens_counted(samples[-1]):
             what = f"{busy} requests run or wait" if busy else "tokens are being generated"
             raise KvdiagError(
                 f"the server has other traffic ({what}): the steps would measure it as theirs; "
@@ -217,26 +274,26 @@ class ActiveFeed:
         Seen is a load that enough readings saw with all of its requests resident.
         """
         step, first = planned.step.id, self._recorder.count
-        self._mark(step, cycle, "begin", planned=planned)
+        self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
         # Growth over cycles is judged by what there was before the first and after each.
         await self._settle(publications=planned.cycles > 1 and cycle == 0)
         self._mark(step, cycle, "offer")
-        outcome = await self._load(planned)
+        outcome = await self._load(planned.workload)
         self._mark(step, cycle, "release", outcome=outcome)
         await self._settle(publications=planned.cycles > 1)
         self._mark(step, cycle, "end")
         samples = self._recorder.since(first)
         whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
-        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and _crowded(samples))
+        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and crowded(samples))
 
-    async def _load(self, planned: PlannedStep) -> Outcome:
+    async def _load(self, workload: Workload) -> Outcome:
         try:
             async with asyncio.timeout(STEP_SECONDS):
-                return await self._requests.offer(planned.workload)
+                return await self._requests.offer(workload)
         except TimeoutError:
             return Outcome(
                 completed=0,
-                failed=planned.workload.requests,
+                failed=workload.requests,
                 prompt_tokens=0,
                 generated_tokens=0,
                 errors=(f"given up after {STEP_SECONDS:.0f} s",),
@@ -254,16 +311,16 @@ class ActiveFeed:
         first = self._recorder.count
 
         def settled(_: list[Sample]) -> bool:
-            return _idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
+            return idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
 
         def told(_: list[Sample]) -> bool:
             samples = self._recorder.since(first)
-            return _idle_streak(samples) >= SETTLED_SAMPLES or len(_engine_samples(samples)) >= SETTLE_READINGS
+            return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
             await self._checked_wait(told, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
-            self._impatient = _idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
+            self._impatient = idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
             await self._sampler.read_devices(processes=True)
         if publications and any(sample.allocators for sample in self._recorder.since(-RECENT_SAMPLES)):
@@ -273,7 +330,7 @@ class ActiveFeed:
                 PUBLICATION_SECONDS,
             )
         # One more engine reading, so that these readings lie inside the idle stretch.
-        await self._checked_wait(lambda samples: _idle_streak(samples) >= 1, self._settle_seconds)
+        await self._checked_wait(lambda samples: idle_streak(samples) >= 1, self._settle_seconds)
 
     async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
         found = await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
@@ -283,7 +340,7 @@ class ActiveFeed:
 
     def _lost(self) -> bool:
         """Whether the engine's last readings all failed."""
-        readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if _is_engine_reading(sample)]
+        readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
 
@@ -293,8 +350,9 @@ class ActiveFeed:
         cycle: int,
         phase: Phase,
         *,
-        planned: PlannedStep | None = None,
+        workload: Workload | None = None,
         outcome: Outcome | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self._recorder.add(
             Mark(
@@ -302,9 +360,9 @@ class ActiveFeed:
                 step=step,
                 cycle=cycle,
                 phase=phase,
-                workload=None if planned is None else planned.workload,
+                workload=workload,
                 outcome=outcome,
-                notes=() if planned is None else planned.notes,
+                notes=notes,
             )
         )
 
@@ -317,40 +375,3 @@ def _alone(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _crowded(samples: list[Sample]) -> bool:
-    """Whether some of our requests waited as long as the load lasted: held longer they would wait longer."""
-    loaded = [sample for sample in _engine_samples(samples) if _open_requests(sample)]
-    waiting = [sample for sample in loaded if any(engine.requests_waiting for engine in sample.engines or ())]
-    return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
-
-
-def _is_engine_reading(sample: Sample) -> bool:
-    return sample.engines is not None or any(gap.source == "vllm" for gap in sample.gaps)
-
-
-def _engine_samples(samples: list[Sample]) -> list[Sample]:
-    return [sample for sample in samples if sample.engines is not None]
-
-
-def _idle_streak(samples: list[Sample]) -> int:
-    """How many of the newest engine readings in a row show idle engines and no request of ours."""
-    streak = 0
-    for sample in reversed(samples):
-        if not _is_engine_reading(sample):
-            continue
-        if not sample.engines_idle or (sample.load is not None and sample.load.requests):
-            break
-        streak += 1
-    return streak
-
-
-def _open_requests(sample: Sample) -> int:
-    return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
-
-
-def _tokens(sample: Sample) -> int:
-    return sum(
-        (engine.prompt_tokens_total or 0) + (engine.generation_tokens_total or 0) for engine in sample.engines or ()
-    )

@@ -161,11 +161,8 @@ class Sampler:
             await self.read_devices(processes=number % every == 0)
 
     async def _host_loop(self) -> None:
-        pids = self._facts.server_pids
         async for _ in ticks(self._pace.host_seconds):
-            if pids is not None:
-                processes, gaps = await asyncio.to_thread(host.read, pids)
-                self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
+            await self.read_host()
 
     async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
         async for _ in ticks(self._pace.agent_seconds):
@@ -174,6 +171,12 @@ class Sampler:
             self._recorder.add(
                 Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
             )
+
+    async def read_host(self) -> None:
+        """One reading of the server's processes on the host, where they are known."""
+        if self._facts.server_pids is not None:
+            processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
+            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""

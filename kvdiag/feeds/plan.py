@@ -47,7 +47,7 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
 def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server admits that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
-    workload, notes = _admitted(longer, facts)
+    workload, notes = admitted(longer, facts)
     note = f"offered again with {workload.max_tokens} tokens generated: the first load was not seen whole"
     return replace(planned, workload=workload, notes=(*notes, note))
 
@@ -55,7 +55,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     if not step.workload.requests:
         return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
-    workload, notes = _admitted(_held(step.workload, speed), facts)
+    workload, notes = admitted(_held(step.workload, speed), facts)
     cycles = _cycles(step, workload, speed)
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: this server takes longer for each",)
@@ -71,7 +71,7 @@ def _held(workload: Workload, speed: Speed | None) -> Workload:
     return replace(workload, max_tokens=min(max(tokens, LEAST_OUTPUT_TOKENS), MOST_OUTPUT_TOKENS))
 
 
-def _admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
+def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
     """The workload cut to the longest request that the server admits and that its pool can hold."""
     limits = [(facts.max_model_len_tokens, "the server admits {} tokens a request")]
     limits += [

@@ -44,6 +44,14 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """What is asked, and the salt that keeps prefix caches from knowing it."""
+
+    token_ids: list[int]
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
     """A request that is over: its tokens, or why it failed."""
 
@@ -55,10 +63,11 @@ class _Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast one request alone is: seconds to its first token, tokens per second after it."""
+    """How fast one request alone is: seconds to its first token, tokens per second after it, and before it."""
 
     first_token_seconds: float
     tokens_per_second: float
+    prompt_tokens_per_second: float = 1e6
 
 
 class Requests:
@@ -79,6 +88,7 @@ class Requests:
         self._token_ids = token_ids
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - unpredictable enough to miss every prefix
         self._open: dict[int, _Open] = {}
+        self._repeated: list[_Prompt] = []
         self._numbers = 0
 
     def load(self) -> Load:
@@ -96,14 +106,18 @@ class Requests:
         if done.error is not None or done.first_token_seconds is None or done.decode_seconds is None:
             return done.error or "the server answered without a token"
         rate = (done.generated_tokens - 1) / done.decode_seconds if done.decode_seconds > 0 else 1000.0
-        return Speed(first_token_seconds=done.first_token_seconds, tokens_per_second=max(rate, 0.1))
+        return Speed(
+            first_token_seconds=done.first_token_seconds,
+            tokens_per_second=max(rate, 0.1),
+            prompt_tokens_per_second=prompt_tokens / max(done.first_token_seconds, 1e-3),
+        )
 
     async def offer(self, workload: Workload) -> Outcome:
         """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._send(workload.prompt_tokens, workload.max_tokens))
-                for _ in range(workload.requests)
+                group.create_task(self._send(workload.prompt_tokens, workload.max_tokens, prompt))
+                for prompt in self._prompts(workload)
             ]
         done = [task.result() for task in tasks]
         failed = [one for one in done if one.error is not None]
@@ -115,12 +129,24 @@ class Requests:
             errors=tuple(dict.fromkeys(one.error for one in failed if one.error is not None))[:4],
         )
 
-    async def _send(self, prompt_tokens: int, max_tokens: int) -> _Done:
+    def _prompts(self, workload: Workload) -> list[_Prompt | None]:
+        """A prompt for each request, those of the last repeated workload where it is repeated; `None` for a new one."""
+        if not workload.repeated:
+            return [None] * workload.requests
+        known = [one for one in self._repeated if len(one.token_ids) == workload.prompt_tokens]
+        known += [self._new_prompt(workload.prompt_tokens) for _ in range(workload.requests - len(known))]
+        self._repeated = known
+        return [*known[: workload.requests]]
+
+    def _new_prompt(self, tokens: int) -> _Prompt:
+        return _Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
+
+    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: _Prompt | None = None) -> _Done:
         self._numbers += 1
         number, request = self._numbers, _Open(prompt_tokens=prompt_tokens)
         self._open[number] = request
         try:
-            return await self._stream(request, max_tokens)
+            return await self._stream(request, max_tokens, prompt or self._new_prompt(prompt_tokens))
         except httpx2.HTTPError as error:
             return _Done(generated_tokens=request.generated_tokens, error=explain(error))
         except Unreadable as error:
@@ -128,17 +154,17 @@ class Requests:
         finally:
             self._open.pop(number, None)
 
-    async def _stream(self, request: _Open, max_tokens: int) -> _Done:
+    async def _stream(self, request: _Open, max_tokens: int, prompt: _Prompt) -> _Done:
         body = {
             "model": self._model,
-            "prompt": self._random.choices(self._token_ids, k=request.prompt_tokens),
+            "prompt": prompt.token_ids,
             "max_tokens": max_tokens,
             "min_tokens": max_tokens,
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "cache_salt": secrets.token_hex(16),
+            "cache_salt": prompt.cache_salt,
         }
         sent = time.monotonic()
         first: float | None = None

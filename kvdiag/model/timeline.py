@@ -91,13 +91,15 @@ class Sample:
 class Workload:
     """Requests that a test step offers at once: unique random prompts, all generating `max_tokens`.
 
-    `hold_seconds` is how long all of them should be resident together, so that several samples see them.
+    `hold_seconds` is how long all of them should be resident together, so that several samples see them. `repeated`:
+    the prompts are the same at each such workload, salt and all.
     """
 
     requests: int
     prompt_tokens: int
     max_tokens: int
     hold_seconds: float = 0.0
+    repeated: bool = False
 
     def __post_init__(self) -> None:
         """Refuse negative amounts."""

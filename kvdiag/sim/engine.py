@@ -58,6 +58,8 @@ class Engine:
         self._random = random.Random(seed)
         self._resident: list[Block] = []
         self._requests_seen = 0
+        self._kept_bytes = 0
+        self._kept_pages_bytes = 0
         self._outputs: dict[Request, Outputs] = {}
         self._aborts: list[Request] = []
         self._work = asyncio.Event()
@@ -222,5 +224,7 @@ class Engine:
         if self._requests_seen < len(self.story.lazy_bytes):
             self.gpu.take(self.process, self.story.lazy_bytes[self._requests_seen])
         self._requests_seen += 1
-        if self.story.device_bytes_kept_per_request:
-            self.gpu.take(self.process, self.story.device_bytes_kept_per_request)
+        self._kept_bytes += self.story.device_bytes_kept_per_request
+        if self._kept_bytes > self._kept_pages_bytes:
+            # cudaMalloc serves what is small from a page that it has, and takes another when that is full.
+            self._kept_pages_bytes += self.gpu.take(self.process, self._kept_bytes - self._kept_pages_bytes)

@@ -174,6 +174,43 @@ def test_dry_run_offers_nothing(drill: Client) -> None:
     assert (0, 0) == (served(drill), drill.gauge("prompt_tokens_total"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [(["--soak"], {}), (["--soak", "12m"], {}), ([], {"KVDIAG_RUN_SOAK": "720s"})],
+    ids=["bare", "with its length", "environment"],
+)
+def test_soak_is_planned(drill: Client, arguments: list[str], env: dict[str, str]) -> None:
+    """--dry-run prints the soak's loads, its idle cycles, its length, and all that it would cost."""
+    # WHEN
+    actual = kvdiag("run", "--url", url_of(drill), *arguments, "--dry-run", env=env)
+
+    # THEN
+    expected = [
+        "5 soak: 25 x 4, 8 or 16 requests of 2,048 tokens, 16 generated, 5 x 16 that repeat their contents",
+        "  30 idle cycles between them, 12 s each, 12 min; in all 340 requests, 701,760 tokens",
+    ]
+    assert (0, expected, "") == (actual.code, actual.stdout.splitlines()[-2:], actual.stderr)
+    assert 0 == served(drill)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("4m", "4m is outside 5m to 2h"),
+        ("3h", "3h is outside 5m to 2h"),
+        ("12", "'12' is no duration: give a whole number and its unit, such as 90s, 12m or 1h"),
+    ],
+)
+def test_wrong_length_of_a_soak_is_refused(value: str, why: str) -> None:
+    """Lengths that are none, or out of bounds, are one line, and nothing is asked of any server."""
+    # WHEN
+    actual = kvdiag("run", "--url", "http://127.0.0.1:1", f"--soak={value}")
+
+    # THEN
+    expected = f"kvdiag: Invalid value for '--soak': {why} (see kvdiag run --help)\n"
+    assert (3, "", expected) == (actual.code, actual.stdout, actual.stderr)
+
+
 @pytest.mark.parametrize(("name", "limit_bytes"), [("trace.jsonl", 4096), ("trace.jsonl.gz", 1536)])
 def test_disk_that_fills_up_ends_the_run(tmp_path: Path, drill: Client, name: str, limit_bytes: int) -> None:
     """A trace that cannot be written on is one line; what was written of it can be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed
 from kvdiag.feeds.live import Clock, DeviceReading, Pace, Recorder, Sampler
-from kvdiag.feeds.requests import Requests
+from kvdiag.feeds.requests import Requests, Speed
+from kvdiag.feeds.soak import SoakPlan
 from kvdiag.model import Facts, Timeline
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.patience import Patient
@@ -36,8 +37,14 @@ def no_devices(**_: object) -> DeviceReading:
     return None, ()
 
 
-def run(answers: Mapping[str, Answer], facts: Facts | None = None) -> Timeline:
-    """The first two steps against a server that answers so."""
+def run(
+    answers: Mapping[str, Answer],
+    facts: Facts | None = None,
+    *,
+    steps: int = 2,
+    soak: Callable[[Speed | None], SoakPlan] | None = None,
+) -> Timeline:
+    """The first two steps, or the first alone, and a soak, against a server that answers so."""
 
     async def work(url: str) -> Timeline:
         recorder, clock = Recorder(), Clock()
@@ -54,13 +61,14 @@ def run(answers: Mapping[str, Answer], facts: Facts | None = None) -> Timeline:
                 load=requests.load,
             )
             feed = ActiveFeed(
-                steps=(BASELINE, SINGLE),
+                steps=(BASELINE, SINGLE)[:steps],
                 facts=facts or Facts(),
                 sampler=sampler,
                 requests=requests,
                 recorder=recorder,
                 clock=clock,
                 progress=lambda progress: None,
+                soak=soak,
             )
             try:
                 async with asyncio.timeout(LONG_SECONDS):

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import httpx2
@@ -129,6 +130,32 @@ def test_prompts_are_never_cached(drill: str) -> None:
 
     # THEN
     assert 0 == actual
+
+
+def test_repeated_prompts_are_the_same(drill: str) -> None:
+    """A repeated workload sends the prompts and salts of the one before: the server's prefix cache knows them all."""
+    # GIVEN
+    repeated = Workload(requests=2, prompt_tokens=65, max_tokens=2, repeated=True)
+
+    async def work(client: httpx2.AsyncClient) -> list[int]:
+        source, requests = VllmSource(HttpReader(client)), Requests(client, MODEL)
+        hits = []
+        for workload in (repeated, repeated, replace(repeated, repeated=False), replace(repeated, requests=3)):
+            before = await _hits(source)
+            await requests.offer(workload)
+            hits.append(await _hits(source) - before)
+        return hits
+
+    # WHEN a third request joins at the end, which is new
+    actual = with_client(drill, work)
+
+    # THEN whole blocks of 16 of all but the last token
+    assert [0, 128, 0, 128] == actual
+
+
+async def _hits(source: VllmSource) -> int:
+    engines, _ = await source.read()
+    return sum(engine.prefix_hits_total or 0 for engine in engines or ())
 
 
 def test_load_tells_what_is_resident(drill: str) -> None:

@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator, ValidationError
 import kvdiag.outputs
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
-from kvdiag.diagnosis.steps import STEPS
+from kvdiag.diagnosis.steps import SOAK, STEPS
 from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Quantity, Sample, StepResult, Timeline
 from kvdiag.outputs.jsondoc import audit_document, document
 from tests.builders import GIB, MIB, NO_NVML, WORLDS, World, device, facts, judged, pool
+from tests.soak_timeline import SOAKS, facts_of, soak
 
 SCHEMA = json.loads((Path(kvdiag.outputs.__path__[0]) / "diagnosis.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -48,7 +49,7 @@ def test_the_schema_knows_every_id() -> None:
 
     # THEN
     assert set(KNOWLEDGE) <= set(defined["finding"]["properties"]["id"]["enum"])
-    assert [one.id for one in STEPS] == defined["step"]["properties"]["id"]["enum"]
+    assert [one.id for one in (*STEPS, SOAK)] == defined["step"]["properties"]["id"]["enum"]
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -58,6 +59,20 @@ def test_the_document_of_every_world_is_valid(name: str) -> None:
     written = json.dumps(document(judged(WORLDS[name])), allow_nan=False)
 
     # THEN
+    assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
+
+
+@pytest.mark.parametrize("name", SOAKS)
+def test_the_document_of_every_soak_is_valid(name: str) -> None:
+    """A soak's step and its findings meet the schema too, whatever it found."""
+    # GIVEN
+    diagnosis = diagnose(soak(SOAKS[name]), facts_of())
+
+    # WHEN
+    written = json.dumps(document(diagnosis), allow_nan=False)
+
+    # THEN
+    assert "soak" == diagnosis.steps[-1].id
     assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
 
 
@@ -219,7 +234,7 @@ MUTATIONS: dict[str, Callable[[Json], None]] = {
     "a step that does not exist": _set("steps", 0, "id", to="warmup"),
     "a step without a sentence": _set("steps", 0, "summary", to=""),
     "a step's field of its own": _set("steps", 1, "title", to="x"),
-    "five steps": lambda found: found["steps"].append(found["steps"][0]),
+    "six steps": lambda found: found["steps"].extend(found["steps"][:2]),
     "a quantity that does not exist": _set("steps", 1, "measured", "gigabytes", to=1),
     "a quantity that is text": _set("steps", 1, "measured", "blocks", to="39"),
     "a share of a byte": _set("steps", 1, "measured", "bytes", to=0.5),

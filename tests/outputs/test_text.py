@@ -31,6 +31,7 @@ from tests.builders import (
     process,
     run,
 )
+from tests.soak_timeline import SOAKS, facts_of, soak
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold red]loud[/] [link=http://x]\r\bOK\u202etxt\u2028\ud800 :smile:"
 """What a name or an error may bring: escape sequences, carriage returns, markup, overrides, surrogates."""
@@ -116,6 +117,17 @@ def test_nothing_is_wider_than_80_columns(name: str) -> None:
 
     # THEN
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
+
+
+@pytest.mark.parametrize("name", SOAKS)
+def test_a_soak_is_not_wider_than_80_columns(name: str) -> None:
+    """Every line of a soak's result fits a terminal too; what it found stands in its step, what would show in notes."""
+    # GIVEN any soak
+    text = piped(render(diagnose(soak(SOAKS[name]), facts_of())))
+
+    # THEN
+    assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
+    assert "5 soak: " in text
 
 
 def test_long_words_and_wide_characters_are_folded() -> None:

@@ -10,6 +10,7 @@ from kvdiag.diagnosis.device_growth import device_growths
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "benign.warmup"
@@ -32,8 +33,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
         number("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
-    if any(growth.rose for growth in growths):
+    if any(growth.rose for growth in growths) and not _stopped_later(timeline, facts, limits):
         return (Finding(id=ID, status="unknown", summary="cannot tell: growth has not stopped yet", evidence=evidence),)
+    first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
     if first_touch < limits.device_quantum_bytes:
         return (Finding(id=ID, status="ok", summary="device memory did not grow at all", evidence=evidence),)
     return (
@@ -45,6 +47,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             evidence=evidence,
         ),
     )
+
+
+def _stopped_later(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
+    """Whether a soak saw the server's device memory stand still after all, or come to its end."""
+    soak = soaked(timeline, facts, limits)
+    seen = () if soak is None else soak.of("process", "device")
+    return bool(seen) and all(one.soaked.shape in ("flat", "ended") for one in seen)
 
 
 def _before_first_request(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, int]:

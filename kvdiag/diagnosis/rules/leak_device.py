@@ -1,6 +1,8 @@
 """leak.device_torch and leak.device_non_torch: device memory that grows with every equal request and does not return.
 
-A timeline without steps is watched over an hour, six hours and a day instead, as host memory is.
+A soak, where there was one, decides before the one-minute step's cycles: it sees smaller leaks, and its idle cycles
+tell requests from what grows anyway. A timeline without steps is watched over an hour, six hours and a day instead, as
+host memory is.
 
 On an engine that takes its pool at start, device memory must stay flat under load. Judged on equal cycles after the
 first ones, whose first-touch growth is normal (benign.warmup). NVML shows that the server's process grows; whether
@@ -10,12 +12,16 @@ the two are told apart, and torch's leak shows long before it fills a page of th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvdiag.diagnosis.allocator_growth import AllocatorGrowth, allocator_growths
 from kvdiag.diagnosis.device_banks import watched_devices, watched_torch
 from kvdiag.diagnosis.device_growth import Climb, DeviceGrowth, device_growths
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.soak_components import soaked
+from kvdiag.diagnosis.soak_verdicts import finding, weightier
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
@@ -31,6 +37,29 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         watched = watched or watched_devices(timeline, facts, limits, TORCH, NON_TORCH)
         if watched:
             return watched
+    found = _by_cycles(timeline, facts, limits)
+    by_soak = _by_soak(timeline, facts, limits)
+    return tuple(weightier(by_soak.get(one.id), one) for one in found)
+
+
+def _by_soak(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, Finding]:
+    """What a soak says, of the components that it read; empty where there was none, or none that could be judged."""
+    soak = soaked(timeline, facts, limits)
+    if soak is None:
+        return {}
+    torch = finding(TORCH, soak.of("torch_live", "torch_cache"), limits)
+    beside = finding(NON_TORCH, soak.of("beside_torch"), limits)
+    whole = finding(NON_TORCH, soak.of("process", "device"), limits)
+    if torch is None and beside is None and whole is not None:
+        # NVML alone: whatever is flat is flat in torch, too; what grows may be torch's.
+        if whole.status == "ok":
+            return {TORCH: replace(whole, id=TORCH), NON_TORCH: whole}
+        told = replace(whole, summary=f"{whole.summary}; {UNDECIDED}")
+        return {TORCH: Finding(id=TORCH, status="unknown", summary=f"cannot tell: {UNDECIDED}"), NON_TORCH: told}
+    return {one.id: one for one in (torch, beside) if one is not None}
+
+
+def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     inside = allocator_growths(timeline, facts, limits, step=CYCLES)
     if inside:
         return _of_torch(inside, limits), _beside_torch(inside, timeline, facts, limits)

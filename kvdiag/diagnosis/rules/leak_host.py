@@ -10,13 +10,21 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
 from kvdiag.diagnosis.passive import Readings, company, decisive, evidence, judged, keep, too_short, watch_all
 from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.soak_components import soaked
+from kvdiag.diagnosis.soak_verdicts import finding
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "leak.host"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Watch the anonymous bytes of each process over an hour, six hours and a day, as far as the readings reach."""
+    """A soak's cycles; else watch each process over an hour, six hours and a day, as far as the readings reach."""
+    soak = soaked(timeline, facts, limits)
+    found = None if soak is None else finding(ID, soak.of("host"), limits)
+    return _watched(timeline, facts, limits) if found is None else (found,)
+
+
+def _watched(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     readings: Readings[tuple[int, str]] = {}
     told = False
     for sample in timeline.samples:

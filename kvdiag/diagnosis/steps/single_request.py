@@ -46,16 +46,20 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     worst = max(peaks, key=lambda growth: abs(growth.excess_blocks))
     status, sentence = compare(worst, limits)
     kept = last - first
+    # Cycles between whose load was not seen left behind what they left.
+    requests = sum(
+        span.outcome.completed for span in later[later.index(seen[0]) : later.index(seen[-1]) + 1] if span.outcome
+    )
     # Part of a block cannot be seen: a leak smaller than one block per run of cycles stays invisible.
-    visible = 1 / len(seen)
+    visible = 1 / max(requests, 1)
     if kept > 0:
         status = "fault"
-        sentence = f"{whole_number(kept)} blocks did not come back after {len(seen)} requests; {sentence}"
+        sentence = f"{whole_number(kept)} blocks did not come back after {requests} requests; {sentence}"
     elif kept < 0:
         # Blocks held before came back: whatever held them was not this step's requests.
         sentence = f"all blocks came back, and {whole_number(-kept)} that were held before; {sentence}"
     else:
-        sentence = f"all blocks came back; {sentence}"
+        sentence = f"all blocks came back, one in {requests} requests would show; {sentence}"
     return StepResult(
         id=ID,
         status=status,

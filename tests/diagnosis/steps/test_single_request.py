@@ -34,7 +34,8 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
     assert actual == StepResult(
         id="single_request",
         status="ok",
-        summary="all blocks came back; 39 blocks held, 39 needed for 624 tokens of 1 request",
+        summary="all blocks came back, one in 7 requests would show; "
+        "39 blocks held, 39 needed for 624 tokens of 1 request",
         expected=(requests, tokens, blocks, size, kept),
         measured=(
             requests,
@@ -207,3 +208,23 @@ def test_an_engine_that_does_not_tell_its_bytes_is_judged_in_blocks() -> None:
 
     # THEN
     assert ("ok", 39, None) == (actual.status, measured(actual)["blocks"], measured(actual)["bytes"])
+
+
+def test_requests_whose_load_was_not_seen_count_too() -> None:
+    """Between the first judged cycle and the last each request may have left blocks, seen or not."""
+    # GIVEN seven cycles after the first, of which two of those in the middle were not seen under load
+    world = World(leaked_blocks_per_request=4)
+    timeline = run(world)
+    unseen = timeline.spans("single_request")[3:5]
+    samples = tuple(
+        sample
+        for sample in timeline.samples
+        if not any((span.offer_seconds or 0) <= sample.at_seconds <= (span.release_seconds or 0) for span in unseen)
+    )
+
+    # WHEN
+    actual = result(world, Timeline(samples=samples, marks=timeline.marks))
+
+    # THEN
+    assert actual.summary.startswith("28 blocks did not come back after 7 requests; ")
+    assert (5, 0.143) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
