@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 
+# Most of a test run is waiting for servers, so that twice the cores of a small machine keep it busy.
+WORKERS ?= 4
+
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 
@@ -17,7 +20,7 @@ demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 	@$(BIN)/kvdiag run --simulate healthy
 
 test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and a real vLLM with the agent and without
 	@$(BIN)/python -m tests.bench.kv_score

@@ -1,21 +1,14 @@
-"""The stories' runs, which mostly wait: begun with the first test of the session, and asked for by its last ones."""
+"""The stories' runs: half a minute each, mostly of waiting, so that the tests of one share its run."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvdiag.sim import STORIES
-from tests.e2e.cli import RUN_LIMIT_SECONDS, Result, kvdiag
-
-AT_ONCE = 2
-"""Story runs side by side: a third one on two cores would show in the others' readings."""
+from tests.e2e.cli import Result, kvdiag
 
 HERE = Path(__file__).parent
 
@@ -39,61 +32,25 @@ def no_profiles_of_this_machine(tmp_path_factory: pytest.TempPathFactory, monkey
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / "no-profiles"))
 
 
-STORY_RUNS = pytest.StashKey["StoryRuns"]()
-
-
-class StoryRuns:
-    """One run of each story that a test asks for, some side by side, beside the tests."""
-
-    def __init__(self, stories: Iterable[str]) -> None:
-        """Begin."""
-        self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-stories-")
-        self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._runs = {story: self._pool.submit(self._run, story) for story in stories}
-
-    def _run(self, story: str) -> Run:
-        trace = Path(self._folder.name) / f"{story}.jsonl"
-        return Run(kvdiag("run", "--simulate", story, "--record", str(trace), "--output", "json"), trace)
-
-    def result(self, story: str) -> Run:
-        """One run, awaited; raises what it raised."""
-        return self._runs[story].result(RUN_LIMIT_SECONDS * len(STORIES))
-
-    def close(self) -> None:
-        """Begin no other, and wait for those that run."""
-        self._pool.shutdown(cancel_futures=True)
-        self._folder.cleanup()
-
-
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the stories last; all else stays in its random order."""
-    items.sort(key=lambda item: HERE in item.path.parents and _is_of_a_story(item))
+    """Group the tests of one story, which share its run."""
+    for item in items:
+        if HERE in item.path.parents and isinstance(item, pytest.Function) and "run" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(f"story-{item.callspec.params['story']}"))
 
 
-def _is_of_a_story(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and "run" in item.fixturenames
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the runs that some test of this session asks for."""
-    asking = [
-        item
-        for item in session.items
-        if isinstance(item, pytest.Function) and HERE in item.path.parents and _is_of_a_story(item)
-    ]
-    if asking and not session.config.option.collectonly:
-        stories = dict.fromkeys(str(item.callspec.params["story"]) for item in asking)
-        session.config.stash[STORY_RUNS] = StoryRuns(stories)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End with the session."""
-    if STORY_RUNS in config.stash:
-        config.stash[STORY_RUNS].close()
+@pytest.fixture(scope="session")
+def story_runs() -> dict[str, Run]:
+    """The runs that were made so far, by their story."""
+    return {}
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, story: str) -> Run:
-    """The run of the test's story, awaited."""
-    return request.config.stash[STORY_RUNS].result(story)
+def run(story: str, story_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of the test's story, made once."""
+    if story not in story_runs:
+        trace = tmp_path_factory.mktemp("stories") / f"{story}.jsonl"
+        result = kvdiag("run", "--simulate", story, "--record", str(trace), "--output", "json")
+        story_runs[story] = Run(result, trace)
+    return story_runs[story]

@@ -1,18 +1,14 @@
 """Real vLLM servers for the tests beside this file.
 
-A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting. So the plain runs, each against
-a server of its own, are made one after the other in the background, from the first test of the session on; the tests of
-this folder come last, and those that await a plain run last of all.
+A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
+group, which one worker takes.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,66 +86,27 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 HERE = Path(__file__).parent
-RUNS = pytest.StashKey["BackgroundRuns"]()
 
 
-class BackgroundRuns:
-    """The plain runs of a session, one after the other in a thread of their own."""
-
-    def __init__(self, names: Sequence[str], *, capacities: bool) -> None:
-        """Begin; `capacities` asks for the run of all architectures as well."""
-        self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-engines-")
-        self._pool = ThreadPoolExecutor(max_workers=1)
-        self._capacities = (
-            self._pool.submit(lambda: capacities_run.capacities(engine_env.vllm_env())) if capacities else None
-        )
-        self._runs = {name: self._pool.submit(self._run, name) for name in names}
-
-    def _run(self, name: str) -> SubjectRun:
-        env = engine_env.vllm_env()
-        home = VllmHome(env=env, models=engine_env.models(env), logs=Path(self._folder.name))
-        return _run_subject(home, name, SUBJECTS[name])
-
-    def result(self, name: str) -> SubjectRun:
-        """One run, awaited; raises what it raised."""
-        return self._runs[name].result()
-
-    def told(self, config: Path) -> dict[str, Any]:
-        """What the engine says of an architecture, awaited; raises what the run raised."""
-        assert self._capacities is not None, "no test of this session is marked so"
-        return self._capacities.result()[config.name]
-
-    def close(self) -> None:
-        """Begin no other."""
-        self._pool.shutdown(cancel_futures=True)
-        self._folder.cleanup()
-
-
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put this folder's tests last; all else stays in its random order."""
-    ours = [item for item in items if HERE in item.path.parents]
-    ours.sort(key=lambda item: (_awaits_a_run(item), item.get_closest_marker("kills_the_server") is not None))
-    others = [item for item in items if HERE not in item.path.parents]
-    items[:] = [*others, *ours]
+    """Group the tests by the server, or the run, that they share."""
+    for item in items:
+        if HERE in item.path.parents and isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.xdist_group(_shared(item)))
 
 
-def _awaits_a_run(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) is not None for name in ("subject", "capacities"))
+def _shared(item: pytest.Function) -> str:
+    subject = item.get_closest_marker("subject")
+    if subject is not None:
+        return f"vllm-{subject.args[0]}"
+    shared = [name for name in ("guarded_server", "engine_told", "meddling", "server") if name in item.fixturenames]
+    return f"vllm-{shared[0] if shared else item.name}"
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the plain runs that some test of this session awaits, in the order in which they are awaited."""
-    wanted = dict.fromkeys(mark.args[0] for item in session.items for mark in item.iter_markers("subject"))
-    capacities = any(item.get_closest_marker("capacities") is not None for item in session.items)
-    if (wanted or capacities) and not session.config.option.collectonly:
-        session.config.stash[RUNS] = BackgroundRuns(list(wanted), capacities=capacities)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End with the session."""
-    if RUNS in config.stash:
-        config.stash[RUNS].close()
+def pytest_configure(config: pytest.Config) -> None:
+    """Make this folder's own mark known."""
+    config.addinivalue_line("markers", "subject(name): awaits the run of this subject of conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -162,13 +119,6 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
         require(False, f"vLLM's CPU build ({error})")
         raise
     return VllmHome(env=env, models=models, logs=tmp_path_factory.mktemp("engines"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Make this folder's own marker known."""
-    config.addinivalue_line("markers", "subject(name): awaits the background run of this subject of conftest.py")
-    config.addinivalue_line("markers", "kills_the_server: comes after all others that use `server`")
-    config.addinivalue_line("markers", "capacities: awaits the background run of capacities.py")
 
 
 @pytest.fixture(scope="session")
@@ -185,17 +135,26 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
-def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> SubjectRun:
-    """The background run of the subject that the test's mark names, awaited. `vllm` skips where there can be none."""
-    mark = request.node.get_closest_marker("subject")
-    return request.config.stash[RUNS].result(mark.args[0])
+@pytest.fixture(scope="session")
+def subject_runs(vllm: VllmHome) -> dict[str, SubjectRun]:
+    """The runs that were made so far, by their subject's name."""
+    return {}
 
 
 @pytest.fixture
-def engine_told(request: pytest.FixtureRequest, vllm: VllmHome) -> EngineTold:
-    """What the engine says of an architecture, awaited. `vllm` skips where there can be none."""
-    return request.config.stash[RUNS].told
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome, subject_runs: dict[str, SubjectRun]) -> SubjectRun:
+    """The run of the subject that the test's mark names, made once."""
+    name = request.node.get_closest_marker("subject").args[0]
+    if name not in subject_runs:
+        subject_runs[name] = _run_subject(vllm, name, SUBJECTS[name])
+    return subject_runs[name]
+
+
+@pytest.fixture(scope="session")
+def engine_told(vllm: VllmHome) -> EngineTold:
+    """What the engine says of an architecture."""
+    told = capacities_run.capacities(vllm.env)
+    return lambda config: told[config.name]
 
 
 def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:

@@ -17,7 +17,7 @@ from kvdiag.kv.residency import decode_blocks, prefill_peak_blocks
 from tests.e2e.capacities_run import CONFIGS, EngineTold
 from tests.e2e.cli import kvdiag
 
-pytestmark = [pytest.mark.real_vllm, pytest.mark.capacities]
+pytestmark = pytest.mark.real_vllm
 
 CONTEXT_TOKENS = 20_000
 
