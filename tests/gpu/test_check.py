@@ -7,65 +7,23 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.gpu.conftest import ALL, Played
 from tests.gpu.replay import replay
 from tests.gpu.scenario import Scenario
 from tests.gpu.scenarios import SCENARIOS
-from tests.gpu.stand_in import begin, library, program
-from tests.nvml_stand_in.stand_in import compiler
-from tests.support import require
+from tests.gpu.stand_in import program
 
 LIMIT_SECONDS = 300.0
-AT_ONCE = 6
-"""Programs beside each other: they wait for the agent's seconds most of the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What one program left."""
-
-    code: int
-    table: str
-    figures: Mapping[str, Any]
-    out: Path
-
-
-@pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Played]]:
-    """Every scenario, each by a program of its own on a stand-in GPU of its own."""
-    require(compiler() is not None, "a C compiler (cc)")
-    folder = tmp_path_factory.mktemp("gpu")
-    libraries = library(folder / "libraries")
-    waiting = [scenario.name for scenario in SCENARIOS]
-    running: dict[str, Any] = {}
-    found: dict[str, Played] = {}
-    end = time.monotonic() + LIMIT_SECONDS
-    try:
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                name = waiting.pop()
-                running[name] = begin(libraries, folder / name, "--brief", name)
-            name, process = next(iter(running.items()))
-            table, _ = process.communicate(timeout=end - time.monotonic())
-            figures = json.loads((folder / name / "figures.json").read_text())
-            found[name] = Played(code=process.returncode, table=table, figures=figures, out=folder / name)
-            del running[name]
-        yield found
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+FAULTS = [each.name for each in SCENARIOS if each.name != "cost"]
 
 
 @pytest.mark.nvml_stand_in
-@pytest.mark.parametrize("name", [each.name for each in SCENARIOS if each.name != "cost"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.scenarios(name)) for name in FAULTS])
 def test_scenario_finds_what_was_done(played: Mapping[str, Played], name: str) -> None:
     """Each fault is called what it is, and what only looks like one is not; every figure is within its limit."""
     # WHEN
@@ -77,6 +35,7 @@ def test_scenario_finds_what_was_done(played: Mapping[str, Played], name: str) -
 
 
 @pytest.mark.nvml_stand_in
+@pytest.mark.scenarios("cost")
 def test_costs_are_measured_and_their_limits_held_against_them(played: Mapping[str, Played]) -> None:
     """On a machine with other work the figures say nothing; that they come, and are judged, can be seen."""
     # WHEN
@@ -94,6 +53,7 @@ def test_costs_are_measured_and_their_limits_held_against_them(played: Mapping[s
 
 
 @pytest.mark.nvml_stand_in
+@pytest.mark.scenarios(*ALL)
 def test_traces_are_judged_again_as_when_they_were_recorded(played: Mapping[str, Played]) -> None:
     """What a scenario leaves is replayed to the same figures, by its name alone."""
     # GIVEN
@@ -108,6 +68,7 @@ def test_traces_are_judged_again_as_when_they_were_recorded(played: Mapping[str,
 
 
 @pytest.mark.nvml_stand_in
+@pytest.mark.scenarios(*ALL)
 def test_figures_name_what_they_are_of(played: Mapping[str, Played]) -> None:
     """A stand-in is called one wherever its figures go."""
     # THEN
