@@ -73,7 +73,7 @@ def measured(env: Path, model: Path, work: Path, windows: int) -> tuple[Mapping[
     steps: dict[str, list[int]] = {"with": [], "without": []}
     publish_seconds: list[float] = []
     with Engine(env, model, work / "vllm.log", env=environment(agent, work / "meddle")) as engine:
-        meddling = Meddling(engine, work / "meddle")
+        meddling = Meddling(engine, work / "meddle", published)
         complete(engine)
         meddling.tell("count_steps")
         for number in range(windows):

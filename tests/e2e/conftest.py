@@ -1,8 +1,9 @@
 """Real vLLM servers for the tests beside this file.
 
 A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting. So the plain runs, each against
-a server of its own, are made one after the other in the background, from the first test of the session on; the tests of
-this folder come last, and those that await a plain run last of all.
+a server of its own, are made one after the other in the background, from the first test of the session on, when the
+server with agents has been started; the tests of this folder come last, those of the agents first among them, and those
+that await a plain run last of all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from tests.e2e import capacities_run, engine_env, gauges
 from tests.e2e.capacities_run import EngineTold
 from tests.e2e.cli import Result, kvdiag
 from tests.e2e.engine import Engine
+from tests.e2e.meddling import Meddling
+from tests.e2e.meddling import environment as meddling_env
+from tests.e2e.side_by_side import completion
 from tests.support import require
 
 API_KEY = "the-key-of-the-guarded-server"
@@ -96,19 +101,40 @@ RUNS = pytest.StashKey["BackgroundRuns"]()
 class BackgroundRuns:
     """The plain runs of a session, one after the other in a thread of their own."""
 
-    def __init__(self, names: Sequence[str], *, capacities: bool) -> None:
-        """Begin; `capacities` asks for the run of all architectures as well."""
+    def __init__(self, names: Sequence[str], *, capacities: bool, agents: bool) -> None:
+        """Begin; `capacities` asks for the run of all architectures as well, `agents` for the server that has them."""
         self._folder = tempfile.TemporaryDirectory(prefix="kvdiag-engines-")
+        self._engines = ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1)
+        self._meddling = self._pool.submit(self._start_with_agents) if agents else None
         self._capacities = (
             self._pool.submit(lambda: capacities_run.capacities(engine_env.vllm_env())) if capacities else None
         )
         self._runs = {name: self._pool.submit(self._run, name) for name in names}
 
-    def _run(self, name: str) -> SubjectRun:
+    def _home(self) -> VllmHome:
         env = engine_env.vllm_env()
-        home = VllmHome(env=env, models=engine_env.models(env), logs=Path(self._folder.name))
-        return _run_subject(home, name, SUBJECTS[name])
+        return VllmHome(env=env, models=engine_env.models(env), logs=Path(self._folder.name))
+
+    def _run(self, name: str) -> SubjectRun:
+        return _run_subject(self._home(), name, SUBJECTS[name])
+
+    def _start_with_agents(self) -> Meddling:
+        work = Path(self._folder.name) / "agents"
+        work.mkdir()
+        installed = kvdiag("agent", "install", str(work))
+        env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
+        engine = self._home().engine("agents", "--tensor-parallel-size", "2", env=meddling_env(env, work / "meddle"))
+        meddling = Meddling(self._engines.enter_context(engine), work / "meddle", Path(env["KVDIAG_AGENT_DIR"]))
+        meddling.tell("hasten_agent")
+        # The first request to a server takes it seconds.
+        completion(engine)
+        return meddling
+
+    def meddling(self) -> Meddling:
+        """The server with agents, awaited; raises what its start raised."""
+        assert self._meddling is not None, "no test of this session asks for it"
+        return self._meddling.result()
 
     def result(self, name: str) -> SubjectRun:
         """One run, awaited; raises what it raised."""
@@ -122,6 +148,7 @@ class BackgroundRuns:
     def close(self) -> None:
         """Begin no other."""
         self._pool.shutdown(cancel_futures=True)
+        self._engines.close()
         self._folder.cleanup()
 
 
@@ -129,9 +156,19 @@ class BackgroundRuns:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put this folder's tests last; all else stays in its random order."""
     ours = [item for item in items if HERE in item.path.parents]
-    ours.sort(key=lambda item: (_awaits_a_run(item), item.get_closest_marker("kills_the_server") is not None))
+    ours.sort(
+        key=lambda item: (
+            not _asks_for_agents(item),
+            _awaits_a_run(item),
+            item.get_closest_marker("kills_the_server") is not None,
+        )
+    )
     others = [item for item in items if HERE not in item.path.parents]
     items[:] = [*others, *ours]
+
+
+def _asks_for_agents(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "meddling" in item.fixturenames
 
 
 def _awaits_a_run(item: pytest.Item) -> bool:
@@ -142,8 +179,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin the plain runs that some test of this session awaits, in the order in which they are awaited."""
     wanted = dict.fromkeys(mark.args[0] for item in session.items for mark in item.iter_markers("subject"))
     capacities = any(item.get_closest_marker("capacities") is not None for item in session.items)
-    if (wanted or capacities) and not session.config.option.collectonly:
-        session.config.stash[RUNS] = BackgroundRuns(list(wanted), capacities=capacities)
+    agents = any(_asks_for_agents(item) for item in session.items)
+    if (wanted or capacities or agents) and not session.config.option.collectonly:
+        session.config.stash[RUNS] = BackgroundRuns(list(wanted), capacities=capacities, agents=agents)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -183,6 +221,16 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
     """A server that wants a key and admits no more than 2,048 tokens a request."""
     with vllm.engine("guarded", "--api-key", API_KEY, max_model_len_tokens=2048) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def meddling(request: pytest.FixtureRequest, vllm: VllmHome) -> Meddling:
+    """A server of two workers, started in the background, that has the agent on its path, and what meddles with both.
+
+    Its agents publish in haste. Left as it was by every test but that which kills it. `vllm` skips where there can be
+    none.
+    """
+    return request.config.stash[RUNS].meddling()
 
 
 @pytest.fixture

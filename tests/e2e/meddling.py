@@ -28,10 +28,11 @@ def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 @dataclass
 class Meddling:
-    """Gives one word after another."""
+    """Gives one word after another to a server whose agents publish in a folder."""
 
     server: Engine
     folder: Path
+    published: Path
     _number: int = field(default=0, init=False)
 
     def tell(self, word: str) -> None:

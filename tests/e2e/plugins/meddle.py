@@ -17,6 +17,9 @@ from typing import Any
 
 FOLDER = "KVDIAG_TEST_MEDDLE"
 POLL_SECONDS = 0.02
+HASTE_SECONDS = 0.2
+"""Between the publications of an agent in haste: a test would wait most of its time for one a second."""
+
 TAKEN = {
     "torch.cuda": ("is_initialized", "memory_stats_as_nested_dict", "memory_snapshot", "device_count"),
     "torch._C": ("_cuda_memorySnapshot", "_cuda_attach_out_of_memory_observer"),
@@ -41,6 +44,9 @@ class Meddler:
             "mend_torch": self._mend_torch,
             "agent_off": self._agent_off,
             "agent_on": self._agent_on,
+            "hasten_agent": self._hasten_agent,
+            "hold_agent": self._hold_agent,
+            "free_agent": self._free_agent,
             "count_steps": self._count_steps,
             "tell_steps": self._tell_steps,
         }
@@ -88,6 +94,15 @@ class Meddler:
         agents = _agents()
         agents[0] = type(agents[0])(agents[0].directory)
         agents[0].start()
+
+    def _hasten_agent(self) -> None:
+        _agents()[0].period_seconds = HASTE_SECONDS
+
+    def _hold_agent(self) -> None:
+        _agents()[0].busy.acquire()
+
+    def _free_agent(self) -> None:
+        _agents()[0].busy.release()
 
     def _count_steps(self) -> None:
         """From now on note how long each step of the model takes, in a process that has a worker."""
