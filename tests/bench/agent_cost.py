@@ -192,7 +192,7 @@ def complete(engine: Engine) -> None:
 
 def print_lines(*lines: tuple[str, str]) -> None:
     """The figures in columns."""
-    sys.stdout.write("".join(f"{name:50}{figure}\n" for name, figure in lines))
+    sys.stdout.write("".join(f"{name:56}{figure}\n" for name, figure in lines))
 
 
 if __name__ == "__main__":
