@@ -120,7 +120,7 @@ class TestActivation:
         actual = finding(self.ID, late)
         assert "suspect" == actual.status
         assert "another limit" in actual.summary
-        assert "Look for the limit" in actual.remedy
+        assert "Look for the limit" in (actual.remedy or "")
         assert "unknown" == finding("fragmentation.allocator", late).status
 
 
