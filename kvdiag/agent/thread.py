@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -92,6 +93,9 @@ class Agent:
         self._folder.put(f"agent-{self._name}.json", told, {"memory_stats": self._document.memory_stats_json})
 
     def _run(self) -> None:
+        with contextlib.suppress(Exception):
+            # A signal that is meant for the server's threads, which may wait for it, never ends up here.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due_seconds = time.monotonic() + self.period_seconds
         while not self._over:
             time.sleep(max(due_seconds - time.monotonic(), 0.0))
@@ -118,7 +122,8 @@ def begin(directory: str) -> None:
     # Under another name, this package may be installed in the server's Python and lie on its path as well.
     if _agents or any(thread.name == NAME for thread in threading.enumerate()):
         return
-    _agents.append(Agent(directory))
+    # A server may change its working directory.
+    _agents.append(Agent(os.path.abspath(directory)))  # noqa: PTH100 - pathlib costs every Python process its import
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
     atexit.register(_end)
     _agents[0].start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -239,6 +240,43 @@ def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
     (line,) = said.splitlines()
     assert " cannot publish in /sys/kvdiag-agent: " in line
     assert "Error: [Errno " in line
+
+
+def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
+    """A server that waits for a signal in a thread of its own, all others blocking it, gets it."""
+    # GIVEN
+    program = BUSY + (
+        "import signal, threading; from kvdiag_agent import thread\n"
+        "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
+        "while agent._sequence < 1: time.sleep(0.01)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while agent._sequence < 5: time.sleep(0.01)\n"
+        "print(int(signal.sigwait({signal.SIGTERM})))"
+    )
+
+    # WHEN
+    actual = run(program, environment(agent, tmp_path))
+
+    # THEN
+    assert signal.SIGTERM == actual
+
+
+def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Path) -> None:
+    """A path that was given relative to where the server began stays the same one."""
+    # GIVEN
+    (tmp_path / "begin").mkdir()
+    program = (
+        f"import os; os.chdir({str(tmp_path / 'begin')!r}); os.environ['KVDIAG_AGENT_DIR'] = 'told'\n"
+        + BUSY
+        + "import kvdiag_agent; kvdiag_agent.register(); os.chdir('/')\n"
+        "from kvdiag_agent.thread import _agents; _agents[0].publish()"
+    )
+
+    # WHEN
+    run(program + "; os._exit(0)", environment(agent, None))
+
+    # THEN
+    assert 1 == len(published(tmp_path / "begin" / "told"))
 
 
 def test_any_python_that_serves_models_can_read_it() -> None:
