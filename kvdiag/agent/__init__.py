@@ -8,10 +8,14 @@ whatever Python the server has: hence imports relative to this package, and no s
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 
 DIRECTORY = "KVDIAG_AGENT_DIR"
 """Environment variable with the folder to publish in; without it nothing here does anything."""
+
+MOST_CHARACTERS = 300
 
 
 def register() -> None:
@@ -27,5 +31,12 @@ def register() -> None:
             from .thread import begin  # noqa: PLC0415
 
             begin(directory)
-    except Exception:  # noqa: BLE001, S110 - the server matters more than its diagnosis
-        pass
+    except Exception as error:  # noqa: BLE001 - the server matters more than its diagnosis
+        say(f"does not start: {type(error).__name__}: {error}")
+
+
+def say(what: str) -> None:
+    """One line in the server's log, for what no publication can tell: that there is none. Never raises."""
+    with contextlib.suppress(Exception):
+        line = " ".join(f"kvdiag agent in process {os.getpid()} {what}".split())
+        sys.stderr.write(f"{line[:MOST_CHARACTERS]}\n")

@@ -82,5 +82,6 @@ class BlackBox:
             "free_bytes": free_bytes,
             "document": told,
         }
-        self._folder.put(f"oom-{self._name}-{self._written % KEPT}.json", box)
+        name = f"oom-{self._name}-{self._written % KEPT}.json"
+        self._folder.put(name, box, {"memory_stats": document.memory_stats_json})
         self._written += 1

@@ -13,12 +13,15 @@ from typing import Any
 
 from . import allocator, fragmentation, process
 from .driver import Driver
+from .publication import encode
 
 FORMAT = 1
 """Raised when an older reader could take a figure for another."""
 
 SLOW_SECONDS = 5.0
-"""Between readings of what seldom changes or costs more: ranks, title, unused devices, NVML's process list."""
+"""Between readings of what seldom changes or costs more: ranks, title, unused devices, NVML's process list, and all
+that torch counts.
+"""
 
 SUMMARY_SECONDS = 60.0
 SUMMARY_PAUSE_RATIO = 2000.0
@@ -40,6 +43,12 @@ class Document:
         self._process: dict[str, Any] = {}
         self._ranks: dict[str, int] = {}
         self._devices: dict[int, dict[str, Any]] = {}
+        self.memory_stats: dict[str, Any] = {}
+        """All of `memory_stats_as_nested_dict` by device, as it was `at_monotonic_seconds`."""
+
+        self.memory_stats_json = "{}"
+        """The same as JSON: made with each reading, since to write it takes as long as all the rest."""
+
         self._settings: dict[str, Any] = {}
         self._listed_at: dict[int, tuple[int | None, int]] = {}
         self._slow_at_seconds = float("-inf")
@@ -126,16 +135,23 @@ class Document:
     def _read_devices(self, now_seconds: float, slow: bool, summary: bool | None) -> None:
         cuda = allocator.cuda()
         if cuda is None:
-            self._devices = {}
+            self._devices, self.memory_stats, self.memory_stats_json = {}, {}, "{}"
             return
         # A worker sees every GPU of its host and uses one.
         every = slow or not self._devices
+        whole = {}
         for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
-            statistics = allocator.statistics(cuda, index)
+            told = cuda.memory_stats_as_nested_dict(index)
+            statistics = allocator.statistics(told)
             if index in self._devices:
                 self._devices[index]["statistics"] = statistics
             elif allocator.holds(statistics):
                 self._devices[index] = {"index": index, "uuid": None, "statistics": statistics}
+            if every and index in self._devices:
+                whole[str(index)] = allocator.whole(told)
+        if every:
+            self.memory_stats = {"at_monotonic_seconds": now_seconds, "devices": whole}
+            self._part("memory_stats", self._encode_memory_stats)
         pause_seconds = max(self._summary_pause_seconds, 0.0 if summary else SUMMARY_SECONDS)
         due = summary is not False and now_seconds - self.summarised_at_seconds >= pause_seconds
         for device in self._devices.values():
@@ -146,6 +162,10 @@ class Document:
                 self.summarised_at_seconds = now_seconds
                 free_bytes = device.get("driver", {}).get("free_bytes")
                 self._part("fragmentation", self.summarise, cuda, device, free_bytes, fragmentation.REFERENCE_BYTES)
+
+    def _encode_memory_stats(self) -> None:
+        self.memory_stats_json = "{}"
+        self.memory_stats_json = encode(self.memory_stats)
 
     def _read_driver(self, device: dict[str, Any], slow: bool) -> None:
         known: Mapping[str, Any] = device.pop("driver", {})

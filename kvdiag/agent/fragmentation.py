@@ -75,11 +75,7 @@ def summarise(
     pool = [each for each in shared if each.large == (request_bytes > SMALL_REQUEST_BYTES)]
     stream = _fullest_stream(pool)
     usable = [block for each in pool if each.stream == stream for block in each.free]
-    totals = {
-        name: sum(getattr(each, name) for each in found)
-        for name in ("reserved_bytes", "live_bytes", "pending_bytes", "private_bytes", "releasable_bytes")
-    }
-    totals["stranded_bytes"] = sum(each.stranded_bytes for each in found)
+    totals = _totals(found)
     pinned = [each for each in shared if each.pinned]
     sizes = Counter(size for each in found for size in each.live)
     return {
@@ -92,9 +88,8 @@ def summarise(
         "pinned_free_bytes": sum(size for each in pinned for size, _ in each.free),
         "pools": {
             name: {
-                "reserved_bytes": sum(each.reserved_bytes for each in members),
-                "live_bytes": sum(each.live_bytes for each in members),
-                "free_bytes": sum(size for each in members for size, _ in each.free),
+                **_totals(members),
+                "pinned_segments": sum(each.pinned for each in members),
                 "largest_free_block_bytes": max((size for each in members for size, _ in each.free), default=0),
             }
             for name, members in (
@@ -118,6 +113,13 @@ def summarise(
             ),
         ),
     }
+
+
+def _totals(segments: Iterable[_Segment]) -> dict[str, int]:
+    """Reserved bytes and the parts that they are the sum of."""
+    parts = ("reserved", "live", "pending", "private", "releasable", "stranded")
+    held = list(segments)
+    return {f"{part}_bytes": sum(getattr(each, f"{part}_bytes") for each in held) for part in parts}
 
 
 class _Segment:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 FILE_MODE = 0o640
@@ -20,7 +20,8 @@ KEPT_SECONDS = {"agent-": 3600.0, "oom-": 7 * 86_400.0}
 
 MOST_NAMES = 4096
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+NOTHING: Mapping[str, str] = {}
 
 
 class Folder:
@@ -33,15 +34,16 @@ class Folder:
         """Touch nothing yet."""
         self._path = path
 
-    def put(self, name: str, value: dict[str, Any]) -> None:
-        """Replace the file `name` by a value as JSON, mode 0640.
+    def put(self, name: str, value: dict[str, Any], encoded: Mapping[str, str] = NOTHING) -> None:
+        """Replace the file `name` by a value as JSON, mode 0640; `encoded` is more of it that is JSON already.
 
         Raises:
             OSError: the folder is gone, full or read-only; the file, if there was one, is as it was.
             TypeError, ValueError: the value is no JSON.
 
         """
-        data = _encode(value).encode()
+        parts = "".join(f',"{part}":{text}' for part, text in encoded.items())
+        data = f"{encode(value)[:-1]}{parts}}}".encode()
         with self._opened() as folder:
             unfinished = f".{name}.new"
             try:

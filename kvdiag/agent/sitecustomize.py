@@ -27,7 +27,9 @@ def _run_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-# The server matters more than its diagnosis.
-with contextlib.suppress(Exception):
+try:
     _begin()
+except Exception as error:  # noqa: BLE001 - the server matters more than its diagnosis
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"kvdiag agent does not start: {type(error).__name__}: {str(error)[:200]}\n")
 _run_the_next()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
 
+from . import say
 from .black_box import BlackBox
 from .document import Document
 from .driver import Driver
@@ -39,6 +41,7 @@ class Agent:
         self._sequence = 0
         self._publish_seconds = 0.0
         self._over = False
+        self._said = False
         self.busy = threading.Lock()
         """Held while this thread may be inside the driver: a fork meanwhile would leave NVML locked in the child."""
 
@@ -67,6 +70,7 @@ class Agent:
                 began_seconds = time.perf_counter()
                 self._publish()
                 self._publish_seconds = time.perf_counter() - began_seconds
+                self._said = True
 
     def _publish(self) -> None:
         asked_at = self._folder.asked_at(REQUEST)
@@ -86,16 +90,27 @@ class Agent:
             told["errors"]["black_box"] = problem
         self._sequence += 1
         told.update(sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds)
-        self._folder.put(f"agent-{self._name}.json", told)
+        self._folder.put(f"agent-{self._name}.json", told, {"memory_stats": self._document.memory_stats_json})
 
     def _run(self) -> None:
+        with contextlib.suppress(Exception):
+            # A signal that is meant for the server's threads, which may wait for it, never ends up here.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due_seconds = time.monotonic() + self.period_seconds
         while not self._over:
             time.sleep(max(due_seconds - time.monotonic(), 0.0))
             # Whatever a publication meets, the server goes on as if it were not there, and the next may succeed.
-            with contextlib.suppress(BaseException):
+            try:
                 self.publish()
+            except BaseException as error:  # noqa: BLE001 - as above
+                self._say_once(error)
             due_seconds = max(due_seconds + self.period_seconds, time.monotonic())
+
+    def _say_once(self, error: BaseException) -> None:
+        """Where nothing has ever been published, no reader can be told why."""
+        if not self._said:
+            self._said = True
+            say(f"cannot publish in {self.directory}: {type(error).__name__}: {error}")
 
 
 _agents: list[Agent] = []
@@ -107,7 +122,8 @@ def begin(directory: str) -> None:
     # Under another name, this package may be installed in the server's Python and lie on its path as well.
     if _agents or any(thread.name == NAME for thread in threading.enumerate()):
         return
-    _agents.append(Agent(directory))
+    # A server may change its working directory.
+    _agents.append(Agent(os.path.abspath(directory)))  # noqa: PTH100 - pathlib costs every Python process its import
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
     atexit.register(_end)
     _agents[0].start()

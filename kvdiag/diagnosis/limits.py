@@ -302,6 +302,11 @@ class Limits:
     stranded_ratio: float = 0.1
     """Share of torch's reserved bytes that lie free beside live blocks, from which retried allocations are theirs."""
 
+    holes_ratio: float = 0.01
+    """Share of the device that torch's message has to call unallocated before holes are the cause. Servers that fill a
+    device die with 0.1 to 0.8 % of it unallocated, now and then more than was asked for; those that holes killed, with
+    2 % and more (public threads, tests/fixtures/failures)."""
+
     failure_seconds: float = 3600.0
     """Age of a black box that still speaks of the server as it is: holes stay until the process is restarted, the
     requests that met them do not."""

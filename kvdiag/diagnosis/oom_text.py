@@ -22,8 +22,12 @@ class OutOfMemory:
 
     @property
     def room_left(self) -> bool | None:
-        """Whether free and unallocated bytes together would have been enough; `None` where a figure is missing."""
-        if self.free_bytes is None or self.unallocated_bytes is None:
+        """Whether free and unallocated bytes together would have been enough.
+
+        `None` where a figure is missing, and where the free ones were enough by themselves: then others gave memory
+        back before the message was made, or another limit stood against it, and holes have no part in it.
+        """
+        if self.free_bytes is None or self.unallocated_bytes is None or self.free_bytes >= self.asked_bytes:
             return None
         return self.asked_bytes <= self.free_bytes + self.unallocated_bytes
 

@@ -80,10 +80,20 @@ class Shortage:
 
     @property
     def short_bytes(self) -> int | None:
-        """What the driver would have had to have more; at least one segment, since it had not even the rest of it."""
-        if self.asked_bytes is None or self.free_bytes is None:
+        """What the driver would have had to have more; at least one segment, since it had not even the rest of it.
+
+        `None` where it is not told, or where more was free: then something else stood against it.
+        """
+        if self.asked_bytes is None or self.free_bytes is None or self.enough_free:
             return None
         return max(-(-self.asked_bytes // SEGMENT_BYTES) * SEGMENT_BYTES - self.free_bytes, SEGMENT_BYTES)
+
+    @property
+    def enough_free(self) -> bool:
+        """Whether the device had what was asked for, and to spare."""
+        if self.asked_bytes is None or self.free_bytes is None:
+            return False
+        return self.free_bytes >= self.asked_bytes + SEGMENT_BYTES
 
     @property
     def other_bytes(self) -> int | None:
@@ -100,7 +110,7 @@ _WORDINGS: tuple[tuple[Kind, str], ...] = (
         "torch",
         r"\b(?:CUDA|cuda|Cuda|HIP|XPU|NPU|MUSA|MPS\s+backend)\s+out\s+of\s+memory(?!\s+occurred|[.:,!]?\s+[TtA]\w)",
     ),
-    ("torch", r"OutOfMemoryError\s{0,2}[:(]"),
+    ("torch", r"(?<!ray\.exceptions\.)OutOfMemoryError\s{0,2}[:(]"),
     ("torch", r"Out\s+of\s+memory\s+(?:while\s+trying\s+to\s+allocate|allocating)\s+\d"),
     ("limit", r"Allocation\s+was\s+preemptively\s+rejected|Preemptively\s+rejecting\s+allocation"),
     ("async", r"Allocation\s+on\s+device\s+\d{1,4}\s+would\s+exceed\s+allowed\s+memory"),
@@ -112,7 +122,10 @@ _WORDINGS: tuple[tuple[Kind, str], ...] = (
     ("library", r"C(?:uda|UDA)\s+failure(?:\s+\d{1,5})?\s+'out\s+of\s+memory'"),
     ("library", r"Failed\s+to\s+(?:CUDA|Cuda|cuda)\s+(?:calloc|malloc|host\s+alloc)"),
     ("workspace", r"Failed\s+to\s+allocate\s+memory\s+for\s+\w{1,80}\s+with\s+size\s+\d"),
-    ("masked", r"NVML_SUCCESS\s{0,2}==\s{0,2}\w{1,12}\s+INTERNAL\s+ASSERT"),
+    (
+        "masked",
+        r"NVML_SUCCESS\s{0,2}==\s{0,2}(?:\w{1,12}|DriverAPI::get\(\)->\w{1,60}\([^()\n]{0,80}\))\s+INTERNAL\s+ASSERT",
+    ),
     ("capture", r"Capture\s+cuda\s+graph\s+failed"),
     ("capture", r"cudaErrorStreamCapture\w{1,40}|operation\s+not\s+permitted\s+when\s+stream\s+is\s+capturing"),
     ("capture", r"operation\s+failed\s+due\s+to\s+a\s+previous\s+error\s+during\s+capture"),
@@ -131,6 +144,8 @@ _WORDINGS: tuple[tuple[Kind, str], ...] = (
     ),
     ("host", r"DefaultCPUAllocator:[^\n]{0,60}allocate\s+memory|Cannot\s+allocate\s+memory|\bMemoryError\b"),
     ("host", r"Unable\s+to\s+allocate\s+\d[^\n]{0,20}\s+for\s+an\s+array"),
+    # Ray's own watch over the node's memory.
+    ("host", r"killed\s+due\s+to\s+(?:the\s+node\s+running\s+low\s+on\s+memory|memory\s+pressure\s+\(OOM\))"),
 )
 
 ANCHORS = tuple((kind, re.compile(pattern)) for kind, pattern in _WORDINGS)

@@ -51,12 +51,17 @@ def parse(text: str | bytes) -> Publication:
     who = _part(told, "process")
     title = _text(who, "title") or "process"
     problems = [f"{name}: {reason}" for name, reason in islice(_part(told, "errors").items(), MAX_ERRORS)]
-    allocators = []
+    allocators: list[Allocator] = []
     for device in _list(told, "devices")[:MAX_DEVICES]:
         try:
-            allocators.append(_allocator(device, told, who, title))
+            allocator = _allocator(device, told, who, title)
         except ValueError as problem:
             problems.append(str(problem))
+            continue
+        if any(each.device_uuid.lower() == allocator.device_uuid.lower() for each in allocators):
+            problems.append(f"GPU {allocator.device_uuid} is told twice, and counted once")
+        else:
+            allocators.append(allocator)
     return Publication(
         pid=_whole(who, "pid", least=1, most=2**22),
         start_ticks=_whole(who, "start_ticks"),

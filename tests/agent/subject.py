@@ -52,6 +52,13 @@ def environment(
 
 def run(program: str, environment: Mapping[str, str]) -> Any:
     """What a program leaves on its last line as JSON; whatever it says on stderr fails the test."""
+    out, said = outcome(program, environment)
+    assert "" == said, said
+    return json.loads(out.splitlines()[-1]) if out else None
+
+
+def outcome(program: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """What a program leaves on stdout and stderr; it has to end well."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=dict(environment),
@@ -60,8 +67,8 @@ def run(program: str, environment: Mapping[str, str]) -> Any:
         timeout=LIMIT_SECONDS,
         check=False,
     )
-    assert (0, "") == (done.returncode, done.stderr), done.stderr
-    return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
+    assert 0 == done.returncode, done.stderr
+    return done.stdout, done.stderr
 
 
 def published(folder: Path) -> list[dict[str, Any]]:

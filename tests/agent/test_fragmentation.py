@@ -242,4 +242,7 @@ def test_agrees_with_a_count_unit_by_unit(segments: list[dict[str, Any]], free_u
     expected = counted(segments, free_units, request_units)
     assert expected == {name: actual[name] for name in expected}
     assert actual["reserved_bytes"] == sum(actual[part] for part in PARTS)
+    pools = actual["pools"].values()
+    assert [pool["reserved_bytes"] for pool in pools] == [sum(pool[part] for part in PARTS) for pool in pools]
+    assert {part: actual[part] for part in PARTS} == {part: sum(pool[part] for pool in pools) for part in PARTS}
     assert 0.0 <= actual["unusable_ratio"] <= 1.0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import kvdiag.agent
-from tests.agent.subject import BUSY, ONCE, environment, names_in, published, run
+from tests.agent.subject import BUSY, ONCE, environment, names_in, outcome, published, run
 
 OLDEST_PYTHON = (3, 9)
+NO_SYSTEM_CALLS = ("fspath", "getpid", "sysconf")
+"""Of the functions of `os` that a publication calls."""
 
 
 def test_cuda_is_never_touched(agent: Path, tmp_path: Path) -> None:
@@ -178,6 +182,101 @@ def test_no_snapshot_is_taken_that_would_hold_the_server_up(
     assert 0 == snapshots
     assert reason in told["errors"]["fragmentation"]
     assert "fragmentation" not in told["devices"][0]
+
+
+def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Path) -> None:
+    """One file of bounded size by a dozen calls of the system: nothing is flushed to a disk, locked or listed."""
+    # GIVEN
+    program = (
+        BUSY
+        + "for _ in range(300): WORLD.segment((60 * MIB, FREE), (4 * MIB, ACTIVE))\n"
+        + ONCE
+        + (
+            "agent.publish(); called = []\n"
+            "def counted(name, function): return lambda *a, **k: (called.append(name), function(*a, **k))[1]\n"
+            "for name, function in list(vars(os).items()):\n"
+            "    if type(function) is type(len): setattr(os, name, counted(name, function))\n"
+            "agent.publish(); print(json.dumps(called))"
+        )
+    )
+
+    # WHEN
+    called = run(program, environment(agent, tmp_path))
+
+    # THEN
+    (file,) = tmp_path.iterdir()
+    calls = Counter(name for name in called if name not in NO_SYSTEM_CALLS)
+    assert {"open": 3, "close": 3, "stat": 1, "read": 1, "fchmod": 1, "write": 1, "rename": 1} == calls
+    assert file.stat().st_size < 8192
+
+
+def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> None:
+    """A server whose Python lacks what the agent needs goes on, with one line in its log."""
+    # GIVEN
+    program = BUSY + "sys.modules['kvdiag_agent.thread'] = None; import kvdiag_agent; kvdiag_agent.register(); print(1)"
+
+    # WHEN
+    out, said = outcome(program, environment(agent, tmp_path))
+
+    # THEN
+    (line,) = said.splitlines()
+    assert "1\n" == out
+    assert line.startswith("kvdiag agent in process ")
+    assert " does not start: ModuleNotFoundError: " in line
+
+
+def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
+    """A folder that takes nothing is what no reader can be told of: one line, however often it is tried."""
+    # GIVEN
+    program = BUSY + (
+        "from kvdiag_agent import thread; agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
+        "while agent._sequence < 5: time.sleep(0.01)"
+    )
+
+    # WHEN
+    _, said = outcome(program, environment(agent, Path("/sys/kvdiag-agent")))
+
+    # THEN
+    (line,) = said.splitlines()
+    assert " cannot publish in /sys/kvdiag-agent: " in line
+    assert "Error: [Errno " in line
+
+
+def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
+    """A server that waits for a signal in a thread of its own, all others blocking it, gets it."""
+    # GIVEN
+    program = BUSY + (
+        "import signal, threading; from kvdiag_agent import thread\n"
+        "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
+        "while agent._sequence < 1: time.sleep(0.01)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while agent._sequence < 5: time.sleep(0.01)\n"
+        "print(int(signal.sigwait({signal.SIGTERM})))"
+    )
+
+    # WHEN
+    actual = run(program, environment(agent, tmp_path))
+
+    # THEN
+    assert signal.SIGTERM == actual
+
+
+def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Path) -> None:
+    """A path that was given relative to where the server began stays the same one."""
+    # GIVEN
+    (tmp_path / "begin").mkdir()
+    program = (
+        f"import os; os.chdir({str(tmp_path / 'begin')!r}); os.environ['KVDIAG_AGENT_DIR'] = 'told'\n"
+        + BUSY
+        + "import kvdiag_agent; kvdiag_agent.register(); os.chdir('/')\n"
+        "from kvdiag_agent.thread import _agents; _agents[0].publish()"
+    )
+
+    # WHEN
+    run(program + "; os._exit(0)", environment(agent, None))
+
+    # THEN
+    assert 1 == len(published(tmp_path / "begin" / "told"))
 
 
 def test_any_python_that_serves_models_can_read_it() -> None:

@@ -200,20 +200,22 @@ def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask:
 
 
 def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> None:
-    """The blocks are looked at once a minute; sooner where that was asked for, though not twice at once."""
-    # GIVEN
+    """The blocks are looked at once a minute; sooner where that was asked for, though not twice within ten seconds."""
+    # GIVEN a clock that the test moves
     program = (
         BUSY
         + ONCE
         + (
-            "from kvdiag_agent import document; counts = []\n"
-            "document.ASKED_PAUSE_SECONDS, document.SUMMARY_PAUSE_RATIO = 0.3, 0.0\n"
-            "def look(): agent.publish(); counts.append(WORLD.snapshots)\n"
+            "import types; from kvdiag_agent import document\n"
+            "now, counts, asked = [1000.0], [], [0]\n"
+            "document.time = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)\n"
             "request = os.path.join(os.environ['KVDIAG_AGENT_DIR'], 'summary-request')\n"
-            "look(); look()\n"
-            "time.sleep(0.4); look(); open(request, 'w').close(); look(); look()\n"
-            "open(request, 'w').close(); look(); time.sleep(0.4); look(); look()\n"
-            "print(json.dumps(counts))"
+            "def look(seconds=0.0): now[0] += seconds; agent.publish(); counts.append(WORLD.snapshots)\n"
+            "def ask(): open(request, 'w').close(); asked[0] += 1; os.utime(request, (asked[0], asked[0]))\n"
+            "look(); look(); look(30.0)\n"
+            "ask(); look(); look()\n"
+            "ask(); look(9.0); look(2.0); look()\n"
+            "look(59.0); look(2.0); print(json.dumps(counts))"
         )
     )
 
@@ -221,7 +223,50 @@ def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> No
     actual = run(program, environment(agent, tmp_path))
 
     # THEN
-    assert [1, 1, 1, 2, 2, 2, 3, 3] == actual
+    assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == actual
+
+
+def test_all_that_torch_counts_is_there_too(agent: Path, tmp_path: Path) -> None:
+    """Of every array all pools and figures, from the slow reading before; private pools are only summed up."""
+    # GIVEN
+    program = BUSY + ONCE + "agent.publish(); WORLD.segment((40 * MIB, ACTIVE)); agent.publish()\n"
+    tell = "told = torch.cuda.memory_stats_as_nested_dict(0); print(json.dumps(sorted(told.keys())))"
+
+    # WHEN
+    known = run(program + tell, environment(agent, tmp_path))
+
+    # THEN
+    mib = 2**20
+    (told,) = published(tmp_path)
+    (device,) = told["devices"]
+    whole = told["memory_stats"]["devices"]["0"]
+    assert set(known) - {"reserved_bytes_by_private_pools"} == set(whole)
+    assert {"current", "peak", "allocated", "freed"} == set(whole["allocated_bytes"]["small_pool"])
+    assert (556 * mib, 516 * mib) == (
+        device["statistics"]["allocated_bytes"]["current"],
+        whole["allocated_bytes"]["all"]["current"],
+    )
+    assert told["monotonic_seconds"] > told["memory_stats"]["at_monotonic_seconds"]
+
+
+def test_what_torch_counts_strangely_costs_nothing_else(agent: Path, tmp_path: Path) -> None:
+    """A figure of a torch to come that is no JSON is named, and all that is judged by is published."""
+    # GIVEN
+    strange = (
+        "kept = torch.cuda.memory_stats_as_nested_dict\n"
+        "torch.cuda.memory_stats_as_nested_dict = lambda device: {**kept(device), 'new': object()}\n"
+    )
+
+    # WHEN
+    run(BUSY + strange + ONCE + "agent.publish(); agent.publish()", environment(agent, tmp_path))
+
+    # THEN
+    (told,) = published(tmp_path)
+    assert "TypeError" in told["errors"]["memory_stats"]
+    assert ({}, 516 * 2**20) == (
+        told["memory_stats"],
+        told["devices"][0]["statistics"]["allocated_bytes"]["current"],
+    )
 
 
 def test_older_torch_is_asked_in_its_own_way(agent: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Print what the agent costs a real vLLM server: steps of the model with it and without, in turns in one run.
+"""Print what the agent costs: a publication by itself, and the steps of a real vLLM server with it and without.
 
 python -m tests.bench.agent_cost [--windows N]
 
@@ -9,25 +9,30 @@ measured by `make gpu-check`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvdiag.commands.agent import files
-from tests.bench.steps import Steps, compared
+from tests.agent.subject import installed
+from tests.bench import publication
+from tests.bench.steps import SETTLING, SURE, USUAL_RATIO, Steps, Stretch, compared, touched
 from tests.e2e import engine_env
 from tests.e2e.engine import MODEL_NAME, Engine
-from tests.e2e.meddling import Meddling, environment, wait_for
+from tests.e2e.meddling import Counted, Meddling, environment, wait_for
 
 WINDOWS = 16
 TOKENS = 1500
 ANSWER_SECONDS = 300.0
 AIM_RATIO = 0.999
+PUBLISH_SECONDS = 100e-6
+GIL_SECONDS = 50e-6
 MEMORY = "/dev/shm"  # noqa: S108 - where a volume in memory is, as the agents' folder should be
 
 
@@ -36,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--windows", type=int, default=WINDOWS, help="stretches of steps, half of them with the agent")
     windows = max(parser.parse_args(arguments).windows // 4, 1) * 4
+    print_publication(publication.measured())
     try:
         env = engine_env.vllm_env()
         model = engine_env.models(env) / "llama"
@@ -45,41 +51,104 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(
         prefix="kvdiag-agent-cost-", dir=MEMORY if Path(MEMORY).is_dir() else None
     ) as work:
-        steps, publish_seconds = measured(env, model, Path(work), windows)
-    found = compared(Steps(tuple(steps["with"])), Steps(tuple(steps["without"])))
-    alone = steps["without"]
-    noise = compared(Steps(tuple(alone[: len(alone) // 2])), Steps(tuple(alone[len(alone) // 2 :])))
-    noise_back = compared(Steps(tuple(alone[len(alone) // 2 :])), Steps(tuple(alone[: len(alone) // 2])))
-    unaffected = 1 - found.held_up_ratio
-    print_lines(
-        ("publication, median of its own figures", f"{publish_seconds * 1e6:.0f} us"),
-        ("step of the model without the agent, median", f"{found.usual_seconds * 1e6:.0f} us"),
-        ("the same with the agent, beyond that", f"{found.slower_ratio:.3%}"),
-        ("one half of the steps without beyond the other", f"{noise.slower_ratio + noise_back.slower_ratio:.3%}"),
-        ("steps in all", f"{found.count}"),
-        ("steps not held up by the agent", f"{unaffected:.3%} (aim: {AIM_RATIO:.1%})"),
-        ("steps held up with nothing beside them", f"{found.held_up_anyway_ratio:.3%}"),
-    )
+        print_server(measured(env, model, Path(work), windows))
     return 0
 
 
-def measured(env: Path, model: Path, work: Path, windows: int) -> tuple[Mapping[str, list[int]], float]:
-    """Steps with and without, and what a publication took."""
-    for name, content in files().items():
-        (work / "agent" / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / "agent" / name).write_bytes(content)
+def print_publication(told: publication.Publication) -> None:
+    """What a publication takes by itself."""
+    print_lines(
+        ("publication of one GPU, again and again", f"{verdict(told.wall_seconds, PUBLISH_SECONDS)}"),
+        ("  its JSON, its file", f"{told.json_seconds * 1e6:.0f} us, {told.file_seconds * 1e6:.0f} us"),
+        ("  the interpreter held", f"{verdict(told.gil_seconds, GIL_SECONDS)}"),
+        ("  processor time, slow periods among them", f"{told.busy_seconds * 1e6:.0f} us"),
+        ("  more in a slow period, for all torch counts", f"{told.whole_json_seconds * 1e6:.0f} us"),
+        ("  once in a while, caches cold", f"{told.cold_seconds * 1e6:.0f} us"),
+        ("  size", f"{told.size_bytes} bytes"),
+    )
+
+
+def verdict(seconds: float, limit_seconds: float) -> str:
+    """A time against its budget."""
+    word = "met" if seconds <= limit_seconds else "NOT MET"
+    return f"{seconds * 1e6:.0f} us (at most {limit_seconds * 1e6:.0f} us: {word})"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One generation, with the agents or without."""
+
+    beside: bool
+    stretch: Stretch
+    busy_seconds: tuple[float, ...]
+
+
+def print_server(windows: Sequence[Window]) -> None:
+    """What the agents cost a server that generates."""
+    found = touched([window.stretch for window in windows])
+    sides = compared(*(Steps(durations(windows, beside=beside)) for beside in (True, False)))
+    busy_seconds = [seconds for window in windows for seconds in window.busy_seconds]
+    wall_seconds = [(ended - began) / 1e9 for window in windows for began, ended in window.stretch.publications]
+    stretched_seconds = sum(window.stretch.begun[-1] - window.stretch.begun[0] for window in windows if window.beside)
+    if found.least_unaffected_ratio >= AIM_RATIO:
+        word = "met"
+    else:
+        word = "NOT MET" if found.unaffected_ratio < AIM_RATIO else "undecided, take more --windows"
+    print_lines(
+        ("in a vLLM server on the CPU, all its processes", f"{len(wall_seconds)} publications"),
+        ("  one from begin to end, median", f"{statistics.median(wall_seconds) * 1e6:.0f} us"),
+        ("  one's processor time, median", f"{statistics.median(busy_seconds) * 1e6:.0f} us"),
+        ("  all of them, of one processor's time", f"{sum(busy_seconds) * 1e9 / stretched_seconds:.3%}"),
+        ("steps of the engine, median without the agents", f"{found.steps}, {sides.usual_seconds * 1e6:.0f} us"),
+        ("  that a publication fell into", f"{found.touched}, {found.touched / found.steps:.2%}"),
+        (
+            "  these are longer than those around, beyond chance",
+            f"{found.longer_seconds * 1e6:.0f} +- {SURE * found.longer_error_seconds * 1e6:.0f} us",
+        ),
+        (f"  and longer than {USUAL_RATIO:.1%} of all others", f"{found.affected}, by chance {found.by_chance:.1f}"),
+        (
+            "  steps not affected",
+            f"{found.unaffected_ratio:.3%}, surely {found.least_unaffected_ratio:.3%} (aim {AIM_RATIO:.1%}: {word})",
+        ),
+        ("stretches with the agents against those without", f"{sides.slower_ratio:+.2%} by the median"),
+        ("  one half of those without against the other", f"{noise(windows):.2%}"),
+    )
+
+
+def durations(windows: Sequence[Window], *, beside: bool) -> tuple[int, ...]:
+    """Every step of the stretches with the agents, or without."""
+    return tuple(
+        after - before
+        for window in windows
+        if window.beside == beside
+        for before, after in itertools.pairwise(window.stretch.begun[SETTLING:])
+    )
+
+
+def noise(windows: Sequence[Window]) -> float:
+    """How far apart two halves are that nothing is between."""
+    alone = [window for window in windows if not window.beside]
+    halves = [
+        statistics.median(durations(half, beside=False))
+        for half in (alone[: len(alone) // 2], alone[len(alone) // 2 :])
+    ]
+    return max(halves) / min(halves) - 1
+
+
+def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
+    """Generations with the agents and without, in turns."""
+    installed(work / "agent")
     published = work / "published"
     agent = {"KVDIAG_AGENT_DIR": str(published), "PYTHONPATH": str(work / "agent")}
-    steps: dict[str, list[int]] = {"with": [], "without": []}
-    publish_seconds: list[float] = []
+    found = []
     with Engine(env, model, work / "vllm.log", env=environment(agent, work / "meddle")) as engine:
-        meddling = Meddling(engine, work / "meddle")
+        meddling = Meddling(engine, work / "meddle", published)
         complete(engine)
         meddling.tell("count_steps")
         for number in range(windows):
             # In the order with, without, without, with: what drifts counts for both.
-            name = "with" if number % 4 in (0, 3) else "without"
-            if name == "with":
+            beside = number % 4 in (0, 3)
+            if beside:
                 meddling.tell("agent_on")
                 # Its first publication finds out what later ones know.
                 wait_for(
@@ -89,9 +158,21 @@ def measured(env: Path, model: Path, work: Path, windows: int) -> tuple[Mapping[
                 meddling.tell("agent_off")
             meddling.tell("count_steps")
             complete(engine)
-            steps[name] += [each for found in meddling.steps().values() for each in found]
-            publish_seconds += [told["publish_seconds"] for told in publications(published)]
-    return steps, statistics.median(publish_seconds) if publish_seconds else 0.0
+            found.append(window(meddling.counted(), beside=beside))
+    return found
+
+
+def window(counted: Sequence[Counted], *, beside: bool) -> Window:
+    """One generation as all processes of the server have noted it."""
+    begun = next(one.begun for one in counted if one.begun)
+    made = [
+        each for one in counted for each in one.publications if begun[SETTLING] < each.began_nanoseconds < begun[-1]
+    ]
+    return Window(
+        beside=beside,
+        stretch=Stretch(begun=begun, publications=[(each.began_nanoseconds, each.ended_nanoseconds) for each in made]),
+        busy_seconds=tuple(each.busy_nanoseconds / 1e9 for each in made),
+    )
 
 
 def publications(folder: Path) -> list[dict[str, Any]]:
@@ -111,7 +192,7 @@ def complete(engine: Engine) -> None:
 
 def print_lines(*lines: tuple[str, str]) -> None:
     """The figures in columns."""
-    sys.stdout.write("".join(f"{name:48}{figure}\n" for name, figure in lines))
+    sys.stdout.write("".join(f"{name:56}{figure}\n" for name, figure in lines))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_other_errors_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "unallocated", "room"), [(1, 2, True), (1, 1, False), (None, 9, None), (9, None, None)]
+    ("free", "unallocated", "room"), [(1, 2, True), (1, 1, False), (None, 9, None), (9, None, None), (3, 9, None)]
 )
 def test_room_is_left_only_where_both_figures_are_known(
     free: int | None, unallocated: int | None, room: bool | None

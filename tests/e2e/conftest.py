@@ -16,6 +16,9 @@ from tests.e2e import capacities_run, engine_env, gauges
 from tests.e2e.capacities_run import EngineTold
 from tests.e2e.cli import Result, kvdiag
 from tests.e2e.engine import Engine
+from tests.e2e.meddling import Meddling
+from tests.e2e.meddling import environment as meddling_env
+from tests.e2e.side_by_side import completion
 from tests.support import require
 
 API_KEY = "the-key-of-the-guarded-server"
@@ -100,7 +103,7 @@ def _shared(item: pytest.Function) -> str:
     subject = item.get_closest_marker("subject")
     if subject is not None:
         return f"vllm-{subject.args[0]}"
-    shared = [name for name in ("guarded_server", "engine_told", "meddling", "server") if name in item.fixturenames]
+    shared = [name for name in ("meddling", "guarded_server", "engine_told", "server") if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
 
 
@@ -133,6 +136,23 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
     """A server that wants a key and admits no more than 2,048 tokens a request."""
     with vllm.engine("guarded", "--api-key", API_KEY, max_model_len_tokens=2048) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def meddling(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
+    """A server of two workers that has the agent on its path, and what meddles with both.
+
+    Its agents publish in haste. Left as it was by every test but that which kills it.
+    """
+    work = tmp_path_factory.mktemp("agents")
+    installed = kvdiag("agent", "install", str(work))
+    env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
+    with vllm.engine("agents", "--tensor-parallel-size", "2", env=meddling_env(env, work / "meddle")) as engine:
+        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]))
+        meddling.tell("hasten_agent")
+        # The first request to a server takes it seconds.
+        completion(engine)
+        yield meddling
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.e2e.engine import Engine
 
@@ -26,12 +26,29 @@ def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
     }
 
 
+class Published(NamedTuple):
+    """One publication: when it was made, by the clock that all processes share, and the processor time it took."""
+
+    began_nanoseconds: int
+    ended_nanoseconds: int
+    busy_nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one process has noted: when each step of the model began, in a worker, and its agent's publications."""
+
+    begun: tuple[int, ...]
+    publications: tuple[Published, ...]
+
+
 @dataclass
 class Meddling:
-    """Gives one word after another."""
+    """Gives one word after another to a server whose agents publish in a folder."""
 
     server: Engine
     folder: Path
+    published: Path
     _number: int = field(default=0, init=False)
 
     def tell(self, word: str) -> None:
@@ -51,12 +68,14 @@ class Meddling:
         before = self.tried()
         wait_for(lambda: all(count >= before[pid] + more for pid, count in self.tried().items()))
 
-    def steps(self) -> dict[int, list[int]]:
-        """The durations of the steps that each worker has done since it was told to count them, in nanoseconds."""
+    def counted(self) -> list[Counted]:
+        """What each process has noted since it was told to count steps."""
         self.tell("tell_steps")
-        return {
-            pid: json.loads((self.folder / f"steps-{pid}.json").read_text()) for pid in self.server.pids("VLLM::Worker")
-        }
+        told = [json.loads((self.folder / f"steps-{pid}.json").read_text()) for pid in self.answers()]
+        return [
+            Counted(begun=tuple(one["begun"]), publications=tuple(Published(*each) for each in one["publications"]))
+            for one in told
+        ]
 
     def answers(self) -> dict[int, dict[str, Any]]:
         """The newest answer of each living process."""

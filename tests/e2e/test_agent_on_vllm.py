@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import shutil
 import signal
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdiag.sources.torch_allocator import TorchAllocatorSource
-from tests.e2e import gauges
+from tests.e2e import gauges, harms
 from tests.e2e.cli import kvdiag, started
-from tests.e2e.conftest import VllmHome
-from tests.e2e.engine import MODEL_NAME, Engine
+from tests.e2e.engine import Engine
 from tests.e2e.meddling import LIMIT_SECONDS, Meddling, wait_for
-from tests.e2e.meddling import environment as meddling_env
+from tests.e2e.side_by_side import SideBySide, asked, completion, side_by_side
 
 pytestmark = pytest.mark.real_vllm
 
@@ -30,25 +26,15 @@ PROCESSES = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the agents publish."""
-    return tmp_path_factory.mktemp("agent") / "published"
-
-
-@pytest.fixture(scope="module")
-def meddling(vllm: VllmHome, folder: Path) -> Iterator[Meddling]:
-    """A server of two workers that has the agent on its path, and beside it what meddles with both."""
-    installed = kvdiag("agent", "install", str(folder.parent))
-    env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
-    meddler = folder.with_name("meddle")
-    with vllm.engine("agent", "--tensor-parallel-size", "2", env=meddling_env(env, meddler)) as engine:
-        yield Meddling(engine, meddler)
-
-
-@pytest.fixture(scope="module")
 def server(meddling: Meddling) -> Engine:
-    """That server."""
+    """The server of two workers whose agents are in haste."""
     return meddling.server
+
+
+@pytest.fixture(scope="module")
+def folder(meddling: Meddling) -> Path:
+    """Where they publish."""
+    return meddling.published
 
 
 def published(folder: Path) -> dict[int, dict[str, Any]]:
@@ -57,17 +43,7 @@ def published(folder: Path) -> dict[int, dict[str, Any]]:
     return {one["process"]["pid"]: one for one in told}
 
 
-def completion(server: Engine) -> list[str]:
-    """What the server answers, greedily, to one prompt."""
-    body = {"model": MODEL_NAME, "prompt": [500] * 100, "max_tokens": 32, "temperature": 0}
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
-        return [choice["text"] for choice in json.load(answer)["choices"]]
-
-
-def test_every_process_publishes_each_second(server: Engine, folder: Path) -> None:
+def test_every_process_publishes_again_and_again(server: Engine, folder: Path) -> None:
     """API server, engine core and both workers have a file each, which is renewed; without a GPU it has no device."""
     # GIVEN
     first = published(folder)
@@ -86,83 +62,49 @@ def test_every_process_publishes_each_second(server: Engine, folder: Path) -> No
         assert one["process"]["resident_bytes"] > 100 * 2**20
 
 
-@contextmanager
-def gone(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """The folder is gone with all that was in it, and what is put in its place is gone again."""
-    _remove(folder)
-    yield
-    _remove(folder)
+def sequence(folder: Path, pid: int) -> int:
+    """The number of a process's last publication."""
+    told = published(folder)
+    return int(told[pid]["sequence"]) if pid in told else 0
 
 
-def _remove(folder: Path) -> None:
-    # Moved first: what is published while a folder is emptied would keep it from being removed.
-    removed = folder.with_name("removed")
-    folder.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
-
-
-@contextmanager
-def read_only(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """The folder is on a file system that takes no file from anybody, root included."""
-    folder.rename(folder.with_name("moved"))
-    folder.symlink_to("/sys")
-    yield
-    folder.unlink()
-    folder.with_name("moved").rename(folder)
-
-
-@contextmanager
-def full(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """No process that computes can write another byte into a file: as on a full disk, a write comes back with less."""
-    limited = [*meddling.server.pids("VLLM::Worker"), *meddling.server.pids("VLLM::EngineCore")]
-    usual = [resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)) for pid in limited]
-    yield
-    for pid, limits in zip(limited, usual, strict=True):
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-
-
-@contextmanager
-def torch_broken(meddling: Meddling, folder: Path) -> Iterator[None]:
-    """What the agent calls of torch is taken out of it."""
-    meddling.tell("break_torch")
-    yield
-    meddling.tell("mend_torch")
-
-
-def workers_published(meddling: Meddling, folder: Path) -> list[int]:
-    """The last number that each worker has published."""
-    return [published(folder)[pid]["sequence"] for pid in meddling.server.pids("VLLM::Worker")]
-
-
-@pytest.mark.parametrize("harm", [gone, read_only, full, torch_broken])
-def test_server_does_not_feel_what_happens_to_the_agent(
-    meddling: Meddling, folder: Path, harm: Callable[[Meddling, Path], AbstractContextManager[None]]
-) -> None:
-    """Answers are the same before, while the agents try and cannot, and after, when they go on."""
+@pytest.mark.parametrize("harm", harms.HARMS)
+def test_server_does_not_feel_what_happens_to_the_agent(meddling: Meddling, folder: Path, harm: harms.Harm) -> None:
+    """Answers are the same and take as long, in turns with what happens and without, and the agents go on after it."""
     # GIVEN
-    server = meddling.server
+    server, held = meddling.server, dict[int, int]()
     wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
-    expected = completion(server)
+    workers = server.pids("VLLM::Worker")
+
+    @contextmanager
+    def harmed() -> Iterator[None]:
+        with harm(meddling, folder):
+            held.update(meddling.tried())
+            yield
+
+    def in_effect() -> None:
+        """What was done had the effect that it is called after."""
+        if harm is harms.stuck:
+            assert held == meddling.tried()
+            return
+        meddling.wait_for_tries(1)
+        tried = meddling.tried()
+        told = published(folder.with_name("moved") if harm is harms.read_only else folder)
+        if harm is harms.torch_broken:
+            assert all("AttributeError" in told[pid]["errors"]["torch"] for pid in workers)
+        elif harm is not harms.gone:
+            assert all(told[pid]["sequence"] < tried[pid] for pid in workers)
 
     # WHEN
-    with harm(meddling, folder):
-        meddling.wait_for_tries(2)
-        answered = completion(server)
-        tried = meddling.tried()
-        told = {pid: one for pid, one in published(folder).items() if pid in server.pids("VLLM::Worker")}
+    actual = side_by_side(server, harmed, in_effect)
 
-    # THEN what was done had the effect that it is called after
-    if harm is torch_broken:
-        assert all("AttributeError" in one["errors"]["torch"] for one in told.values())
-    elif harm is not gone:
-        assert all(one["sequence"] < tried[pid] for pid, one in told.items())
-    assert expected == answered == completion(server)
-    wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
+    # THEN
+    assert 1 == len(actual.undisturbed.texts | actual.disturbed.texts)
+    assert not actual.slower, actual
     # The next publication may have begun while things were still as they were.
     healed = meddling.tried()
-    wait_for(lambda: all(published(folder)[pid]["sequence"] > count + 1 for pid, count in healed.items()))
+    wait_for(lambda: all(sequence(folder, pid) > count + 1 for pid, count in healed.items()))
     assert [{}] * len(PROCESSES) == [one["errors"] for pid, one in published(folder).items() if pid in server.pids()]
-    gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 
 
 def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
@@ -192,17 +134,21 @@ def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
 def test_stopped_reader_is_not_felt(server: Engine, folder: Path) -> None:
     """A kvdiag that is stopped in the middle of its run, with requests open, holds nobody up."""
     # GIVEN
-    expected = completion(server)
-
-    # WHEN
+    before = asked(server, 12)
     with started("run", "--url", server.url, "--agent-dir", str(folder)) as reader:
-        gauges.wait_until(server.url, lambda reading: not gauges.idle(reading), limit_seconds=LIMIT_SECONDS)
+        gauges.wait_until(server.url, gauges.loaded, limit_seconds=LIMIT_SECONDS)
         os.kill(reader.pid, signal.SIGSTOP)
-        while_stopped = completion(server)
+        # What it had asked for is answered, though nobody reads it.
+        gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
+
+        # WHEN
+        while_stopped = asked(server, 24)
+    gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 
     # THEN
-    assert expected == while_stopped
-    gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
+    actual = SideBySide(undisturbed=before + asked(server, 12), disturbed=while_stopped)
+    assert actual.undisturbed.texts == actual.disturbed.texts
+    assert not actual.slower, actual
 
 
 def test_reader_knows_that_a_server_without_a_gpu_holds_none(server: Engine, folder: Path) -> None:
@@ -216,21 +162,18 @@ def test_reader_knows_that_a_server_without_a_gpu_holds_none(server: Engine, fol
     assert [{"source": "torch_allocator", "kind": "absent", "reason": reason}] == told
 
 
-def test_killed_server_leaves_stale_files(vllm: VllmHome, tmp_path: Path) -> None:
-    """After a kill the files stay as they were."""
+@pytest.mark.kills_the_server
+def test_killed_server_leaves_stale_files(server: Engine, folder: Path) -> None:
+    """What a killed server's processes have published last stays, and is read as of processes that have ended."""
     # GIVEN
-    installed = kvdiag("agent", "install", str(tmp_path))
-    env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
-    with vllm.engine("agent-killed", env=env) as engine:
-        pids = engine.pids()
-        wait_for(
-            lambda: {"VLLM::Worker"} <= {one["process"]["title"] for one in published(tmp_path / "published").values()}
-        )
+    pids = {pid for pid in published(folder) if pid in server.pids()}
 
-        # WHEN
-        engine.kill()
+    # WHEN
+    server.kill()
 
     # THEN
-    left = {pid: one["sequence"] for pid, one in published(tmp_path / "published").items() if pid in pids}
-    assert left == {pid: published(tmp_path / "published")[pid]["sequence"] for pid in left}
-    assert len(left) >= 3
+    assert len(PROCESSES) == len(pids)
+    assert pids <= set(published(folder))
+    allocators, gaps = TorchAllocatorSource(folder).read()
+    assert allocators is None
+    assert pids <= {pid for pid in pids for gap in gaps if f" {pid} has ended" in gap.reason}

@@ -129,7 +129,7 @@ class Subject:
 
         agent = Agent(folder)
         agent.publish()
-        wall, busy = _timed(agent.publish, publications)
+        wall, busy = timed(agent.publish, publications)
         steps: dict[str, list[int]] = {"with": [], "without": []}
         for number in range(windows):
             # In the order with, without, without, with: what drifts counts for both.
@@ -166,7 +166,7 @@ def _tensor(size_bytes: int) -> Any:
     return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
 
 
-def _timed(publish: Callable[[], None], count: int) -> tuple[list[float], float]:
+def timed(publish: Callable[[], None], count: int) -> tuple[list[float], float]:
     """Seconds by the clock of each, and of the processor for one."""
     wall = []
     began_busy = time.thread_time()

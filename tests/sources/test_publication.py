@@ -87,6 +87,19 @@ def test_torch_may_count_more_than_its_process_holds() -> None:
     assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
 
 
+def test_gpu_that_is_told_twice_counts_once() -> None:
+    """Else everything that it holds would be in the ledger twice."""
+    # GIVEN
+    again = {**PUBLICATION["devices"][0], "uuid": UUID.upper()}
+
+    # WHEN
+    actual = parse(json.dumps({**PUBLICATION, "devices": [*PUBLICATION["devices"], again]}))
+
+    # THEN
+    assert 1 == len(actual.allocators)
+    assert (f"GPU {UUID.upper()} is told twice, and counted once",) == actual.problems
+
+
 def test_gpus_are_known_from_inside() -> None:
     """Where kvdiag has no NVML of its own, the GPUs and their processes are those that the agents tell."""
     # GIVEN two ranks on GPUs of their own, and a third process whose NVML told nothing

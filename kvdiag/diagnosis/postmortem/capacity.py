@@ -28,7 +28,9 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
     if told.needed_bytes is not None and told.available_bytes is not None:
         missing = told.needed_bytes - told.available_bytes
     asked = "the longest request" if told.asked_tokens is None else f"a request of {told.asked_tokens:,} tokens"
-    needs = "" if told.needed_bytes is None else f" needs {readable_bytes(told.needed_bytes)} of KV cache, and"
+    needs = " does not fit:"
+    if told.needed_bytes is not None:
+        needs = f" needs {readable_bytes(told.needed_bytes)} of KV cache, and"
     has = "" if told.available_bytes is None else f" has {readable_bytes(told.available_bytes)} and"
     fits = "less" if told.fitting_tokens is None else f"{told.fitting_tokens:,} tokens"
     remedy = joined(

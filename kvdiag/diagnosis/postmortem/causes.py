@@ -8,7 +8,7 @@ from typing import Literal
 from kvdiag.diagnosis.limits import GIB, Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.postmortem.case import Account, Case
-from kvdiag.diagnosis.shortage import Kind
+from kvdiag.diagnosis.shortage import SEGMENT_BYTES, Kind
 
 OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace"})
 """Memory of the device ran out, whoever says so."""
@@ -18,13 +18,13 @@ SNAPSHOT = "the largest free block, which the agent's black box tells (`kvdiag a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holes:
-    """Whether holes explain the failure, and by which figures."""
+    """Whether holes explain the failure, and by which figures; `slight` where they do, and the device was full."""
 
-    state: Literal["confirmed", "none", "unknown"]
+    state: Literal["confirmed", "slight", "none", "unknown"]
     reason: str
 
 
-def holes(account: Account) -> Holes:
+def holes(account: Account, limits: Limits) -> Holes:
     """Judge by the blocks where a black box has looked at them, else by the message.
 
     Before torch gives up it has released every whole free segment, so what its message calls unallocated lay between
@@ -46,8 +46,13 @@ def holes(account: Account) -> Holes:
     if free >= asked:
         late = "others gave memory back before the message was made, or a limit stands before the device"
         return Holes(state="unknown", reason=f"{told}: what is free is enough by itself, so {late}")
+    if unallocated >= asked == SEGMENT_BYTES:
+        # What torch prints is the segment that it wanted, and small blocks have segments of their own.
+        return Holes(state="unknown", reason=f"{told}: for a small block, which large ones are of no use to")
     if unallocated >= asked:
-        return Holes(state="confirmed", reason=f"{told}: the unallocated bytes alone would have been enough")
+        reason = f"{told}: the unallocated bytes alone would have been enough"
+        slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
+        return Holes(state="slight" if slight else "confirmed", reason=reason)
     if free + unallocated < asked:
         return Holes(state="none", reason=f"{told}: all of it together is not enough, so it is exhaustion, not holes")
     return Holes(state="unknown", reason=f"{told}: enough together, and not apart; {SNAPSHOT} would decide")

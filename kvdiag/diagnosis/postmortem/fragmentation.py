@@ -14,7 +14,7 @@ ID = "fragmentation.allocator"
 _ASYNC_RATIO = 0.5
 
 
-def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - every rule is called alike
+def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:
     """Look at the blocks where they are known, else at what torch's message says lay unused."""
     chief = case.chief
     if chief is None:
@@ -24,7 +24,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
         return (Finding(id=ID, status="ok", summary="no allocation of torch failed for want of memory"),)
     if shortage.kind == "async":
         return _async(case)
-    found = holes(chief)
+    found = holes(chief, limits)
     if found.state == "unknown":
         return (Finding(id=ID, status="unknown", summary=f"cannot tell: {found.reason}", evidence=evidence(case)),)
     if found.state == "none":
@@ -37,8 +37,11 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
         "2.10); restart now: the holes go with the process",
         lower_fraction(case, shortage.short_bytes),
     )
-    summary = f"{asked_for(case)}: {found.reason.rpartition(': ')[2]}"
-    return (Finding(id=ID, status="fault", summary=summary, evidence=evidence(case), remedy=remedy),)
+    full = "; they are next to nothing of the device, which was full" if found.state == "slight" else ""
+    summary = f"{asked_for(case)}: {found.reason.rpartition(': ')[2]}{full}"
+    return (
+        Finding(id=ID, status="suspect" if full else "fault", summary=summary, evidence=evidence(case), remedy=remedy),
+    )
 
 
 def _async(case: Case) -> tuple[Finding, ...]:

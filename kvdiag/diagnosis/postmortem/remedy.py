@@ -32,7 +32,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
         return f"lower --gpu-memory-utilization by {size} / the device's total"
     ratio = short_bytes / total
     of = f"({short_bytes} bytes, {size}, of {readable_bytes(total)})"
-    by = f"lower --gpu-memory-utilization by {ratio:.4f} or more {of}"
+    by = f"lower --gpu-memory-utilization by {math.ceil(ratio * 1e4) / 1e4:.4f} or more {of}"
     if old is not None:
         new = max(_floor(old - ratio), _STEP)
         by += f": {old:g} -> {new:g}"

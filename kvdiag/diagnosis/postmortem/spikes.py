@@ -70,7 +70,7 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
             f"{asked_for(case)}, and neither how much was asked for nor when is told; the engine's log "
             "from its start, or the agent's black box, would",
         )
-    if holes(chief).state == "confirmed":
+    if holes(chief, limits).state == "confirmed":
         return (Finding(id=ACTIVATION, status="ok", summary="there was room for it, in pieces"),)
     if shortage.kind == "async" and chief.phase is None:
         return unseen(ACTIVATION, "what cudaMallocAsync keeps is not told")
@@ -80,6 +80,8 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
     leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
     when = "" if chief.phase is not None else "; whether it was a request or the start is not told: add --log"
     enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
+    if shortage.enough_free:
+        when = "; the device had more free, so another limit stood against it" + when
     summary = asked_for(case) + (when if leaks is None else f"; {leaks.id} had taken the headroom before")
     return (
         Finding(
@@ -98,6 +100,11 @@ def _remedy(case: Case) -> str:
     if chief is not None and chief.shortage.kind == "workspace":
         return (
             "Raise the library's workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or lower --max-num-batched-tokens."
+        )
+    if chief is not None and chief.shortage.enough_free:
+        return (
+            "Look for the limit: of the process (ulimit -v, a vGPU's or container's share), or of the host's memory on "
+            "a GPU that has none of its own; a smaller --gpu-memory-utilization helps where others come and go."
         )
     tokens = scaled("--max-num-batched-tokens", _batched(case), case, step=STEP_TOKENS)
     if phase == "profile":

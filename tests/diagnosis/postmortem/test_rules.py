@@ -117,7 +117,10 @@ class TestActivation:
         late = account(phase="prefill", free_bytes=2 * GIB, unallocated_bytes=0, allocated_bytes=75 * GIB)
 
         # THEN
-        assert "suspect" == finding(self.ID, late).status
+        actual = finding(self.ID, late)
+        assert "suspect" == actual.status
+        assert "another limit" in actual.summary
+        assert "Look for the limit" in (actual.remedy or "")
         assert "unknown" == finding("fragmentation.allocator", late).status
 
 
@@ -160,6 +163,31 @@ class TestFragmentation:
     def test_fires_where_unallocated_bytes_alone_were_enough(self) -> None:
         """What torch could not give back lay between live blocks."""
         assert "fault" == finding(self.ID, account(unallocated_bytes=GIB, allocated_bytes=76 * GIB)).status
+
+    def test_only_suspect_where_the_device_was_full_all_the_same(self) -> None:
+        """Under a hundredth of the device in holes: the next request would not have found room either."""
+        # GIVEN
+        full = account(phase="prefill", asked_bytes=300 * MIB, unallocated_bytes=700 * MIB, allocated_bytes=76 * GIB)
+
+        # WHEN
+        actual = finding(self.ID, full)
+
+        # THEN
+        assert "suspect" == actual.status
+        assert "next to nothing of the device" in actual.summary
+        assert "fault" == finding("spike.activation", full).status
+
+    def test_unknown_where_a_small_block_was_wanted(self) -> None:
+        """A segment of 2 MiB is asked for small blocks alone, which holes between large ones do not serve."""
+        # GIVEN
+        small = account(asked_bytes=2 * MIB, free_bytes=MIB, unallocated_bytes=3 * GIB, allocated_bytes=74 * GIB)
+
+        # WHEN
+        actual = finding(self.ID, small)
+
+        # THEN
+        assert "unknown" == actual.status
+        assert "small block" in actual.summary
 
     def test_silent_where_all_together_was_not_enough(self) -> None:
         """Then it is exhaustion, whatever torch advises."""

@@ -17,6 +17,12 @@ from typing import Any
 
 FOLDER = "KVDIAG_TEST_MEDDLE"
 POLL_SECONDS = 0.02
+COUNTING_POLL_SECONDS = 0.5
+"""While steps are counted: they are not to be held up by this."""
+
+HASTE_SECONDS = 0.2
+"""Between the publications of an agent in haste: a test would wait most of its time for one a second."""
+
 TAKEN = {
     "torch.cuda": ("is_initialized", "memory_stats_as_nested_dict", "memory_snapshot", "device_count"),
     "torch._C": ("_cuda_memorySnapshot", "_cuda_attach_out_of_memory_observer"),
@@ -30,8 +36,9 @@ class Meddler:
         """Do nothing yet."""
         self._folder = folder
         self._taken: list[tuple[Any, str, Any]] = []
-        self._steps: list[int] = []
-        self._plain: Callable[..., Any] | None = None
+        self._begun: list[int] = []
+        self._publications: list[tuple[int, int, int]] = []
+        self._counting = False
 
     def obey(self) -> None:
         """Wait for words, for ever."""
@@ -41,6 +48,9 @@ class Meddler:
             "mend_torch": self._mend_torch,
             "agent_off": self._agent_off,
             "agent_on": self._agent_on,
+            "hasten_agent": self._hasten_agent,
+            "hold_agent": self._hold_agent,
+            "free_agent": self._free_agent,
             "count_steps": self._count_steps,
             "tell_steps": self._tell_steps,
         }
@@ -51,12 +61,12 @@ class Meddler:
                 words[word]()
                 done = number
             # While steps are counted nothing is written that only an agent at work gives a reason for.
-            tried = _tried() if self._plain is None else 0
+            tried = 0 if self._counting else _tried()
             answer = json.dumps({"done": int(done), "tried": tried})
             if answer != told:
                 told = answer
                 self._write(f"answer-{os.getpid()}.json", answer)
-            time.sleep(POLL_SECONDS)
+            time.sleep(COUNTING_POLL_SECONDS if self._counting else POLL_SECONDS)
 
     def _word(self) -> str:
         try:
@@ -89,26 +99,50 @@ class Meddler:
         agents[0] = type(agents[0])(agents[0].directory)
         agents[0].start()
 
+    def _hasten_agent(self) -> None:
+        _agents()[0].period_seconds = HASTE_SECONDS
+
+    def _hold_agent(self) -> None:
+        _agents()[0].busy.acquire()
+
+    def _free_agent(self) -> None:
+        _agents()[0].busy.release()
+
     def _count_steps(self) -> None:
-        """From now on note how long each step of the model takes, in a process that has a worker."""
-        if "VLLM::Worker" not in Path("/proc/self/cmdline").read_text() or self._plain is not None:
-            self._steps.clear()
+        """From now on note when each step of the model begins, where there is a worker, and each publication."""
+        self._begun.clear()
+        self._publications.clear()
+        if self._counting:
             return
-        worker = sys.modules["vllm.v1.worker.cpu_worker"].CPUWorker
-        plain = self._plain = worker.execute_model
+        self._counting = True
+        if "VLLM::Worker" in Path("/proc/self/cmdline").read_text():
+            self._note_steps(sys.modules["vllm.v1.worker.cpu_worker"].CPUWorker)
+        self._note_publications(type(_agents()[0]))
+
+    def _note_steps(self, worker: Any) -> None:
+        plain = worker.execute_model
 
         def execute_model(this: Any, *arguments: Any, **named: Any) -> Any:
-            began = time.perf_counter_ns()
-            try:
-                return plain(this, *arguments, **named)
-            finally:
-                self._steps.append(time.perf_counter_ns() - began)
+            self._begun.append(time.monotonic_ns())
+            return plain(this, *arguments, **named)
 
         worker.execute_model = execute_model
 
+    def _note_publications(self, agent: Any) -> None:
+        plain = agent.publish
+
+        def publish(this: Any) -> None:
+            began, began_busy = time.monotonic_ns(), time.thread_time_ns()
+            plain(this)
+            self._publications.append((began, time.monotonic_ns(), time.thread_time_ns() - began_busy))
+
+        agent.publish = publish
+
     def _tell_steps(self) -> None:
-        self._write(f"steps-{os.getpid()}.json", json.dumps(self._steps))
-        self._steps.clear()
+        told = {"begun": self._begun, "publications": self._publications}
+        self._write(f"steps-{os.getpid()}.json", json.dumps(told))
+        self._begun.clear()
+        self._publications.clear()
 
 
 def _agents() -> list[Any]:
