@@ -230,7 +230,7 @@ def _recorded(say: Say) -> None:
 
 
 def _quiet(quiet: Sequence[Quiet], seed: int, say: Say) -> None:
-    _title(f"Healthy servers of seed {seed}, 36 h each, recorded and series, judged every half hour", say)
+    _title(f"Healthy servers of seed {seed}, 36 h each (4 read each 2 s: 3 h), judged every half hour", say)
     widths = (28, 11, 8, 10, 28)
     _row("", ("GPU-hours", "faults", "suspects", "faults in 1,000 GPU-hours"), widths, say)
     groups = [(model, [one for one in quiet if one.model == model]) for model in NULLS]
