@@ -20,7 +20,8 @@ from kvdiag.feeds.trace import read_trace
 from tests.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
 from tests.corpus.incidents import INCIDENTS
 from tests.corpus.measure import Found, Judged, Quiet, judge_draws, judge_incident, watch_healthy, watch_leak
-from tests.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, half
+from tests.corpus.scenarios import SCENARIOS
+from tests.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, answers, half, score
 from tests.corpus.today import DETECTORS
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _drawn_anew(judged, chosen.seed, say)
     _on_the_way(judged, say)
     _misses(judged, say)
+    _scenarios(say)
     _recorded(say)
     if not chosen.incidents:
         quiet = [watch_healthy(one) for one in healthy(chosen.seed)]
@@ -220,6 +222,22 @@ def _misses(judged: Sequence[Judged], say: Say) -> None:
         _wrapped(f"expected {' or '.join(row.expected.accept)}; said {called or row.answer.worst}", say)
         for name in (*row.wrong, *row.near):
             _wrapped(row.answer.said[name], say)
+
+
+def _scenarios(say: Say) -> None:
+    _title(f"{len(SCENARIOS)} scenarios of operations, recorded and series", say)
+    rows = [
+        score(name, variant, expected, answer(made))
+        for name, (incident, expected) in SCENARIOS.items()
+        for variant, made in answers(incident, {}, *incident.recording().play()).items()
+    ]
+    marks = [one.mark for one in rows]
+    say(", ".join(f"{marks.count(mark)} {mark}" for mark in ("right", "half", "missed", "honest")))
+    for one in rows:
+        if one.mark in {"half", "missed"}:
+            called = ", ".join(f"{status} {name}" for name, status in one.answer.called.items())
+            expected = " or ".join(one.expected.accept)
+            _wrapped(f"{one.incident} ({one.variant}): expected {expected}; said {called or one.answer.worst}", say)
 
 
 def _recorded(say: Say) -> None:
