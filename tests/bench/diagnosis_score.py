@@ -74,7 +74,7 @@ def _title(text: str, say: Say) -> None:
 
 def _row(name: str, cells: Sequence[object], widths: Sequence[int], say: Say) -> None:
     """A line of a table: the name, then each cell to the right of its column."""
-    texts = [_percent(cell) if isinstance(cell, float) or cell is None else str(cell) for cell in cells]
+    texts = [percent(cell) if isinstance(cell, float) or cell is None else str(cell) for cell in cells]
     say(f"{name:{widths[0]}}" + "".join(f"{text:>{width}}" for text, width in zip(texts, widths[1:], strict=True)))
 
 
@@ -83,7 +83,8 @@ def _wrapped(text: str, say: Say) -> None:
         say(f"    {line}")
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share for a table, empty where there is none."""
     return "" if share is None else f"{share:.0%}"
 
 
@@ -111,15 +112,15 @@ def _incidents(judged: Sequence[Judged], say: Say) -> None:
     for status in ("", "fault"):
         for name, chosen in (*groups, ("all", rows)) if not status else (*groups[-2:], ("all", rows)):
             marks = [one.mark for one in chosen]
-            called, wrong = _calls(chosen, status)
-            recall = _recall([one for one in chosen if one.expected.accept not in BENIGN], status)
+            called, wrong = calls(chosen, status)
+            share = recall([one for one in chosen if one.expected.accept not in BENIGN], status)
             counts = [marks.count(mark) for mark in ("right", "half", "missed", "honest")]
             precision = (called - wrong) / called if called else None
-            cells = (len(chosen), *(counts if not status else [""] * 4), recall, called, f"{wrong:g}", precision)
+            cells = (len(chosen), *(counts if not status else [""] * 4), share, called, f"{wrong:g}", precision)
             _row(name if not status else f"{name}, faults", cells, widths, say)
 
 
-def _recall(rows: Sequence[Scored], status: str = "") -> float | None:
+def recall(rows: Sequence[Scored], status: str = "") -> float | None:
     """The share that was called rightly, `half` for the right family; as a fault where `status` says so."""
     counted = [one for one in rows if one.mark != "honest"]
     credit = 0.0
@@ -130,7 +131,7 @@ def _recall(rows: Sequence[Scored], status: str = "") -> float | None:
     return credit / len(counted) if counted else None
 
 
-def _calls(rows: Sequence[Scored], status: str) -> tuple[int, float]:
+def calls(rows: Sequence[Scored], status: str) -> tuple[int, float]:
     """How many verdicts were called, as that status where one is named, and how many of them wrongly."""
     called, wrong = 0, 0.0
     for row in rows:
@@ -152,7 +153,7 @@ def _verdicts(judged: Sequence[Judged], say: Say) -> None:
         if name in {HEALTHY, UNDETERMINED}:
             kept = sum(one.mark == "right" for one in mine)
             told = "nothing was called" if name == HEALTHY else "unknown, as it should be"
-            say(f"{name:26}{len(mine):6}{_percent(kept / len(mine)):>8}  {told}")
+            say(f"{name:26}{len(mine):6}{percent(kept / len(mine)):>8}  {told}")
             continue
         delays = [
             delay
@@ -161,10 +162,10 @@ def _verdicts(judged: Sequence[Judged], say: Say) -> None:
             for delay in each.delays_hours.values()
             if delay is not None
         ]
-        parts = [_recall([one for one in mine if half(one.incident) == part]) for part in HALVES]
+        parts = [recall([one for one in mine if half(one.incident) == part]) for part in HALVES]
         called, precision, of_faults = _precision(rows, name)
         delay = f"{median(delays):.1f} h" if delays else ""
-        _row(name, (len(mine), _recall(mine), *parts, called, precision, of_faults, delay), widths, say)
+        _row(name, (len(mine), recall(mine), *parts, called, precision, of_faults, delay), widths, say)
 
 
 def _precision(rows: Sequence[Scored], name: str) -> tuple[int, float | None, float | None]:
@@ -188,11 +189,11 @@ def _drawn_anew(judged: Sequence[Judged], seed: int, say: Say) -> None:
     draws = range(DRAWS * seed, DRAWS * (seed + 1))
     rows = [one for incident in INCIDENTS.values() for one in judge_draws(incident, draws)]
     for status in ("", "fault"):
-        called, wrong = _calls(rows, status)
-        recall = _recall([one for one in rows if one.expected.accept not in BENIGN], status)
+        called, wrong = calls(rows, status)
+        share = recall([one for one in rows if one.expected.accept not in BENIGN], status)
         precision = (called - wrong) / called if called else None
         name = "faults" if status else "suspects and faults"
-        say(f"{name}: recall {_percent(recall)}, {called} called, {wrong:g} wrong, precision {_percent(precision)}")
+        say(f"{name}: recall {percent(share)}, {called} called, {wrong:g} wrong, precision {percent(precision)}")
     for (incident, variant), mark in first.items():
         others = [one for one in rows if (one.incident, one.variant) == (incident, variant)]
         differing = [one for one in others if one.mark != mark]
