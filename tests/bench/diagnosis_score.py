@@ -20,7 +20,8 @@ from kvdiag.feeds.trace import read_trace
 from tests.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
 from tests.corpus.incidents import INCIDENTS
 from tests.corpus.measure import Found, Judged, Quiet, judge_draws, judge_incident, watch_healthy, watch_leak
-from tests.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, half
+from tests.corpus.scenarios import SCENARIOS
+from tests.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, answers, half, score
 from tests.corpus.today import DETECTORS
 
 TABLE = Path(__file__).with_suffix(".md")
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _drawn_anew(judged, chosen.seed, say)
     _on_the_way(judged, say)
     _misses(judged, say)
+    _scenarios(say)
     _recorded(say)
     if not chosen.incidents:
         quiet = [watch_healthy(one) for one in healthy(chosen.seed)]
@@ -72,7 +74,7 @@ def _title(text: str, say: Say) -> None:
 
 def _row(name: str, cells: Sequence[object], widths: Sequence[int], say: Say) -> None:
     """A line of a table: the name, then each cell to the right of its column."""
-    texts = [_percent(cell) if isinstance(cell, float) or cell is None else str(cell) for cell in cells]
+    texts = [percent(cell) if isinstance(cell, float) or cell is None else str(cell) for cell in cells]
     say(f"{name:{widths[0]}}" + "".join(f"{text:>{width}}" for text, width in zip(texts, widths[1:], strict=True)))
 
 
@@ -81,7 +83,8 @@ def _wrapped(text: str, say: Say) -> None:
         say(f"    {line}")
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share for a table, empty where there is none."""
     return "" if share is None else f"{share:.0%}"
 
 
@@ -109,15 +112,15 @@ def _incidents(judged: Sequence[Judged], say: Say) -> None:
     for status in ("", "fault"):
         for name, chosen in (*groups, ("all", rows)) if not status else (*groups[-2:], ("all", rows)):
             marks = [one.mark for one in chosen]
-            called, wrong = _calls(chosen, status)
-            recall = _recall([one for one in chosen if one.expected.accept not in BENIGN], status)
+            called, wrong = calls(chosen, status)
+            share = recall([one for one in chosen if one.expected.accept not in BENIGN], status)
             counts = [marks.count(mark) for mark in ("right", "half", "missed", "honest")]
             precision = (called - wrong) / called if called else None
-            cells = (len(chosen), *(counts if not status else [""] * 4), recall, called, f"{wrong:g}", precision)
+            cells = (len(chosen), *(counts if not status else [""] * 4), share, called, f"{wrong:g}", precision)
             _row(name if not status else f"{name}, faults", cells, widths, say)
 
 
-def _recall(rows: Sequence[Scored], status: str = "") -> float | None:
+def recall(rows: Sequence[Scored], status: str = "") -> float | None:
     """The share that was called rightly, `half` for the right family; as a fault where `status` says so."""
     counted = [one for one in rows if one.mark != "honest"]
     credit = 0.0
@@ -128,7 +131,7 @@ def _recall(rows: Sequence[Scored], status: str = "") -> float | None:
     return credit / len(counted) if counted else None
 
 
-def _calls(rows: Sequence[Scored], status: str) -> tuple[int, float]:
+def calls(rows: Sequence[Scored], status: str) -> tuple[int, float]:
     """How many verdicts were called, as that status where one is named, and how many of them wrongly."""
     called, wrong = 0, 0.0
     for row in rows:
@@ -150,7 +153,7 @@ def _verdicts(judged: Sequence[Judged], say: Say) -> None:
         if name in {HEALTHY, UNDETERMINED}:
             kept = sum(one.mark == "right" for one in mine)
             told = "nothing was called" if name == HEALTHY else "unknown, as it should be"
-            say(f"{name:26}{len(mine):6}{_percent(kept / len(mine)):>8}  {told}")
+            say(f"{name:26}{len(mine):6}{percent(kept / len(mine)):>8}  {told}")
             continue
         delays = [
             delay
@@ -159,10 +162,10 @@ def _verdicts(judged: Sequence[Judged], say: Say) -> None:
             for delay in each.delays_hours.values()
             if delay is not None
         ]
-        parts = [_recall([one for one in mine if half(one.incident) == part]) for part in HALVES]
+        parts = [recall([one for one in mine if half(one.incident) == part]) for part in HALVES]
         called, precision, of_faults = _precision(rows, name)
         delay = f"{median(delays):.1f} h" if delays else ""
-        _row(name, (len(mine), _recall(mine), *parts, called, precision, of_faults, delay), widths, say)
+        _row(name, (len(mine), recall(mine), *parts, called, precision, of_faults, delay), widths, say)
 
 
 def _precision(rows: Sequence[Scored], name: str) -> tuple[int, float | None, float | None]:
@@ -186,11 +189,11 @@ def _drawn_anew(judged: Sequence[Judged], seed: int, say: Say) -> None:
     draws = range(DRAWS * seed, DRAWS * (seed + 1))
     rows = [one for incident in INCIDENTS.values() for one in judge_draws(incident, draws)]
     for status in ("", "fault"):
-        called, wrong = _calls(rows, status)
-        recall = _recall([one for one in rows if one.expected.accept not in BENIGN], status)
+        called, wrong = calls(rows, status)
+        share = recall([one for one in rows if one.expected.accept not in BENIGN], status)
         precision = (called - wrong) / called if called else None
         name = "faults" if status else "suspects and faults"
-        say(f"{name}: recall {_percent(recall)}, {called} called, {wrong:g} wrong, precision {_percent(precision)}")
+        say(f"{name}: recall {percent(share)}, {called} called, {wrong:g} wrong, precision {percent(precision)}")
     for (incident, variant), mark in first.items():
         others = [one for one in rows if (one.incident, one.variant) == (incident, variant)]
         differing = [one for one in others if one.mark != mark]
@@ -222,6 +225,22 @@ def _misses(judged: Sequence[Judged], say: Say) -> None:
             _wrapped(row.answer.said[name], say)
 
 
+def _scenarios(say: Say) -> None:
+    _title(f"{len(SCENARIOS)} scenarios of operations, recorded and series", say)
+    rows = [
+        score(name, variant, expected, answer(made))
+        for name, (incident, expected) in SCENARIOS.items()
+        for variant, made in answers(incident, {}, *incident.recording().play()).items()
+    ]
+    marks = [one.mark for one in rows]
+    say(", ".join(f"{marks.count(mark)} {mark}" for mark in ("right", "half", "missed", "honest")))
+    for one in rows:
+        if one.mark in {"half", "missed"}:
+            called = ", ".join(f"{status} {name}" for name, status in one.answer.called.items())
+            expected = " or ".join(one.expected.accept)
+            _wrapped(f"{one.incident} ({one.variant}): expected {expected}; said {called or one.answer.worst}", say)
+
+
 def _recorded(say: Say) -> None:
     _title("Recorded runs of real engines, all healthy", say)
     for path in sorted(TRACES.glob("*.jsonl.gz")):
@@ -230,7 +249,7 @@ def _recorded(say: Say) -> None:
 
 
 def _quiet(quiet: Sequence[Quiet], seed: int, say: Say) -> None:
-    _title(f"Healthy servers of seed {seed}, 36 h each, recorded and series, judged every half hour", say)
+    _title(f"Healthy servers of seed {seed}, 36 h each (4 read each 2 s: 3 h), judged every half hour", say)
     widths = (28, 11, 8, 10, 28)
     _row("", ("GPU-hours", "faults", "suspects", "faults in 1,000 GPU-hours"), widths, say)
     groups = [(model, [one for one in quiet if one.model == model]) for model in NULLS]

@@ -48,7 +48,7 @@ def _images(tape: Tape) -> Recording:
     held = scaled(kept, 1.0, 500.0 * MIB)
     card = replace(
         recording.gpus[0],
-        holders=(*recording.gpus[0].holders, Holder(pid=SERVER, name="sglang::tokenizer", held=held)),
+        holders=(*recording.gpus[0].holders, Holder(pid=SERVER, name="vllm", held=held)),
     )
     torch = Torch(
         pid=SERVER,
@@ -56,7 +56,7 @@ def _images(tape: Tape) -> Recording:
         allocated=tape.flat(0.0),
         reserved=kept,
         split=lambda live, reserved: split_of(live, reserved, stranded=0.0, asked=256 * MIB),
-        title="sglang::tokenizer",
+        title="vllm",
     )
     return replace(recording, gpus=(card,), torch=(torch,))
 

@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import Literal
 
-from kvdiag.model import Engine, Facts, KvPool, Sample, Timeline
+from kvdiag.model import Engine, Facts, KvPool, Timeline
 from tests.corpus.incident import CORE, SERVER, kv_pool
 from tests.corpus.recording import Gpu, Holder, HostMemory, Pages, Recording, Torch, scraped, standard_series
 from tests.corpus.tape import GIB, MIB, Tape, Track, scaled, seeded, total
@@ -173,10 +173,18 @@ def _pages(tape: Tape, demand: Sequence[float], pool: KvPool, kept: Sequence[flo
     return made
 
 
+FAST = ("ratchet", "warm-up", "sawtooth", "slow noise")
+FAST_SECONDS = 2.0
+
+
 def healthy(seed: int, *, hours: float = 36.0) -> list[Drawn]:
-    """Every null model, looked at both ways."""
+    """Every null model, looked at both ways; some of them by a recorder that reads all the time."""
     views: tuple[Literal["recorded", "series"], ...] = ("recorded", "series")
-    return [Drawn(model=model, seed=seed, view=view, hours=hours) for model in NULLS for view in views]
+    slow = [Drawn(model=model, seed=seed, view=view, hours=hours) for model in NULLS for view in views]
+    fast = [
+        Drawn(model=model, seed=seed, view="recorded", hours=hours / 12.0, tick_seconds=FAST_SECONDS) for model in FAST
+    ]
+    return [*slow, *fast]
 
 
 RATES = (10.0, 50.0, 200.0, 500.0, 1_000.0, 5_000.0)
@@ -197,11 +205,9 @@ def leaking(seed: int) -> list[Drawn]:
                 view: Literal["recorded", "series"] = "series" if component in {"device", "kv"} else "recorded"
                 leak = Leak(component=component, mb_per_hour=rate, shape=shape, onset_hours=ONSET_HOURS)
                 made.append(Drawn(model=model, seed=seed, view=view, hours=WATCHED_HOURS[rate], leak=leak))
+    fast: tuple[Component, ...] = ("torch", "host")
+    for component in fast:
+        leak = Leak(component=component, mb_per_hour=1_000.0, shape="constant", onset_hours=1.0)
+        model = FAST[seed % len(FAST)]
+        made.append(Drawn(model=model, seed=seed, view="recorded", hours=3.5, leak=leak, tick_seconds=FAST_SECONDS))
     return made
-
-
-def component_track(sample: Sample) -> tuple[int | None, int | None]:
-    """Used bytes of the fullest device and anonymous bytes of the host, as anybody's dashboard shows them."""
-    used = max((device.memory.used_bytes for device in sample.devices or () if device.memory is not None), default=None)
-    held = sum(one.anonymous_bytes or 0 for one in sample.host) if sample.host else None
-    return used, held

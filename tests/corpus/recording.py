@@ -79,6 +79,8 @@ class HostMemory:
     name: str
     anonymous: Track
     file_bytes: int = 400 * MIB
+    files: Track | None = None
+    """What comes on top of that."""
 
 
 Pages = list[tuple[Engine, ...] | Gap | None]
@@ -119,7 +121,7 @@ class Recording:
                 HostProcess(
                     pid=one.pid,
                     name=one.name,
-                    resident_bytes=_kib(one.anonymous[place]) + one.file_bytes,
+                    resident_bytes=_kib(one.anonymous[place]) + one.file_bytes + _files(one, place),
                     anonymous_bytes=_kib(one.anonymous[place]),
                 )
                 for one in self.host
@@ -173,6 +175,10 @@ class Recording:
             failure=failure,
             title=one.title,
         )
+
+
+def _files(one: HostMemory, place: int) -> int:
+    return 0 if one.files is None else _kib(one.files[place])
 
 
 def _kib(value: float) -> int:

@@ -88,13 +88,15 @@ def messages() -> dict[str, str]:
 
 def answers(incident: Incident, texts: Mapping[str, str], timeline: Timeline, facts: Facts) -> dict[Variant, Diagnosis]:
     """The diagnosis of every variant that an incident has, by its trace."""
-    made: dict[Variant, Diagnosis] = {
-        "recorded": diagnose(timeline, facts),
-        "series": diagnose(*standard_series(timeline, facts)),
-    }
+    made = views_of(timeline, facts)
     if incident.text is not None:
         made["message"] = after_death(texts[incident.text], timeline, facts)
     return made
+
+
+def views_of(timeline: Timeline, facts: Facts) -> dict[Variant, Diagnosis]:
+    """The diagnosis of a recording, whole and by the standard series."""
+    return {"recorded": diagnose(timeline, facts), "series": diagnose(*standard_series(timeline, facts))}
 
 
 def after_death(text: str, timeline: Timeline, facts: Facts) -> Diagnosis:
