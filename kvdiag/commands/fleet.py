@@ -183,7 +183,7 @@ async def _judge(work: Work) -> Done:
                 summaries.append(summarise(timeline, facts, work.limits, replica=replica.key, version=version))
             problems += [gap.reason for gap in facts.gaps if gap.source == SOURCE and gap.kind == "failed"]
     nothing = not any(one.diagnosis.samples for one in judged)
-    found = problems[0] if nothing and source.gave_up else None
+    found = problems[0] if nothing and problems else None
     return Done(judged=tuple(judged), summaries=tuple(summaries), problem=found)
 
 
