@@ -50,7 +50,12 @@ REPLICAS = tuple(
         key=Judged.order,
     )
 )
-FLEET = FleetDiagnosis(source=SOURCE, judged=REPLICAS, fleet=compare((), DEFAULT_LIMITS), gaps=(Gap(source="nvml", kind="absent", reason="GPU of two"),))
+FLEET = FleetDiagnosis(
+    source=SOURCE,
+    judged=REPLICAS,
+    fleet=compare((), DEFAULT_LIMITS),
+    gaps=(Gap(source="nvml", kind="absent", reason="GPU of two"),),
+)
 
 
 def text(result: FleetDiagnosis) -> list[str]:
@@ -65,7 +70,7 @@ def test_the_schema_is_a_schema() -> None:
     """The committed file is itself valid, and every object in it but a subject's labels is closed."""
     # THEN
     assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(SCHEMA))
-    for name, one in SCHEMA["$defs"].items():
+    for name, one in ((name, one) for name, one in SCHEMA["$defs"].items() if one.get("type") == "object"):
         assert one["additionalProperties"] is False, name
         assert set(one["required"]) == set(one["properties"]), name
 
