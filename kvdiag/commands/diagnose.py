@@ -16,7 +16,7 @@ from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.commands.traces import examine_traces
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.trace import read_trace
+from kvdiag.feeds.segments import read_recorded
 
 _PATH = click.Path(path_type=Path)
 
@@ -47,7 +47,7 @@ def command(
     output: str,
     **reached: Any,
 ) -> int:
-    """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed).
+    """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed), or a recorder's folder.
 
     Several traces are the replicas of a fleet: each is judged, those of one version are compared with one another, and
     each version with the one before.
@@ -75,6 +75,6 @@ def command(
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
         return examine_traces(trace, limits_of(reserved_gap_bytes), output)
-    diagnosis = diagnose(*read_trace(trace[0]), limits_of(reserved_gap_bytes))
+    diagnosis = diagnose(*read_recorded(trace[0]), limits_of(reserved_gap_bytes))
     print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)

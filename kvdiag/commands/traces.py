@@ -9,7 +9,7 @@ from kvdiag.commands.fleet import show
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.feeds.trace import read_trace
+from kvdiag.feeds.segments import read_recorded
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 
 
@@ -23,7 +23,7 @@ def examine_traces(paths: Sequence[Path], limits: Limits, output: str) -> int:
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     for path in paths:
-        timeline, facts = read_trace(path)
+        timeline, facts = read_recorded(path)
         name = str(path)
         judged.append(Judged(key=name, subject=(("trace", name),), diagnosis=diagnose(timeline, facts, limits)))
         summaries.append(summarise(timeline, facts, limits, replica=name))

@@ -231,7 +231,7 @@ def _joined(lost: Sequence[Lost]) -> list[Lost]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(source=SOURCE, kind="failed", reason="none of its series has a sample in this time")]
+        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this time")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []

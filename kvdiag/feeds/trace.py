@@ -36,6 +36,8 @@ MAX_ABOUT_CHARACTERS = 64 * 2**10
 MAX_TRACE_BYTES = 4 * 2**30
 """Unpacked. A day of 8 GPUs at 1 Hz takes 200 MB; more is a mistake or a decompression bomb."""
 
+CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
+
 END = b'{"end":%d}\n'
 """The last line of a whole trace, with the number of entries before it."""
 
@@ -146,6 +148,25 @@ def read_trace(path: Path) -> tuple[Timeline, Facts]:
         raise KvdiagError(f"cannot read {path}: {reason}") from error
 
 
+def is_begun(path: Path) -> bool:
+    """Whether a trace's first line is whole: a recorder that was killed before that has recorded nothing.
+
+    Raises:
+        KvdiagError: the file cannot be read.
+
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+        with _open(path, "rb", packed=packed) as file:
+            first = file.readline(MAX_LINE_BYTES)
+            return first.endswith(b"\n") or len(first) == MAX_LINE_BYTES
+    except EOFError:
+        return False
+    except (OSError, zlib.error) as error:
+        raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def _open(path: Path, mode: Literal["rb", "wb"], *, packed: bool) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, mode) if packed else path.open(mode))
 
@@ -181,8 +202,7 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeli
             _add(_decoded(line), samples, marks)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
-    cut = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
-    return Timeline(samples=tuple(samples), marks=tuple(marks)), replace(facts, gaps=(*facts.gaps, cut))
+    return Timeline(samples=tuple(samples), marks=tuple(marks)), replace(facts, gaps=(*facts.gaps, CUT_OFF))
 
 
 def _header(line: bytes, path: Path) -> Facts:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvdiag.model import Diagnosis, Finding
+from kvdiag.model import Diagnosis
 from kvdiag.outputs import text, versions_text
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
 from kvdiag.outputs.text import ORDER, STYLES, WORDS, gap_list, plain
@@ -101,10 +101,12 @@ def _found(diagnosis: Diagnosis) -> str:
 
 
 def _undecided(diagnosis: Diagnosis) -> str:
-    if not diagnosis.samples:
-        return next((gap.reason for gap in diagnosis.gaps if gap.kind == "failed"), "no samples")
-    open_ones: list[Finding] = [one for one in diagnosis.findings if one.status == "unknown" and one.evidence]
-    if open_ones:
-        return f"{open_ones[0].id}: {open_ones[0].summary}"
+    """Why nothing can be said, the most telling reason first."""
     failed = [gap.reason for gap in diagnosis.gaps if gap.kind == "failed"]
-    return failed[0] if failed else "not enough was seen to judge"
+    if failed:
+        return failed[0]
+    if not diagnosis.samples:
+        return "no samples in this time"
+    unknown = [one for one in diagnosis.findings if one.status == "unknown" and one.id.startswith("leak.")]
+    unknown.sort(key=lambda one: not one.evidence)
+    return f"{unknown[0].id}: {unknown[0].summary}" if unknown else "not enough was seen to judge"

@@ -123,6 +123,7 @@ class PrometheusSource:
         self._seconds = seconds
         self._failures = 0
         self._last = ""
+        self._answered = False
         self.warnings: dict[str, None] = {}
         """What the server has warned of while it listed series, such as a part of it that did not answer."""
 
@@ -192,8 +193,10 @@ class PrometheusSource:
         form = [("query", f"last_over_time({selector}[{span}])"), ("time", _time(end_seconds))]
         try:
             answer = await self._ask("/api/v1/query", form, MAX_ANSWER_BYTES)
-            into.points += _add(answer, start_seconds, end_seconds, into)
+            _add(answer, start_seconds, end_seconds, into)
         except Unreadable as error:
+            self._failures += 1
+            self._last = str(error)
             into.lost.append(Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
 
     async def _once(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
@@ -209,7 +212,12 @@ class PrometheusSource:
             reason = f"no whole answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
             raise TooSlowError("failed", reason) from error
         except httpx2.HTTPError as error:
-            raise Unreadable("failed", explain(error)) from error
+            ended = isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError)
+            raise Unreadable("failed", explain(error) + (self._closed() if ended else "")) from error
+        except OSError as error:
+            # The refusal of a certificate that comes after the handshake, which is no error of HTTP to the client.
+            raise Unreadable("failed", f"the connection broke off{self._closed()}") from error
+        self._answered = True
         decoded = _decoded(body)
         if status in (401, 403):
             raise RefusedError("failed", f"{status} on {path}: give --token-file, or --user with a password")
@@ -218,6 +226,11 @@ class PrometheusSource:
         if decoded.get("status") != "success" or status != httpx2.codes.OK:
             raise _error(status, path, decoded)
         return decoded
+
+    def _closed(self) -> str:
+        """What to look at where TLS ended: in its version 1.3 the client's certificate is asked for last."""
+        https = self._client.base_url.scheme == "https"
+        return "; if the server wants a client certificate, give --cert-file" if https and not self._answered else ""
 
     async def _post(self, path: str, form: Sequence[tuple[str, str]], limit_bytes: int) -> tuple[int, bytes]:
         data: dict[str, list[str]] = {}

@@ -396,6 +396,17 @@ def test_a_server_that_stopped_answering_is_unknown_at_the_end() -> None:
     assert "unknown" == diagnose(timeline, Facts(pools=(pool(),))).worst
 
 
+def test_history_that_was_lost_in_part_is_not_ok() -> None:
+    """What could not be read may have held anything; what was found in the rest stays found."""
+    # GIVEN an idle server and a leaking one, an hour of each lost
+    lost = Gap(source="prometheus", kind="failed", reason="an hour could not be read")
+    known = Facts(pools=(pool(),), gaps=(lost,))
+    fine, leaking = (diagnose(seen(*[holding(blocks)] * 3), known) for blocks in (0, 5))
+
+    # THEN
+    assert (("unknown", ()), ("fault", ())) == ((fine.worst, fine.steps), (leaking.worst, leaking.steps))
+
+
 def test_a_gpu_that_fell_off_during_the_run_is_unknown() -> None:
     """A GPU of the server that stopped answering is not healthy, whichever reading came last."""
     # GIVEN a run in which GPU 1 of two is out of reach from the middle on

@@ -5,6 +5,7 @@ By hand: `python -m tests.prometheus.server` fetches it and prints where it is.
 
 from __future__ import annotations
 
+import http
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,9 +141,15 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise PrometheusEnvError(f"Prometheus ended: {log.read_text()[-300:]}")
-        # A server with a web config of its own answers 401 or speaks TLS, and is ready all the same.
-        with suppress(urllib.error.URLError, ConnectionError):
+        try:
             urllib.request.urlopen(f"{url}/-/ready", timeout=5.0).close()
+        except urllib.error.HTTPError as answer:
+            # Behind TLS, a password or a path prefix it answers something else, and is ready all the same.
+            if answer.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
+                return
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        else:
             return
         time.sleep(0.05)
     raise PrometheusEnvError(f"Prometheus was not ready within {READY_SECONDS:g} s")
