@@ -20,6 +20,9 @@ EXACT_COUNT = 30
 EXACT_TREND = 12
 """Longest series without ties whose trend is tested exactly; Kendall's tables end at 10."""
 
+MOST_DIFFERED = 400
+"""Figures of a group whose differences to the other's are taken: 160,000 are sorted in a fifth of a second."""
+
 NORMAL = NormalDist()
 
 
@@ -122,11 +125,15 @@ def median_interval(values: Sequence[float], ratio: float) -> Interval:
     The bounds are figures of the sample (the sign test turned round); infinite where there are too few for any.
     """
     ordered, count = sorted(values), len(values)
-    out, tail = 0, 2.0**-count
+    outside, out = (1.0 - ratio) / 2.0, 0
     # So many figures may lie outside on either side.
-    while tail <= (1.0 - ratio) / 2.0 and out < count:
-        out += 1
-        tail += math.comb(count, out) * 2.0**-count
+    if count > EXACT_COUNT:
+        out = max(math.floor(count / 2.0 + NORMAL.inv_cdf(outside) * math.sqrt(count) / 2.0), 0)
+    else:
+        tail = 2.0**-count
+        while tail <= outside:
+            out += 1
+            tail += math.comb(count, out) * 2.0**-count
     if out == 0:
         return Interval(low=-math.inf, middle=median(ordered), high=math.inf)
     return Interval(low=ordered[out - 1], middle=median(ordered), high=ordered[count - out])
@@ -134,13 +141,20 @@ def median_interval(values: Sequence[float], ratio: float) -> Interval:
 
 def shift_interval(higher: Sequence[float], lower: Sequence[float], ratio: float) -> Interval:
     """By how much one group lies above another: the median of all differences, and its bounds (Hodges and Lehmann)."""
-    differences = sorted(one - other for one in higher for other in lower)
+    differences = sorted(one - other for one in _thinned(higher) for other in _thinned(lower))
     pairs = len(differences)
-    spread = math.sqrt(pairs * (len(higher) + len(lower) + 1) / 12.0)
-    out = math.floor(pairs / 2.0 - NORMAL.inv_cdf((1.0 + ratio) / 2.0) * spread)
+    spread = math.sqrt((len(higher) + len(lower) + 1) / (12.0 * len(higher) * len(lower)))
+    out = math.floor(pairs * (0.5 - NORMAL.inv_cdf((1.0 + ratio) / 2.0) * spread))
     if out <= 0:
         return Interval(low=-math.inf, middle=median(differences), high=math.inf)
     return Interval(low=differences[out - 1], middle=median(differences), high=differences[pairs - out])
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """The values in order, of a large group evenly spaced ones."""
+    ordered = sorted(values)
+    step = -(-len(ordered) // MOST_DIFFERED)
+    return ordered[step // 2 :: step]
 
 
 def discovery_ratios(chances: Sequence[float]) -> tuple[float, ...]:

@@ -121,6 +121,23 @@ def test_intervals_hold_the_truth() -> None:
     assert 170 <= of_shift <= 195
 
 
+def test_large_groups_are_bounded_too() -> None:
+    """Five thousand figures have narrow bounds, whose middle the thinning does not move."""
+    # GIVEN
+    random = seeded("many")
+    one = [random.gauss(3.0, 1.0) for _ in range(5000)]
+    other = [random.gauss(1.0, 1.0) for _ in range(3000)]
+
+    # WHEN
+    middle, shift = median_interval(one, 0.9), shift_interval(one, other, 0.9)
+
+    # THEN
+    assert middle.low < 3.0 < middle.high < middle.low + 0.1
+    assert shift.low < 2.0 < shift.high < shift.low + 0.12
+    assert pytest.approx(2.0, abs=0.06) == shift.middle
+    assert max(signed_rank_tail(one), rank_sum_tail(one, other)) < 1e-9
+
+
 def test_too_few_figures_bound_nothing() -> None:
     """Four figures cannot bound a median at 90 %, and two against two no difference."""
     middle, shift = median_interval([1.0, 2.0, 3.0, 4.0], 0.9), shift_interval([1.0, 2.0], [0.0, 0.0], 0.9)

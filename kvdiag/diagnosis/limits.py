@@ -257,6 +257,10 @@ class Limits:
     fleet_significance: float = 0.02
     """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""
 
+    fleet_falls_significance: float = 0.1
+    """Chance of so many falls beside the rises of all replicas up to which they are the rule: garbage that is collected
+    every few hours only rises once its falls are taken for jumps."""
+
     fleet_discovery_ratio: float = 0.05
     """Share of false ones among the components of all versions that are called (Benjamini and Hochberg)."""
 

@@ -9,25 +9,23 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from types import MappingProxyType
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
 from tests.builders import GIB, MIB, engine
-from tests.series import BASE_BYTES, MB_PER_HOUR, MODELS, device_part, seeded
+from tests.series import BASE_BYTES, MB_PER_HOUR, MODELS, Model, device_part, seeded
 
 HOURS = 24.0
-TICK_SECONDS = 60.0
+TICK_SECONDS = 180.0
 LEAKS = (0.0, 10.0, 20.0, 50.0)
 SIZES = (6, 20)
 SAME_HOUR = " at one hour"
 """Ends the name of a kind whose replicas all meet the same hour of the day, as those of one service do."""
-
-FILLING = "filling cache"
-"""A bounded cache on its way to its bound, 8 GiB in 6 to 12 hours: nothing but the bound tells it from a leak."""
 
 FACTS = Facts(engine_name="vllm", engine_version="0.32.0", model="m")
 
@@ -67,14 +65,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def kinds() -> tuple[str, ...]:
     """Every null model, and those that follow the load once more for a service whose replicas share its day."""
-    return (*MODELS, FILLING, *(f"{name}{SAME_HOUR}" for name in ("load cycles", "ratchet")))
+    return (*MODELS, *OWN, *(f"{name}{SAME_HOUR}" for name in ("load cycles", "ratchet", "faint load")))
 
 
 def filling(random: Random, tick: float) -> Iterator[tuple[float, float]]:
-    """The cache that fills."""
+    """A bounded cache of 8 GiB that fills in 6 to 12 hours, and then stays: a leak until then."""
     hours = random.uniform(6.0, 12.0)
     for number, (_, load) in enumerate(MODELS["pool"](random, tick)):
         yield 8.0 * GIB * min(number * tick / 3600.0 / hours, 1.0) + random.gauss(0.0, 8.0 * MIB), load
+
+
+def faint(random: Random, tick: float) -> Iterator[tuple[float, float]]:
+    """A hundred MiB that follow the load, among noise that hides it."""
+    for (noise, _), (_, load) in zip(MODELS["slow noise"](random, tick), MODELS["pool"](random, tick), strict=False):
+        yield noise + 100.0 * MIB * load, load
+
+
+def collected(random: Random, tick: float) -> Iterator[tuple[float, float]]:
+    """A gibibyte of garbage that is collected every five hours."""
+    begun = random.uniform(0.0, 5.0)
+    for number, (_, load) in enumerate(MODELS["pool"](random, tick)):
+        yield GIB * ((begun + number * tick / 3600.0) % 5.0) / 5.0 + random.gauss(0.0, 4.0 * MIB), load
+
+
+OWN: Mapping[str, Model] = MappingProxyType({"filling cache": filling, "faint load": faint, "slow sawtooth": collected})
+"""Kinds that only a fleet has to fear, or can tell."""
 
 
 def life(name: str, seed: int, leak_mb_per_hour: float, hours: float, tick: float) -> ReplicaSummary:
@@ -82,7 +97,7 @@ def life(name: str, seed: int, leak_mb_per_hour: float, hours: float, tick: floa
     kind = name.removesuffix(SAME_HOUR)
     random = OneHour(f"{name} {seed}") if name.endswith(SAME_HOUR) else seeded(f"{name} {seed}")
     samples: list[Sample] = []
-    model = filling if kind == FILLING else MODELS[kind]
+    model = OWN[kind] if kind in OWN else MODELS[kind]
     for number, (above, load) in enumerate(model(random, tick)):
         second = number * tick
         if second > hours * 3600.0:

@@ -31,8 +31,8 @@ def record(tmp_path: Path) -> Record:
 
 
 def test_several_traces_are_the_replicas_of_a_fleet(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is judged by itself, where nothing shows, and all are compared."""
-    # GIVEN six replicas that each lose 20 MB/h, read too seldom for any bank
+    """Each is judged by itself, and all are compared."""
+    # GIVEN six replicas that each lose 20 MB/h
     paths = [record(f"r{seed}", day(seed, leak=20.0, part=device_part)) for seed in range(6)]
 
     # WHEN
@@ -43,7 +43,6 @@ def test_several_traces_are_the_replicas_of_a_fleet(record: Record, capsys: pyte
     assert 2 == code
     assert ("fault", None) == (document["worst"], document["source"])
     assert set(paths) == {one["subject"]["trace"] for one in document["replicas"]}
-    assert "fault" not in {one["worst"] for one in document["replicas"]}
     assert (6, 1) == (document["fleet"]["replicas"], len(document["fleet"]["versions"]))
     (growth,) = [one for one in document["fleet"]["growths"] if one["component"] == "process"]
     assert ("grows", 6, "0.32.0") == (growth["course"], growth["replicas"], growth["version"])

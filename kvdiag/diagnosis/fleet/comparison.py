@@ -7,6 +7,7 @@ day are enough for 20 MB/h, and none of the kinds is called more often than the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from kvdiag import ranks
+from kvdiag import ranks, stats
 from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
 from kvdiag.diagnosis.limits import Limits
@@ -125,7 +126,7 @@ def _version_growth(
 ) -> VersionGrowth:
     slopes = [growth.per_hour for _, growth in each]
     later = median(growth.later_per_hour for _, growth in each)
-    jumps = median(growth.jumps_per_hour for _, growth in each)
+    jumps = _with_jumps([growth for _, growth in each], limits)
     middle = ranks.median_interval(slopes, limits.fleet_bounds_ratio)
     return VersionGrowth(
         version=version,
@@ -142,6 +143,17 @@ def _version_growth(
         false_ratio=ratio,
         beside_load=2 * sum(growth.beside_load for _, growth in each) > len(each),
     )
+
+
+def _with_jumps(each: Sequence[Growth], limits: Limits) -> float:
+    """The middle growth with its jumps where falls are the rule, which give back what is claimed; else unbounded.
+
+    Levels that move either way do so by chance: of all replicas together as many rise as fall.
+    """
+    ups, downs = sum(one.jumps_up for one in each), sum(one.jumps_down for one in each)
+    if stats.binomial_tail(downs, ups + downs) >= limits.fleet_falls_significance:
+        return math.inf
+    return median(one.jumps_per_hour for one in each)
 
 
 def _course(
@@ -200,9 +212,8 @@ def _version_change(
     )
     later = median(one.later_per_hour for one in after) - median(one.later_per_hour for one in before)
     least = least_per_hour(BY_NAME[component], limits)
-    jumps = median(one.jumps_per_hour for one in after) - median(one.jumps_per_hour for one in before)
     still = later > max(least, limits.growth_deceleration_ratio * shift.middle)
-    still = still and jumps >= limits.growth_floor_ratio * shift.middle
+    still = still and _with_jumps(after, limits) >= limits.growth_floor_ratio * shift.middle
     return VersionChange(
         older=older,
         newer=newer,

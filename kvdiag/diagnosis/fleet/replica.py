@@ -50,6 +50,8 @@ class Growth:
     per_hour: float
     later_per_hour: float
     jumps_per_hour: float
+    jumps_up: int
+    jumps_down: int
     beside_load: bool
 
 
@@ -265,32 +267,30 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
 
 
 def _growth(name: str, values: list[float], beside: list[list[float]], block_seconds: float, limits: Limits) -> Growth:
-    per_hour = HOUR_SECONDS / block_seconds
+    per_hour, late = HOUR_SECONDS / block_seconds, len(values) // 2
+    smooth = stats.without_jumps(values, limits.jump_deviations, limits.jump_least_bytes, beside)
+    # A level that moves either way hides what goes on beside it; one that only ever rises is what is looked for.
+    rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.staircase_significance
+    own = values if rising or name == HELD else smooth.values
+    levels = [stats.beside_load(own, beside)]
+    # A load that does not move it step by step still fits how a warm-up or a cache comes to its end, and hides it.
+    followed = [series for series in beside if stats.steps_share(values, series) >= limits.load_share_ratio]
+    if len(followed) < len(beside):
+        levels.append(stats.beside_load(own, followed))
     whole = stats.beside_load(values, beside)
-    level = _without_jumps(values, whole, beside, limits) if name != HELD else whole
     if max(values) == min(values):
         # What stands still says so exactly: rounding would give it a sign.
-        whole = level = (0.0,) * len(values)
+        levels, whole = [(0.0,) * len(values)], (0.0,) * len(values)
     return Growth(
         component=name,
         newest=values[-1],
-        per_hour=stats.theil_sen(level) * per_hour,
-        later_per_hour=stats.theil_sen(level[len(level) // 2 :]) * per_hour,
+        per_hour=stats.theil_sen(levels[0]) * per_hour,
+        later_per_hour=min(stats.theil_sen(level[late:]) for level in levels) * per_hour,
         jumps_per_hour=stats.theil_sen(whole) * per_hour,
+        jumps_up=smooth.ups,
+        jumps_down=smooth.downs,
         beside_load=bool(beside) or name == HELD,
     )
-
-
-def _without_jumps(
-    values: list[float], whole: tuple[float, ...], beside: list[list[float]], limits: Limits
-) -> tuple[float, ...]:
-    """The level at equal load without its jumps: one that moves either way hides what goes on beside it.
-
-    With them where they only ever rise, which is what is looked for.
-    """
-    smooth = stats.without_jumps(values, limits.jump_deviations, limits.jump_least_bytes, beside)
-    by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
-    return whole if by_chance < limits.staircase_significance else stats.beside_load(smooth.values, beside)
 
 
 def _blocks(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis.fleet import Version, compare
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
-from kvdiag.model import Sample
+from kvdiag.model import Sample, Timeline
+from tests.bench.fleet_power import life
 from tests.builders import GIB, device, evidence, statuses
 from tests.diagnosis.fleet.replicas import day, of, replica, replicas, unloaded
 from tests.series import MODELS, device_part, hidden_device_part, host_part, torch_part
@@ -46,6 +47,8 @@ def made(
                 per_hour=slope * MB,
                 later_per_hour=0.0 if ended else slope * MB,
                 jumps_per_hour=slope * jumps * MB,
+                jumps_up=0,
+                jumps_down=0 if jumps == 1.0 else 2,
                 beside_load=load,
             )
             for component, slope in slopes.items()
@@ -100,6 +103,35 @@ def test_healthy_replicas_are_silent(name: str) -> None:
     # THEN
     assert {TORCH: "ok", BESIDE: "ok", KV: "unknown", HOST: "unknown"} == statuses(fleet.findings)
     assert "ok" == fleet.worst
+
+
+@pytest.mark.parametrize("name", ["filling cache", "faint load at one hour", "slow sawtooth"])
+def test_what_many_replicas_do_at_once_is_no_leak(name: str) -> None:
+    """Caches that fill and then stay, a load that is the same for all, garbage that is collected every few hours."""
+    # WHEN
+    fleet = compare([life(name, seed, 0.0, 24.0, 600.0) for seed in range(12)])
+
+    # THEN
+    assert set() == {one.course for one in fleet.growths} & {"grows", "chance"}
+
+
+def test_staircases_of_all_replicas_are_a_leak() -> None:
+    """A hundred MiB every two hours and nothing between them: jumps that only rise are what is looked for."""
+
+    # GIVEN steps at hours of each replica's own
+    def stairs(seed: int) -> ReplicaSummary:
+        samples = []
+        for place, sample in enumerate(day(seed, name="pool", part=hidden_device_part).samples):
+            used = 20 * GIB + 100 * 2**20 * ((place + 2 * seed) // 12)
+            samples.append(replace(sample, devices=(device(used_bytes=used, total_bytes=80 * GIB),)))
+        return replica(Timeline(samples=tuple(samples)), str(seed))
+
+    # WHEN
+    (found,) = of(compare([stairs(seed) for seed in range(6)]).findings, BESIDE)
+
+    # THEN
+    assert "suspect" == found.status  # whose the device's bytes are is not told
+    assert evidence(found)["growth_per_hour"] == pytest.approx(50 * 2**20, rel=0.15)
 
 
 def test_total_that_grows_hides_its_parts() -> None:
