@@ -228,7 +228,11 @@ class Limits:
     out-of-memory cases of servers that were packed too tightly."""
 
     over_budget_ratio: float = 0.02
-    """Share of the device beyond `fraction x total` that a server may take: graphs and NCCL are not all budgeted."""
+    """Share of the device beyond `fraction x total`, and beyond a context for each process, that a server may take:
+    graphs and NCCL are not all budgeted."""
+
+    driver_reserved_bytes: int = GIB
+    """Most that a driver keeps of a device, where it does not tell (464 to 640 MiB seen)."""
 
     under_budget_ratio: float = 0.5
     """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""

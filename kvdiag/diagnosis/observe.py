@@ -212,6 +212,16 @@ def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
     return next((sample.devices for sample in timeline.samples if sample.devices is not None), None)
 
 
+def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
+    """The first reading of the devices since an engine answered, else the first of all: what the server has at start.
+
+    Before an engine answers, its weights are still being loaded, or another server's are still there.
+    """
+    answered = next((sample.at_seconds for sample in timeline.samples if sample.engines), 0.0)
+    since = (one.devices for one in timeline.samples if one.at_seconds >= answered and one.devices is not None)
+    return next(since, None) or first_devices(timeline)
+
+
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
     """Why a source showed nothing, from the newest of its gaps."""
     for sample in reversed(timeline.samples):
