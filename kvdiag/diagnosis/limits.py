@@ -217,6 +217,9 @@ class Limits:
     foreign_fault_ratio: float = 0.02
     """Share of the device that others may hold before it costs the server a noticeable part of its pool."""
 
+    neighbour_seconds: float = 60.0
+    """A process counts as a neighbour that two process lists so far apart show: what starts a server comes and goes."""
+
     least_context_bytes: int = 250 * MIB
     """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
 
