@@ -266,7 +266,10 @@ class Limits:
     """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
 
     imbalance_ratio: float = 0.02
-    """Share of the device that one rank may hold beyond the mean: as much as others may before it costs the pool."""
+    """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
+
+    uneven_pools_ratio: float = 0.1
+    """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
