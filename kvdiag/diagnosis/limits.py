@@ -84,6 +84,33 @@ class Limits:
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
 
+    late_blocks_seconds: float = 60.0
+    """Time in which blocks of finished requests come back: transfers to another instance take seconds."""
+
+    late_blocks_ratio: float = 0.02
+    """Share of the pool that is noticed where it comes back later."""
+
+    hit_pieces: int = 8
+    """Pieces of equal traffic over which the share of prefix hits has to fall, one after the other."""
+
+    hit_tokens: int = 100_000
+    """Prompt tokens looked up in each of them: fewer are a handful of prompts, and those differ."""
+
+    hit_seconds: float = 7200.0
+    """Least time over which that is looked at: a batch of other prompts is over within an hour or two."""
+
+    hit_noise_ratio: float = 0.03
+    """Share by which a piece may be above the one before."""
+
+    hit_first_ratio: float = 0.2
+    """Share of hits at first, below which prompts share too little for a fall to say anything."""
+
+    hit_left_ratio: float = 0.1
+    """What is left of it at last: traffic that changes lowers it, and seldom to a tenth, step by step."""
+
+    hit_full_ratio: float = 0.9
+    """Usage of the pool from which kept prefixes make room for requests."""
+
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
 
