@@ -114,6 +114,27 @@ class Limits:
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
 
+    page_window_seconds: float = 3600.0
+    """Window in which one request's blocks are set against what the page counts: traffic of one kind, many requests."""
+
+    page_changes: int = 8
+    """Readings after which more or fewer requests run, without which their median says nothing of one request."""
+
+    page_prompts: int = 8
+    """Prompts that must have come at least: fewer may all be still resident."""
+
+    page_tail_factor: float = 10.0
+    """Most that a request generates over the mean: lengths of answers are spread over one order of magnitude."""
+
+    page_waste_ratio: float = 4.0
+    """Blocks of a request over the most it can need, by the page: padding of hybrid pages that is usual stays below."""
+
+    page_waste_fault_ratio: float = 10.0
+    """The same for a fault, where a second counter of the engine agrees on the prompts' tokens."""
+
+    page_agreement_ratio: float = 2.0
+    """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
+
     warmup_cycles_ratio: float = 0.25
     """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
     first requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
