@@ -319,6 +319,10 @@ class Limits:
     uneven_pools_ratio: float = 0.1
     """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
 
+    stuck_seconds: float = 120.0
+    """Time without a token in which a request that has all of the pool is stuck: a step of the longest prefill takes
+    seconds."""
+
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
 
