@@ -274,6 +274,9 @@ class Limits:
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
 
+    copy_size_ratio: float = 0.03
+    """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
+
     headroom_bytes: int = 300 * 10**6
     """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
     out-of-memory cases of servers that were packed too tightly."""
