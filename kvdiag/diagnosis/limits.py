@@ -317,7 +317,7 @@ class Limits:
     """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
 
     begun_seconds: float = 300.0
-    """What a server may have served at the first reading, in time at its later rate, to count as seen from its start."""
+    """What a server may have served at the first reading, in time at its later rate, to be seen from its start."""
 
     imbalance_ratio: float = 0.02
     """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
