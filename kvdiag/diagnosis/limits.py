@@ -322,6 +322,12 @@ class Limits:
     imbalance_ratio: float = 0.02
     """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
 
+    agreeing_ranks: int = 3
+    """Ranks that hold the same, to less than a context, beside which another stands out with less."""
+
+    standing_out_bytes: int = GIB
+    """What it then may hold beyond them: a context and its libraries, once."""
+
     uneven_pools_ratio: float = 0.1
     """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
 

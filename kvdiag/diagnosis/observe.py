@@ -183,6 +183,11 @@ def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
     return frozenset(own)
 
 
+def assigned_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
+    """The devices that are the server's by its processes, else by what assigned them; none where neither tells."""
+    return server_uuids(timeline, facts) or frozenset(facts.device_uuids or ())
+
+
 def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
     """Those of a reading's devices that are the server's; all of them where that cannot be told."""
     leaves = without_mig_parents(devices or ())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
+    assigned_uuids,
     gap_reason,
     readable_bytes,
     server_bytes,
     server_devices,
-    server_uuids,
     serving_devices,
 )
 from kvdiag.diagnosis.rule import number, unseen
@@ -27,7 +27,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
-    own = server_uuids(timeline, facts)
+    own = assigned_uuids(timeline, facts)
     devices = server_devices(serving_devices(timeline), own)
     if devices and not own and len(devices) > 1:
         missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()

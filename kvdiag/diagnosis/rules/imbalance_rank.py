@@ -12,13 +12,13 @@ from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
+    assigned_uuids,
     block_bytes,
     gap_reason,
     idle_floors,
     readable_bytes,
     server_bytes,
     server_devices,
-    server_uuids,
     whole_number,
 )
 from kvdiag.diagnosis.rule import number, unseen
@@ -40,11 +40,14 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare what the server holds of each of its GPUs while it is idle, and the pools of its engines."""
     if (uneven := _uneven_pools(facts, limits)) is not None:
         return (uneven,)
-    own = server_uuids(timeline, facts)
+    own = assigned_uuids(timeline, facts)
     floors = idle_floors(timeline, facts, limits)
     devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
     if not own or devices is None:
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or "which GPUs are the server's is not visible")
+        unknown = (
+            "no reading of the GPUs while the server was idle" if own else "which GPUs are the server's is not visible"
+        )
+        return unseen(ID, gap_reason(timeline, facts, "nvml") or unknown)
     ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
     if len(ranks) < len(own):
         return unseen(ID, "the bytes of one of the server's ranks are not told")
@@ -87,6 +90,15 @@ def _pool_tokens(pool: KvPool) -> int | None:
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
     held = server_bytes(device, facts.server_pids)
+    if (
+        held is None
+        and device.processes is None
+        and device.memory is not None
+        and device.uuid in (facts.device_uuids or ())
+    ):
+        # What was assigned to the server alone is its own, the driver's share apart.
+        whole = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
+        return _Rank(device=device, held_bytes=whole, processes_bytes=())
     if held is None:
         return None
     own = (one.used_bytes or 0 for one in device.processes or () if one.pid in (facts.server_pids or ()))
@@ -115,12 +127,21 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
             f"{readable_bytes(sum(contexts))}: contexts of other ranks{price}"
         )
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
-    total = fullest.device.memory.total_bytes if fullest.device.memory is not None else 0
-    if lost_bytes <= max(limits.imbalance_ratio * total, limits.foreign_suspect_bytes):
+    if lost_bytes <= _even_bytes(fullest, ranks, limits):
         summary = f"{len(ranks)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
-    summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}"
+    unseen_one = "" if fullest.processes_bytes else "; whose processes hold it is not visible"
+    summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}{unseen_one}"
     return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+
+
+def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:
+    """What a rank may hold beyond the others: less where those agree with one another, so that it stands out."""
+    total = fullest.device.memory.total_bytes if fullest.device.memory is not None else 0
+    usual = max(limits.imbalance_ratio * total, limits.foreign_suspect_bytes)
+    others = [rank.held_bytes for rank in ranks if rank is not fullest]
+    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
+    return min(usual, limits.standing_out_bytes) if agree else usual
 
 
 def _crowded(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:

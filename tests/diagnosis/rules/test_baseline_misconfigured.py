@@ -211,6 +211,17 @@ def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     assert "unknown" == at_idle(full, empty).status
 
 
+def test_gpus_that_were_assigned_to_the_server_are_its_own() -> None:
+    """Two GPUs of the server's pod are judged without a process list: one is packed to the brim."""
+    # GIVEN
+    devices = tuple(device(index, used_bytes=used) for index, used in enumerate((22 * GIB, 24 * GIB - 100 * MIB)))
+    known = Facts(pools=(FRACTION,), device_uuids=("GPU-0", "GPU-1"))
+    (actual,) = judge(seen(devices=devices), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("suspect", True) == (actual.status, actual.summary.startswith("GPU 1: only 100 MiB free"))
+
+
 def test_a_lone_gpu_is_the_servers() -> None:
     """Where there is one GPU it is judged although its processes cannot be told."""
     # GIVEN one GPU without a process list

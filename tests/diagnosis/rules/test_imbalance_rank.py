@@ -142,3 +142,44 @@ def test_engines_with_pools_of_unequal_size_tell_it_themselves() -> None:
     )
     assert ("suspect", sentence) == (actual.status, actual.summary)
     assert 57_088 == evidence(actual)["kv_tokens_lost"]
+
+
+def assigned(*used_gib: float, uuids: tuple[str, ...] | None = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")) -> Finding:
+    """The rule's one finding on GPUs of 80 GiB without process lists, of which the server was assigned some."""
+    devices = tuple(
+        device(index, total_bytes=80 * GIB, used_bytes=int(used * GIB)) for index, used in enumerate(used_gib)
+    )
+    samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
+    (found,) = judge(Timeline(samples=samples), Facts(pools=(pool(),), device_uuids=uuids), DEFAULT_LIMITS)
+    return found
+
+
+def test_one_of_the_assigned_gpus_that_stands_out_is_told_without_processes() -> None:
+    """Three GPUs of a pod hold the same, and the fourth 1.5 GiB more: its own ranks have it, whichever they are."""
+    # WHEN
+    actual = assigned(71.5, 70.0, 70.0, 70.0)
+
+    # THEN
+    sentence = (
+        "the rank on GPU 0 holds 1.50 GiB more than the others, which costs the pool 12,288 tokens; "
+        "whose processes hold it is not visible"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("used", "uuids", "status"),
+    [
+        ((71.5, 70.0, 70.9, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
+        ((70.9, 70.0, 70.0, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
+        ((71.5, 70.0, 70.0, 0.4), ("GPU-0",), "ok"),
+        ((78.0, 70.0, 70.0, 70.0), None, "unknown"),
+    ],
+    ids=["all differ a little", "less than a GiB", "one GPU alone", "not assigned"],
+)
+def test_gpus_that_differ_a_little_or_are_not_known_to_be_the_servers(
+    used: tuple[float, ...], uuids: tuple[str, ...] | None, status: str
+) -> None:
+    """What ranks of one engine usually differ by is no imbalance, and other servers' GPUs are not compared at all."""
+    # THEN
+    assert status == assigned(*used, uuids=uuids).status
