@@ -8,10 +8,11 @@ unused, graph pools apart, than activations explain and a gigabyte (or 2 % of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.model import Allocator, FailedAllocation, Sample, Timeline
+from kvdiag.model import Allocator, FailedAllocation, Memory, Sample, Timeline
 
 MARGIN_SECONDS = 60.0
 """A window is whole where a reading before its begin is there, which agents at their slowest make by then."""
@@ -95,11 +96,49 @@ def watched(last: Allocator, seen: History, limits: Limits) -> bool:
     idle = [sample for sample in seen.engines if begin_seconds <= sample.at_seconds <= end_seconds]
     if not idle or any(_running(sample) != 0 for sample in idle):
         return False
-    total_bytes = last.memory.total_bytes
-    usual_bytes = limits.activation_ratio * total_bytes
-    usual_bytes += max(limits.idle_gap_bytes, limits.idle_gap_ratio * total_bytes)
     gaps = [_shared_gap_bytes(each) for _, each in seen.since(limits.idle_gap_seconds)]
-    return all(gap is not None and gap > usual_bytes for gap in gaps)
+    return all(gap is not None and gap > _usual_bytes(last.memory, limits) for gap in gaps)
+
+
+def kept_since_start_bytes(timeline: Timeline, last: Allocator, limits: Limits) -> int | None:
+    """The least that a process had reserved and unused since its server began, where that is more than usual.
+
+    What was there before the first requests was left by the weights' loading, and not by theirs; what they never came
+    to use is no cache of theirs either. `None` where the beginning was not seen, or requests explain it.
+    """
+    key = (last.device_uuid, last.pid, last.start_ticks)
+    seen = [
+        (sample.at_seconds, each)
+        for sample in timeline.samples
+        for each in sample.allocators or ()
+        if (each.device_uuid, each.pid, each.start_ticks) == key
+    ]
+    if last.memory is None or seen[-1][0] - seen[0][0] < limits.idle_gap_seconds:
+        return None
+    gaps = [_shared_gap_bytes(each) for _, each in seen if each.split is not None]
+    known = [gap for gap in gaps if gap is not None]
+    if not known or min(known) <= _usual_bytes(last.memory, limits):
+        return None
+    return min(known) if _begins(timeline.between(seen[0][0], seen[-1][0]), limits) else None
+
+
+def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
+    """Whether the engines had served next to nothing at first, by the rate at which they did later."""
+    counted = [
+        (sample.at_seconds, sum(engine.prompt_tokens_total or 0 for engine in sample.engines))
+        for sample in samples
+        if sample.engines and all(engine.prompt_tokens_total is not None for engine in sample.engines)
+    ]
+    if not counted or counted[-1][1] <= counted[0][1]:
+        return False
+    rate = (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
+    return counted[0][1] <= rate * limits.begun_seconds
+
+
+def _usual_bytes(memory: Memory, limits: Limits) -> float:
+    """What may lie unused beside activations."""
+    total = memory.total_bytes
+    return limits.activation_ratio * total + max(limits.idle_gap_bytes, limits.idle_gap_ratio * total)
 
 
 def _running(sample: Sample) -> int | None:

@@ -84,8 +84,56 @@ class Limits:
     blocks_per_request_tolerance: int = 1
     """Token streams and gauge are read some milliseconds apart; meanwhile a request may enter its next block."""
 
+    late_blocks_seconds: float = 60.0
+    """Time in which blocks of finished requests come back: transfers to another instance take seconds."""
+
+    late_blocks_ratio: float = 0.02
+    """Share of the pool that is noticed where it comes back later."""
+
+    hit_pieces: int = 8
+    """Pieces of equal traffic over which the share of prefix hits has to fall, one after the other."""
+
+    hit_tokens: int = 100_000
+    """Prompt tokens looked up in each of them: fewer are a handful of prompts, and those differ."""
+
+    hit_seconds: float = 7200.0
+    """Least time over which that is looked at: a batch of other prompts is over within an hour or two."""
+
+    hit_noise_ratio: float = 0.03
+    """Share by which a piece may be above the one before."""
+
+    hit_first_ratio: float = 0.2
+    """Share of hits at first, below which prompts share too little for a fall to say anything."""
+
+    hit_left_ratio: float = 0.1
+    """What is left of it at last: traffic that changes lowers it, and seldom to a tenth, step by step."""
+
+    hit_full_ratio: float = 0.9
+    """Usage of the pool from which kept prefixes make room for requests."""
+
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
+
+    page_window_seconds: float = 3600.0
+    """Window in which one request's blocks are set against what the page counts: traffic of one kind, many requests."""
+
+    page_changes: int = 8
+    """Readings after which more or fewer requests run, without which their median says nothing of one request."""
+
+    page_prompts: int = 8
+    """Prompts that must have come at least: fewer may all be still resident."""
+
+    page_tail_factor: float = 10.0
+    """Most that a request generates over the mean: lengths of answers are spread over one order of magnitude."""
+
+    page_waste_ratio: float = 4.0
+    """Blocks of a request over the most it can need, by the page: padding of hybrid pages that is usual stays below."""
+
+    page_waste_fault_ratio: float = 10.0
+    """The same for a fault, where a second counter of the engine agrees on the prompts' tokens."""
+
+    page_agreement_ratio: float = 2.0
+    """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
 
     warmup_cycles_ratio: float = 0.25
     """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
@@ -279,18 +327,28 @@ class Limits:
     foreign_fault_ratio: float = 0.02
     """Share of the device that others may hold before it costs the server a noticeable part of its pool."""
 
+    neighbour_seconds: float = 60.0
+    """A process counts as a neighbour that two process lists so far apart show: what starts a server comes and goes."""
+
     least_context_bytes: int = 250 * MIB
     """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
 
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""
 
+    copy_size_ratio: float = 0.03
+    """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
+
     headroom_bytes: int = 300 * 10**6
     """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
     out-of-memory cases of servers that were packed too tightly."""
 
     over_budget_ratio: float = 0.02
-    """Share of the device beyond `fraction x total` that a server may take: graphs and NCCL are not all budgeted."""
+    """Share of the device beyond `fraction x total`, and beyond a context for each process, that a server may take:
+    graphs and NCCL are not all budgeted."""
+
+    driver_reserved_bytes: int = GIB
+    """Most that a driver keeps of a device, where it does not tell (464 to 640 MiB seen)."""
 
     under_budget_ratio: float = 0.5
     """Share of its own budget that a server must use; below it something else than the fraction sized the pool."""
@@ -325,8 +383,24 @@ class Limits:
     idle_gap_ratio: float = 0.02
     """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
 
+    begun_seconds: float = 300.0
+    """What a server may have served at the first reading, in time at its later rate, to be seen from its start."""
+
     imbalance_ratio: float = 0.02
-    """Share of the device that one rank may hold beyond the mean: as much as others may before it costs the pool."""
+    """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
+
+    agreeing_ranks: int = 3
+    """Ranks that hold the same, to less than a context, beside which another stands out with less."""
+
+    standing_out_bytes: int = GIB
+    """What it then may hold beyond them: a context and its libraries, once."""
+
+    uneven_pools_ratio: float = 0.1
+    """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
+
+    stuck_seconds: float = 120.0
+    """Time without a token in which a request that has all of the pool is stuck: a step of the longest prefill takes
+    seconds."""
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""

@@ -183,6 +183,11 @@ def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
     return frozenset(own)
 
 
+def assigned_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
+    """The devices that are the server's by its processes, else by what assigned them; none where neither tells."""
+    return server_uuids(timeline, facts) or frozenset(facts.device_uuids or ())
+
+
 def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
     """Those of a reading's devices that are the server's; all of them where that cannot be told."""
     leaves = without_mig_parents(devices or ())
@@ -210,6 +215,16 @@ def newest_devices(timeline: Timeline) -> tuple[Device, ...] | None:
 def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
     """The first reading of the devices, before any load of ours; `None` where there never was one."""
     return next((sample.devices for sample in timeline.samples if sample.devices is not None), None)
+
+
+def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
+    """The first reading of the devices since an engine answered, else the first of all: what the server has at start.
+
+    Before an engine answers, its weights are still being loaded, or another server's are still there.
+    """
+    answered = next((sample.at_seconds for sample in timeline.samples if sample.engines), 0.0)
+    since = (one.devices for one in timeline.samples if one.at_seconds >= answered and one.devices is not None)
+    return next(since, None) or first_devices(timeline)
 
 
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:

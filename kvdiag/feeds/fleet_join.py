@@ -91,6 +91,19 @@ def image_of(replica: Replica) -> str | None:
     return images.pop() if len(images) == 1 else None
 
 
+def gpus_assigned(replica: Replica) -> bool:
+    """Whether all GPUs of a server are known to be its own: by an exporter that names its pod, or by kvdiag beside it.
+
+    Those that were joined by the host may have idle neighbours of other servers' among them.
+    """
+    told = [said for labels in replica.series if (said := dict(labels)).get("__name__") in {*GPU, *KVDIAG}]
+    gpus = [said for said in told if METRICS[said["__name__"]].part == "device"]
+    return bool(gpus) and all(
+        said["__name__"] in KVDIAG or ((pod := pod_of(said)) is not None and _pod_key(pod) == replica.key)
+        for said in gpus
+    )
+
+
 def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
     """All replicas in the order of their keys, and what could be joined to none.
 

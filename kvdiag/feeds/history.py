@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from kvdiag.feeds.columns import Column, side_by_side
-from kvdiag.feeds.fleet_join import Replica, Said
+from kvdiag.feeds.fleet_join import Replica, Said, gpus_assigned
 from kvdiag.feeds.history_columns import Columns, sort_out
 from kvdiag.feeds.history_facts import (
     Pools,
@@ -68,6 +68,7 @@ def timeline_of(
         weights_bytes=weights_bytes(columns),
         host_limit_bytes=host_limit_bytes(columns, container),
         started_seconds=float(_born(columns)) or None,
+        device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
         gaps=(
             *replica.gaps,
             *(pools.gaps if engine else ()),
@@ -78,6 +79,10 @@ def timeline_of(
         ),
     )
     return Timeline(samples=samples), facts
+
+
+def _uuids(samples: Iterable[Sample]) -> tuple[str, ...]:
+    return tuple(sorted({device.uuid for sample in samples for device in sample.devices or ()}))
 
 
 def _only(values: Iterable[str]) -> str | None:

@@ -78,7 +78,8 @@ class Facts:
     on disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
     cgroup's where that is less; `model_config` is the text of its config.json where that is visible;
     `tensor_parallel` and `pipeline_parallel` are ranks of one engine, `None` where they cannot be seen; `forced` says
-    that other traffic was to be expected; `started_seconds` is when the server's process began, where that is told.
+    that other traffic was to be expected; `started_seconds` is when the server's process began, where that is told;
+    `device_uuids` are the devices that were assigned to the server (its pod's), `None` where only its processes tell.
     """
 
     url: str | None = None
@@ -95,6 +96,7 @@ class Facts:
     pipeline_parallel: int | None = None
     forced: bool = False
     started_seconds: float | None = None
+    device_uuids: tuple[str, ...] | None = None
     gaps: tuple[Gap, ...] = ()
 
     def __post_init__(self) -> None:

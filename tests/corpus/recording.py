@@ -282,6 +282,7 @@ def standard_series(timeline: Timeline, facts: Facts) -> tuple[Timeline, Facts]:
         max_model_len_tokens=None,
         tensor_parallel=None,
         pipeline_parallel=None,
+        device_uuids=tuple(sorted({device.uuid for one in samples for device in one.devices or ()})) or None,
     )
     return Timeline(samples=tuple(samples)), known
 

@@ -208,6 +208,7 @@ FACTS = st.builds(
     model_config=maybe(TEXTS),
     forced=st.booleans(),
     started_seconds=maybe(SECONDS),
+    device_uuids=maybe(tuples(TEXTS)),
     gaps=tuples(GAPS),
 )
 

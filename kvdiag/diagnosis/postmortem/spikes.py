@@ -11,6 +11,7 @@ from kvdiag.model import Finding
 
 CAPTURE = "spike.graph_capture"
 ACTIVATION = "spike.activation"
+COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
 _NOT_TRANSIENT = {"load": "the weights were loaded", "kv_pool": "the KV pool was taken", "startup": "it started"}
@@ -76,6 +77,11 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return unseen(ACTIVATION, "what cudaMallocAsync keeps is not told")
     if foreign(case, limits) is not None:
         return (Finding(id=ACTIVATION, status="ok", summary="without what others hold there was room for it"),)
+    if any(
+        one.id == COPY and one.status in {"fault", "suspect"} for one in (case.before.findings if case.before else ())
+    ):
+        summary = "without the second copy of its weights, as the time before it shows, there was room for it"
+        return (Finding(id=ACTIVATION, status="ok", summary=summary),)
     grown = [one for one in (case.before.findings if case.before else ()) if one.id.startswith("leak.device")]
     leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
     when = "" if chief.phase is not None else "; whether it was a request or the start is not told: add --log"

@@ -1,4 +1,8 @@
-"""baseline.duplicate_model: the idle server holds its weights more than once."""
+"""baseline.duplicate_model: the idle server holds its weights more than once.
+
+Beside a pool whose size is told, what is left of the server's bytes decides. A server without a pool, as one that keeps
+its cache in torch, shows a copy where its memory rises by the weights once more, at one blow, and stays there.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from kvdiag.diagnosis.observe import (
 )
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.kv.served import all_pools_bytes, bytes_problem
-from kvdiag.model import Facts, Finding, Status, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 ID = "baseline.duplicate_model"
+LEVEL_READINGS = 2
+"""As many equal readings say that a level stays; more of them say no more."""
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -29,7 +35,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if facts.weights_bytes is None:
         return unseen(ID, "the size of the weights is not known (the model's files are not visible here)")
     if not facts.pools:
-        return unseen(ID, "the engine does not report its KV pool")
+        return _without_pool(timeline, facts, limits)
     if pools is None:
         return unseen(ID, f"the engine does not report its pool's bytes, and {bytes_problem(facts)}")
     if not held or None in held:
@@ -63,6 +69,65 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)
     summary = f"pool, one copy of the weights and {readable_bytes(beyond)} of overhead explain the server's memory"
     return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
+
+
+def _without_pool(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """Weigh the server's bytes against its weights alone: less than two copies is one, more may be a cache."""
+    weights, held = facts.weights_bytes or 0, _held_over_time(timeline, facts)
+    if not held or not weights:
+        return unseen(ID, "the engine does not report its KV pool")
+    most, newest = max(held), held[-1]
+    evidence: tuple[Evidence, ...] = (
+        number("server_bytes", newest, "bytes", "nvml"),
+        number("most_server_bytes", most, "bytes", "nvml"),
+        number("weights_bytes", weights, "bytes", "host: checkpoint files"),
+        number("copies_that_would_fit_in", round(most / weights, 2), "times", "computed"),
+    )
+    if most < 2 * weights:
+        summary = f"the server holds {readable_bytes(most)}, less than its weights ({readable_bytes(weights)}) twice"
+        return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
+    step = _copy_step(held, weights, limits)
+    # An engine with a page takes a pool at start, whose size may be that of the weights by chance.
+    if step is None or any(sample.engines for sample in timeline.samples):
+        summary = (
+            f"cannot tell: the engine does not report its KV pool, and the {readable_bytes(most)} that it holds are "
+            f"{most / weights:.1f} times its weights: a cache, or a copy"
+        )
+        return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
+    before, after = step
+    summary = (
+        f"the server held {readable_bytes(before)}, its weights once ({readable_bytes(weights)}), and then "
+        f"{readable_bytes(after - before)} more at one blow: they are there twice, or a cache has their size"
+    )
+    evidence = (
+        *evidence,
+        number("held_before", before, "bytes", "nvml"),
+        number("taken_at_one_blow", after - before, "bytes", "nvml"),
+        number("taken_over_weights", round((after - before) / weights, 3), "ratio", "computed"),
+    )
+    return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
+
+
+def _copy_step(held: list[int], weights: int, limits: Limits) -> tuple[int, int] | None:
+    """The level of one copy and the level after it, where a step of another copy leads from the one to the other."""
+    same_bytes = limits.copy_size_ratio * weights
+    for level, before, after, later in zip(held, held[1:], held[2:], held[3:], strict=False):
+        stays = abs(level - before) <= same_bytes and abs(after - later) <= same_bytes
+        once = weights <= before <= weights + limits.context_bytes
+        if stays and once and abs(after - before - weights) <= same_bytes:
+            return before, after
+    return None
+
+
+def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
+    """The server's bytes on all its devices in every reading that lists its processes, where they change."""
+    held: list[int] = []
+    for sample in timeline.samples:
+        sizes = [server_bytes(device, facts.server_pids) for device in sample.devices or ()]
+        known = [size for size in sizes if size is not None]
+        if known and (len(held) < LEVEL_READINGS or set(held[-LEVEL_READINGS:]) != {sum(known)}):
+            held.append(sum(known))
+    return held
 
 
 def _server_bytes(timeline: Timeline, uuid: str, facts: Facts) -> int | None:

@@ -1,6 +1,12 @@
-"""baseline.foreign_memory: bytes on the server's devices that are not its own: a co-tenant, an orphan, a zombie."""
+"""baseline.foreign_memory: bytes on the server's devices that are not its own: a co-tenant, an orphan, a zombie.
+
+Judged over every reading that shows the server: before its processes are there, and after they are gone, everybody is
+a stranger. A neighbour that was there while the pool was sized and then let go is told as well.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
@@ -10,30 +16,124 @@ from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
 ID = "baseline.foreign_memory"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A device's process list at a moment."""
+
+    at_seconds: float
+    device: Device
+    processes: tuple[Process, ...]
+
+    def others(self, facts: Facts) -> tuple[Process, ...]:
+        """The processes that are not the server's."""
+        return tuple(process for process in self.processes if process.pid not in (facts.server_pids or ()))
+
+
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at every process on the server's devices, and at the bytes that no process explains."""
-    own = server_uuids(timeline, facts)
-    readings = (server_devices(sample.devices, own) for sample in timeline.samples)
-    devices = next((seen for seen in readings if any(device.processes is not None for device in seen)), None)
-    if devices is None:
+    histories = _histories(timeline, facts, limits)
+    if not histories:
         if newest_devices(timeline) is None:
             return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "NVML lists no processes here")
-    judged = [_judge_device(device, facts, limits) for device in devices]
+    served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
+    judged = [_judge_history(history, facts, limits, served=served) for history in histories]
     order = ("fault", "suspect", "unknown", "ok")
     return (min(judged, key=lambda finding: order.index(finding.status)),)
 
 
-def _judge_device(device: Device, facts: Facts, limits: Limits) -> Finding:
-    where = f"GPU {device.index}"
+def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Seen, ...]]:
+    """Each device's process lists, a minute apart and the newest two; where the server is ever listed, only with it."""
+    own = server_uuids(timeline, facts)
+    pids = frozenset(facts.server_pids or ()) if own else frozenset[int]()
+    kept: dict[str, dict[float, _Seen]] = {}
+    newest: dict[str, list[_Seen]] = {}
+    dark: dict[str, _Seen] = {}
+    last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
+    due = 0.0
+    for sample in timeline.samples:
+        # A day of eight GPUs has 140,000 process lists, most of them the same.
+        if sample.devices is None or due > sample.at_seconds <= last - limits.neighbour_seconds:
+            continue
+        keep = sample.at_seconds >= due
+        for device in server_devices(sample.devices, own):
+            one = _Seen(at_seconds=sample.at_seconds, device=device, processes=device.processes or ())
+            if device.processes is None:
+                dark[device.uuid] = one
+            elif not pids or any(process.pid in pids for process in device.processes):
+                newest[device.uuid] = [*newest.get(device.uuid, [])[-1:], one]
+                if keep:
+                    kept.setdefault(device.uuid, {})[sample.at_seconds] = one
+                    due = sample.at_seconds + limits.neighbour_seconds
+    if not newest:
+        return []
+    for uuid, pair in newest.items():
+        kept.setdefault(uuid, {}).update({one.at_seconds: one for one in pair})
+    never = [(one,) for uuid, one in dark.items() if uuid not in kept]
+    return [*(tuple(readings[at] for at in sorted(readings)) for readings in kept.values()), *never]
+
+
+def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, served: bool) -> Finding:
+    """One device: as it is now, else a neighbour that it has had while the server was there."""
+    newest = history[-1]
+    times_seen: dict[int, int] = {}
+    for pid in (process.pid for one in history for process in one.others(facts)):
+        times_seen[pid] = times_seen.get(pid, 0) + 1
+    least = min(len(history), 2)
+    stay = frozenset(pid for pid, times in times_seen.items() if times >= least)
+    unlisted = [_unattributed_bytes(one.device) for one in history[-2:]]
+    # Memory and process list are two questions to the driver: between them a server that starts takes gigabytes.
+    unattributed = None if None in unlisted else min(size for size in unlisted if size is not None)
+    now = _judge_device(newest, facts, limits, stay=stay, unattributed=unattributed, served=served)
+    if now.status in {"fault", "suspect"} or facts.server_pids is None:
+        return now
+    most = max(history, key=lambda one: _held(one, facts, stay))
+    held = _held(most, facts, stay)
+    if held < limits.foreign_suspect_bytes or not _shows_server(most, facts):
+        return now
+    gone = newest.at_seconds - max(one.at_seconds for one in history if _held(one, facts, stay) >= held / 2)
+    names = _names([one for one in most.others(facts) if one.pid in stay])
+    where = f"GPU {newest.device.index}"
+    return Finding(
+        id=ID,
+        status="suspect",
+        summary=f"{where}: {readable_bytes(held)} belonged to {names}, beside the server, until {gone / 60:.0f} "
+        "minutes before the last reading",
+        evidence=(
+            number("gpu", newest.device.index, "index", "nvml"),
+            number("foreign_bytes", held, "bytes", "nvml"),
+            number("foreign_bytes_now", _held(newest, facts, stay), "bytes", "nvml"),
+            number("gone_for", gone, "seconds", "nvml"),
+        ),
+    )
+
+
+def _held(one: _Seen, facts: Facts, stay: frozenset[int]) -> int:
+    return sum(process.used_bytes or 0 for process in one.others(facts) if process.pid in stay)
+
+
+def _shows_server(one: _Seen, facts: Facts) -> bool:
+    return any(process.pid in (facts.server_pids or ()) for process in one.processes)
+
+
+def _names(processes: list[Process]) -> str:
+    return ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in processes[:3])
+
+
+def _judge_device(
+    seen: _Seen, facts: Facts, limits: Limits, *, stay: frozenset[int], unattributed: int | None, served: bool
+) -> Finding:
+    device, where = seen.device, f"GPU {seen.device.index}"
     if device.processes is None:
         return Finding(id=ID, status="unknown", summary=f"cannot tell: NVML lists no processes of {where}")
-    others, certain = _others(device.processes, facts)
+    if not device.processes and not served and facts.server_pids is None:
+        return _nobody(device, limits)
+    others, certain = _others(seen, facts, stay, served=served)
     if others is None:
+        count = len(device.processes)
+        number_of = "1 process" if count == 1 else f"{count} processes"
         return Finding(
-            id=ID,
-            status="unknown",
-            summary=f"cannot tell: {where} has {len(device.processes)} processes, and the server's are not seen",
+            id=ID, status="unknown", summary=f"cannot tell: {where} has {number_of}, and the server's are not seen"
         )
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)
@@ -45,14 +145,12 @@ def _judge_device(device: Device, facts: Facts, limits: Limits) -> Finding:
             for process in others
         ),
     )
-    unattributed = _unattributed_bytes(device)
     if unattributed is not None:
         evidence = (*evidence, number("held_by_no_process", unattributed, "bytes", "computed"))
     total = None if device.memory is None else device.memory.total_bytes
     if foreign_bytes >= limits.foreign_suspect_bytes:
-        names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in known[:3])
         serious = total is not None and foreign_bytes >= limits.foreign_fault_ratio * total
-        summary = f"{where}: {readable_bytes(foreign_bytes)} belong to {names}, not to the server"
+        summary = f"{where}: {readable_bytes(foreign_bytes)} belong to {_names(known)}, not to the server"
         return Finding(id=ID, status="fault" if serious else "suspect", summary=summary, evidence=evidence)
     if unattributed is not None and unattributed >= limits.foreign_suspect_bytes:
         summary = (
@@ -71,12 +169,34 @@ def _judge_device(device: Device, facts: Facts, limits: Limits) -> Finding:
     return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
 
 
-def _others(processes: tuple[Process, ...], facts: Facts) -> tuple[list[Process] | None, bool]:
+def _nobody(device: Device, limits: Limits) -> Finding:
+    """A device without a process, where there is no server either whose processes could be hidden."""
+    where, hidden = f"GPU {device.index}", _unexplained_bytes(device)
+    evidence = (
+        number("gpu", device.index, "index", "nvml"),
+        number("held_by_no_process", hidden, "bytes", "computed"),
+        number(
+            "driver_reserved", None if device.memory is None else device.memory.driver_reserved_bytes, "bytes", "nvml"
+        ),
+    )
+    if device.memory is None or device.memory.driver_reserved_bytes is None:
+        summary = f"cannot tell: what the driver keeps of {where} is not told"
+        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+    if hidden >= limits.foreign_suspect_bytes:
+        summary = (
+            f"{where}: {readable_bytes(hidden)} are held, no process is listed and no server is seen: a zombie, or "
+            "processes that only the host's own list shows"
+        )
+        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    return Finding(id=ID, status="ok", summary=f"{where}: nobody holds anything of note", evidence=evidence)
+
+
+def _others(seen: _Seen, facts: Facts, stay: frozenset[int], *, served: bool) -> tuple[list[Process] | None, bool]:
     """Processes that are not the server's, and whether that is certain; `None` where the server is not among them."""
-    if facts.server_pids is not None and any(process.pid in facts.server_pids for process in processes):
-        return [process for process in processes if process.pid not in facts.server_pids], True
-    # Containers see host pids, or none: a lone process is the server's for want of anybody else.
-    if len(processes) == 1:
+    if _shows_server(seen, facts):
+        return [process for process in seen.others(facts) if process.pid in stay], True
+    # Containers see host pids, or none: of a server that answers, a lone process is its own for want of anybody else.
+    if len(seen.processes) == 1 and served:
         return [], False
     return None, False
 

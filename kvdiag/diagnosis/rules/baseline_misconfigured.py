@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.observe import (
+    assigned_uuids,
+    gap_reason,
+    readable_bytes,
+    server_bytes,
+    server_devices,
+    serving_devices,
+)
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.kv.served import served
-from kvdiag.model import Device, Facts, Finding, KvPool, Status, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
 ID = "baseline.misconfigured"
+ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -19,8 +27,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
-    own = server_uuids(timeline, facts)
-    devices = server_devices(first_devices(timeline), own)
+    own = assigned_uuids(timeline, facts)
+    devices = server_devices(serving_devices(timeline), own)
     if devices and not own and len(devices) > 1:
         missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()
     elif not devices or any(device.memory is None for device in devices):
@@ -34,15 +42,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("max_model_len", facts.max_model_len_tokens, "tokens", "vllm"),
         number("max_concurrency_at_max_model_len", pool.max_concurrency, "requests", "vllm"),
         number("memory_fraction", pool.memory_fraction_ratio, "ratio", "vllm"),
-        *(
-            number(f"gpu_{device.index}_free", device.memory.free_bytes, "bytes", "nvml")
-            for device in devices
-            if device.memory is not None
-        ),
+        *(part for device in devices for part in _device_evidence(device, pool, facts)),
     )
     if problems:
-        status: Status = "fault" if any(severity == "fault" for severity, _ in problems) else "suspect"
-        summary = "; ".join(text for _, text in problems)
+        status = min((severity for severity, _ in problems), key=ORDER.index)
+        summary = "; ".join(text for severity, text in problems if severity == status)
         return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)
     if missing:
         fits = "the pool fits the longest request, but whether the memory fraction fits the device is not visible"
@@ -85,22 +89,62 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
             "suspect",
             f"{where}: only {readable_bytes(memory.free_bytes)} free while idle: the next transient allocation fails",
         )
-    # The fraction says nothing about the device when the pool was sized by hand.
-    if pool.memory_fraction_ratio is None or pool.pool_bytes is not None:
+    budget = _budget_bytes(memory, pool)
+    if budget is None:
         return None
-    budget = pool.memory_fraction_ratio * memory.total_bytes
-    others = sum(
-        process.used_bytes or 0
-        for process in device.processes or ()
-        if facts.server_pids is not None and process.pid not in facts.server_pids
-    )
-    used = memory.used_bytes - others
-    if used > budget + limits.over_budget_ratio * memory.total_bytes:
-        over = readable_bytes(used - budget)
-        return "suspect", f"{where}: {over} used beyond the {pool.memory_fraction_ratio:.0%} the server was given"
+    server = server_bytes(device, facts.server_pids)
+    used = _beside_driver_bytes(memory) if server is None else server
+    over = used - budget - _allowance_bytes(device, facts, limits)
+    if over > 0 and server is None:
+        told = f"{readable_bytes(used - budget)} more are used than the {pool.memory_fraction_ratio:.0%}"
+        return "unknown", f"cannot tell: {where}: {told} the server was given, and whose they are is not visible"
+    if over > 0:
+        beyond = readable_bytes(used - budget)
+        return "suspect", f"{where}: {beyond} used beyond the {pool.memory_fraction_ratio:.0%} the server was given"
     if used < limits.under_budget_ratio * budget:
         return (
             "suspect",
             f"{where}: {readable_bytes(used)} used of the {readable_bytes(budget)} that the server was given",
         )
     return None
+
+
+def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
+    """What the fraction gives the server of a device; `None` where the pool was sized by hand, or no fraction is told.
+
+    It is a share of what CUDA calls the total, which is NVML's without the driver's reservation (cudaMemGetInfo;
+    vllm/v1/worker/utils.py::request_memory).
+    """
+    if pool.memory_fraction_ratio is None or pool.pool_bytes is not None:
+        return None
+    return int(pool.memory_fraction_ratio * (memory.total_bytes - (memory.driver_reserved_bytes or 0)))
+
+
+def _beside_driver_bytes(memory: Memory) -> int:
+    """What all processes together hold of a device."""
+    return memory.used_bytes - (memory.driver_reserved_bytes or 0)
+
+
+def _allowance_bytes(device: Device, facts: Facts, limits: Limits) -> int:
+    """What a server takes beside its budget: its pool is sized after each process's CUDA context is there, and before
+    graphs are captured.
+    """
+    if device.memory is None:
+        return 0
+    own = sum(process.pid in (facts.server_pids or ()) for process in device.processes or ())
+    told = device.memory.driver_reserved_bytes is not None or own > 0
+    driver = 0 if told else limits.driver_reserved_bytes
+    return limits.context_bytes * max(own, 1) + driver + int(limits.over_budget_ratio * device.memory.total_bytes)
+
+
+def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Evidence, ...]:
+    if device.memory is None:
+        return ()
+    gpu, memory = f"gpu_{device.index}", device.memory
+    return (
+        number(f"{gpu}_free", memory.free_bytes, "bytes", "nvml"),
+        number(f"{gpu}_used_by_server", server_bytes(device, facts.server_pids), "bytes", "nvml"),
+        number(f"{gpu}_used_by_processes", _beside_driver_bytes(memory), "bytes", "nvml"),
+        number(f"{gpu}_budget", _budget_bytes(memory, pool), "bytes", "computed"),
+        number(f"{gpu}_driver_reserved", memory.driver_reserved_bytes, "bytes", "nvml"),
+    )

@@ -6,7 +6,7 @@ from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes, whole_load
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import Facts, Finding, Timeline
+from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.long_context"
 STEP = "long_context"
@@ -55,6 +55,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
                 ),
             ),
         )
+    if (stuck := _stuck(timeline, facts, limits)) is not None:
+        return (stuck,)
     worked = [
         span
         for span in timeline.spans(STEP)
@@ -73,3 +75,66 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("capacity", capacity, "tokens", "vllm"),
     )
     return (Finding(id=ID, status="ok", summary=f"a request of {tokens:,} tokens ran to its end", evidence=evidence),)
+
+
+def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
+    """One request that has the whole pool and gets no further, while others wait behind it."""
+    for pool in facts.pools:
+        begin: tuple[float, Engine] | None = None
+        readings = 0
+        for sample in timeline.samples:
+            engine = next((one for one in sample.engines or () if one.engine == pool.engine), None)
+            if engine is None:
+                continue
+            if not _fills_alone(engine, pool):
+                begin = None
+            elif begin is None or _advanced(begin[1], engine):
+                begin, readings = (sample.at_seconds, engine), 1
+            else:
+                readings += 1
+                seconds = sample.at_seconds - begin[0]
+                if readings > limits.waiting_samples and seconds >= limits.stuck_seconds:
+                    return _hangs(pool, begin[0], timeline, limits)
+    return None
+
+
+def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limits) -> Finding:
+    """The finding of an engine that stands still, with how long it did and how many came to wait."""
+    seconds, waiting, first = 0.0, 0, None
+    for sample in timeline.between(since_seconds, timeline.samples[-1].at_seconds):
+        engine = next((one for one in sample.engines or () if one.engine == pool.engine), None)
+        if engine is None:
+            continue
+        first = first or engine
+        if not _fills_alone(engine, pool) or _advanced(first, engine):
+            break
+        seconds, waiting = sample.at_seconds - since_seconds, max(waiting, engine.requests_waiting or 0)
+    capacity = pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
+    return Finding(
+        id=ID,
+        status="fault",
+        summary=f"one request holds all of the pool ({capacity:,} tokens) and got no token in {seconds / 60:.0f} "
+        f"minutes, {waiting} wait behind it: its context needs more than there is",
+        evidence=(
+            number("capacity", capacity, "tokens", "vllm"),
+            number("running", 1, "requests", "vllm"),
+            number("most_waiting", waiting, "requests", "vllm"),
+            number("without_a_token", seconds, "seconds", "vllm"),
+            number("tokens_meanwhile", 0, "tokens", "vllm"),
+            number("least_time_that_counts", limits.stuck_seconds, "seconds", "kvdiag"),
+        ),
+    )
+
+
+def _fills_alone(engine: Engine, pool: KvPool) -> bool:
+    """Whether one request runs, others wait, and not a block is left to it."""
+    if engine.requests_running != 1 or not engine.requests_waiting or engine.kv_usage_ratio is None:
+        return False
+    return pool.used_blocks(engine.kv_usage_ratio) >= pool.usable_blocks - 1
+
+
+def _advanced(before: Engine, now: Engine) -> bool:
+    """Whether a token was made or a prompt begun in between, or it is not told."""
+    counts = ((before.generation_tokens_total, now.generation_tokens_total),
+              (before.prompt_tokens_total, now.prompt_tokens_total))  # fmt: skip
+    return any(one is None or one != other for one, other in counts)

@@ -15,13 +15,14 @@ from kvdiag.diagnosis.fragmentation import (
     History,
     confirmed,
     history,
+    kept_since_start_bytes,
     likely,
     recent_failure,
     stranded_bytes,
     watched,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes, torch_readings
+from kvdiag.diagnosis.observe import block_bytes, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
@@ -56,7 +57,47 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
     judged = [_judge_process(last, history(timeline, last, limits), limits) for last in newest]
-    return (max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status)),)
+    found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
+    left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
+    return (left or found,)
+
+
+def _left_by_the_load(
+    timeline: Timeline, facts: Facts, readings: tuple[tuple[Allocator, Allocator], ...], limits: Limits
+) -> Finding | None:
+    """What torch kept when the weights were there, and no request ever used: a pool made at start lacks it."""
+    # Only where the gap is large at both ends is it worth while to look at all between.
+    large = [last for first, last in readings if min(_gap_bytes(first), _gap_bytes(last)) > limits.reserved_gap_bytes]
+    kept = [(size, last) for last in large if (size := kept_since_start_bytes(timeline, last, limits)) is not None]
+    if not kept or not facts.pools:
+        return None
+    most, last = min(kept, key=lambda one: (-one[0], one[1].title or "", one[1].pid, one[1].device_uuid))
+    who, block = f"{last.title or 'process'} {last.pid}", block_bytes(facts)
+    tokens = None if not block else most // block * facts.pools[0].block_tokens
+    price = "" if tokens is None else f", room for {tokens:,} tokens"
+    processes = "" if len(kept) == 1 else f", and in {len(kept) - 1} processes more"
+    return Finding(
+        id=ID,
+        status="suspect",
+        summary=f"{who}: {readable_bytes(most)} reserved by torch lie unused since its server's start{price}"
+        f"{processes}: left over from loading the weights, and no request has used them",
+        evidence=(
+            number("process", who, "", "torch"),
+            number("least_unused_since_start", most, "bytes", "torch"),
+            number("processes", len(kept), "processes", "torch"),
+            number("kv_tokens_lost", tokens, "tokens", "computed"),
+            *_parts(who, last, history(timeline, last, limits), limits)[1:],
+        ),
+        likely_cause="Buffers of the weights' loading that torch keeps: its cache was not emptied before the pool and "
+        "the batch were sized.",
+        confirm="torch.cuda.empty_cache() in the worker raises the device's free bytes by as much.",
+        remedy="Upgrade the engine or the loader (fastsafetensors and others keep what they used); load with "
+        "--load-format auto, which leaves less behind.",
+    )
+
+
+def _gap_bytes(allocator: Allocator) -> int:
+    return allocator.reserved_bytes - allocator.allocated_bytes
 
 
 def _judge_process(last: Allocator, seen: History, limits: Limits) -> Finding:

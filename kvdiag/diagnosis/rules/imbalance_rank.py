@@ -1,60 +1,155 @@
 """imbalance.rank: one of an engine's ranks holds more than the others, and all of them pay for it in KV tokens.
 
 Every rank gets as many blocks as the fullest one has room for (vllm/v1/core/kv_cache_utils.py takes the smallest
-number over the workers). What a rank holds beyond the mean is therefore missing in every rank's pool.
+number over the workers). What a rank holds beyond the others is therefore missing in every rank's pool. Contexts that
+other ranks have on its GPU are the exact sign; engines that share the traffic tell it by pools of unequal size.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from statistics import median_high
+
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
+    assigned_uuids,
     block_bytes,
     gap_reason,
     idle_floors,
     readable_bytes,
     server_bytes,
     server_devices,
-    server_uuids,
     whole_number,
 )
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import Device, Evidence, Facts, Finding, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "imbalance.rank"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """A GPU of the server: what its processes hold there, and how much each of them."""
+
+    device: Device
+    held_bytes: int
+    processes_bytes: tuple[int, ...]
+
+
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare what the server holds of each of its GPUs while it is idle."""
-    own = server_uuids(timeline, facts)
+    """Compare what the server holds of each of its GPUs while it is idle, and the pools of its engines."""
+    if (uneven := _uneven_pools(facts, limits)) is not None:
+        return (uneven,)
+    own = assigned_uuids(timeline, facts)
     floors = idle_floors(timeline, facts, limits)
     devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
     if not own or devices is None:
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or "which GPUs are the server's is not visible")
-    ranks = [(device, server_bytes(device, facts.server_pids)) for device in server_devices(devices, own)]
-    held = [(device, size) for device, size in ranks if size is not None]
-    if len(held) < len(own):
+        unknown = (
+            "no reading of the GPUs while the server was idle" if own else "which GPUs are the server's is not visible"
+        )
+        return unseen(ID, gap_reason(timeline, facts, "nvml") or unknown)
+    ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
+    if len(ranks) < len(own):
         return unseen(ID, "the bytes of one of the server's ranks are not told")
-    if len(held) == 1:
+    if len(ranks) == 1:
         return (Finding(id=ID, status="ok", summary="one GPU: there is nothing to balance"),)
     if len(facts.pools) > 1:
         return unseen(ID, f"{len(facts.pools)} engines share the GPUs, and which is on which is not told")
-    return (_compared(held, facts, limits),)
+    return (_compared(ranks, facts, limits),)
 
 
-def _compared(held: list[tuple[Device, int]], facts: Facts, limits: Limits) -> Finding:
-    fullest, most = max(held, key=lambda rank: rank[1])
-    lost_bytes = most - sum(size for _, size in held) // len(held)
+def _uneven_pools(facts: Facts, limits: Limits) -> Finding | None:
+    """Engines of one server have one model and one fraction: the one with the smaller pool lacks what a rank holds."""
+    sizes = [(size, pool) for pool in facts.pools if (size := _pool_tokens(pool)) is not None]
+    if not sizes or len(sizes) < len(facts.pools):
+        return None
+    (least, small), (most, large) = min(sizes, key=_size), max(sizes, key=_size)
+    if most - least <= limits.uneven_pools_ratio * most:
+        return None
+    held, usual = f"{whole_number(least)} tokens", whole_number(most)
+    return Finding(
+        id=ID,
+        status="suspect",
+        summary=f"engine {small.engine} has a pool of {held}, engine {large.engine} one of {usual}: a rank of the "
+        "first holds more than the others, or has a smaller GPU",
+        evidence=(
+            *(number(f"engine_{pool.engine}_pool", size, "tokens", "vllm") for size, pool in sizes),
+            number("kv_tokens_lost", most - least, "tokens", "computed"),
+            number("share_of_the_larger", least / most, "ratio", "computed"),
+        ),
+    )
+
+
+def _size(one: tuple[int, KvPool]) -> int:
+    return one[0]
+
+
+def _pool_tokens(pool: KvPool) -> int | None:
+    return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
+
+
+def _rank(device: Device, facts: Facts) -> _Rank | None:
+    held = server_bytes(device, facts.server_pids)
+    if (
+        held is None
+        and device.processes is None
+        and device.memory is not None
+        and device.uuid in (facts.device_uuids or ())
+    ):
+        # What was assigned to the server alone is its own, the driver's share apart.
+        whole = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
+        return _Rank(device=device, held_bytes=whole, processes_bytes=())
+    if held is None:
+        return None
+    own = (one.used_bytes or 0 for one in device.processes or () if one.pid in (facts.server_pids or ()))
+    return _Rank(device=device, held_bytes=held, processes_bytes=tuple(sorted(own, reverse=True)))
+
+
+def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
+    fullest = max(ranks, key=lambda rank: rank.held_bytes)
+    # Of two the higher: where one rank alone holds less, the others are what is usual.
+    usual = median_high([rank.held_bytes for rank in ranks if rank is not fullest])
+    lost_bytes = fullest.held_bytes - usual
+    contexts = fullest.processes_bytes[1:]
     block = block_bytes(facts)
     tokens = lost_bytes // block * facts.pools[0].block_tokens if block and facts.pools else None
     evidence: tuple[Evidence, ...] = (
-        *(number(f"gpu_{device.index}_held", size, "bytes", "nvml") for device, size in held),
-        number("beyond_the_mean", lost_bytes, "bytes", "computed"),
+        *(number(f"gpu_{rank.device.index}_held", rank.held_bytes, "bytes", "nvml") for rank in ranks),
+        number("beyond_the_others", lost_bytes, "bytes", "computed"),
+        number("held_by_further_processes", sum(contexts), "bytes", "nvml"),
         number("kv_tokens_lost", tokens, "tokens", "computed"),
     )
-    total = fullest.memory.total_bytes if fullest.memory is not None else 0
-    if lost_bytes <= limits.imbalance_ratio * total:
-        summary = f"{len(held)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
     price = "" if tokens is None else f", which costs the pool {whole_number(tokens)} tokens"
-    summary = f"the rank on GPU {fullest.index} holds {readable_bytes(lost_bytes)} more than the mean{price}"
+    gpu = fullest.device.index
+    if _crowded(fullest, ranks, limits):
+        summary = (
+            f"GPU {gpu} has {len(contexts)} more of the server's processes than its rank, with "
+            f"{readable_bytes(sum(contexts))}: contexts of other ranks{price}"
+        )
+        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    if lost_bytes <= _even_bytes(fullest, ranks, limits):
+        summary = f"{len(ranks)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    unseen_one = "" if fullest.processes_bytes else "; whose processes hold it is not visible"
+    summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}{unseen_one}"
     return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+
+
+def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:
+    """What a rank may hold beyond the others: less where those agree with one another, so that it stands out."""
+    total = fullest.device.memory.total_bytes if fullest.device.memory is not None else 0
+    usual = max(limits.imbalance_ratio * total, limits.foreign_suspect_bytes)
+    others = [rank.held_bytes for rank in ranks if rank is not fullest]
+    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
+    return min(usual, limits.standing_out_bytes) if agree else usual
+
+
+def _crowded(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
+    """Whether a GPU has further processes of the server beside its rank's, which the other GPUs have not.
+
+    A context that is smaller than any is none; two engines on one GPU are no imbalance where every GPU has two.
+    """
+    beside = sum(fullest.processes_bytes[1:])
+    fewest = min(len(rank.processes_bytes) for rank in ranks)
+    more = fullest.held_bytes - min(rank.held_bytes for rank in ranks)
+    return len(fullest.processes_bytes) > fewest and min(beside, more) >= limits.foreign_suspect_bytes

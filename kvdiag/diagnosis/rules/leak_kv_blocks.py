@@ -17,8 +17,9 @@ from kvdiag.diagnosis.observe import (
     readable_bytes,
     whole_number,
 )
+from kvdiag.diagnosis.pool_signs import Collapse, Hold, hit_collapse, late_holds
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import Facts, Finding, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "leak.kv_blocks"
 
@@ -45,6 +46,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         number("requests_between", requests, "requests", "kvdiag"),
     )
     if held == 0:
+        if late := late_holds(timeline, facts, limits):
+            return (_came_back_late(late, facts, evidence),)
+        if (collapse := hit_collapse(timeline, limits)) is not None:
+            return (_hit_less(collapse, evidence),)
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
         return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
     if held < _highest_since_empty(floors) and held < (floors[-2].blocks or 0):
@@ -72,6 +77,50 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
                     "computed",
                 ),
             ),
+        ),
+    )
+
+
+def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence, ...]) -> Finding:
+    """Blocks that nobody used, and that a timeout gave back: no leak for ever, but a pool that is smaller meanwhile."""
+    most = max(late, key=lambda hold: hold.blocks)
+    longest = max(late, key=lambda hold: hold.seconds).seconds
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    times = "once" if len(late) == 1 else f"{len(late)} times"
+    return Finding(
+        id=ID,
+        status="suspect",
+        summary=f"{whole_number(most.blocks)} of {whole_number(total)} KV blocks stayed held for up to {longest:.0f} s "
+        f"while nothing ran, {times}, and came back: freed by a timeout, not with their requests",
+        evidence=(
+            *evidence,
+            number("times_held_late", len(late), "times", "vllm"),
+            number("longest_held", longest, "seconds", "vllm"),
+            number("most_held_late", most.blocks, "blocks", "vllm"),
+            number("share_of_pool_held_late", most.blocks / total, "ratio", "vllm"),
+        ),
+        likely_cause="Requests that were cancelled or lost while a KV connector had their blocks: only its timeout "
+        "frees them.",
+        confirm="Cancel a few requests at once on an idle server and watch the usage: it falls after the connector's "
+        "abort timeout (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, 480 s by default), not at once.",
+        remedy="Upgrade the engine and the connector; lower the abort timeout, which bounds how long they stay held.",
+    )
+
+
+def _hit_less(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
+    """A cache tier behind the pool that lost its blocks shows on the page by this alone, as other prompts do."""
+    fell = f"from {collapse.first_ratio:.0%} to {collapse.last_ratio:.0%} over {collapse.hours:.1f} h"
+    return Finding(
+        id=ID,
+        status="unknown",
+        summary=f"cannot tell: no block stayed held, but the share of prompt tokens found in a cache fell step by step "
+        f"{fell} with room in the pool; the same prompts sent again would decide between other traffic and a cache "
+        "tier (LMCache, offloading) that lost its blocks",
+        evidence=(
+            *evidence,
+            number("hit_share_at_first", collapse.first_ratio, "ratio", "vllm"),
+            number("hit_share_at_last", collapse.last_ratio, "ratio", "vllm"),
+            number("looked_up", collapse.queried_tokens, "tokens", "vllm"),
         ),
     )
 

@@ -326,6 +326,19 @@ def test_leak_of_the_trace_comes_before_the_spike_that_ended_it() -> None:
     assert "leak.device" in actual.summary
 
 
+def test_second_copy_of_the_trace_is_no_spike() -> None:
+    """A step that finds no room beside two copies of the weights would have had it beside one."""
+    # GIVEN a server that held its weights twice, and then ran out in a prefill
+    world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
+
+    # WHEN
+    case = Case(accounts=(account(phase="prefill"),), timeline=run(world), facts=facts_of(world))
+    found = {one.id: one.status for one in postmortem(case).findings}
+
+    # THEN
+    assert ("fault", "ok") == (found["baseline.duplicate_model"], found["spike.activation"])
+
+
 def test_sources_that_agree_fill_in_what_one_cannot_tell() -> None:
     """The exact figures are the black box's, the phase is the log's, and both are named."""
     # GIVEN

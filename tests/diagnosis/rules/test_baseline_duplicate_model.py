@@ -4,8 +4,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_duplicate_model import judge
-from kvdiag.model import Evidence, Finding
-from tests.builders import GIB, KIB, MIB, NO_NVML, World, evidence, facts, pool, run
+from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
+from tests.builders import GIB, KIB, MIB, NO_NVML, World, device, engine, evidence, facts, pool, process, run
 
 
 def verdict(world: World) -> Finding:
@@ -57,12 +57,11 @@ def test_one_copy_is_ok() -> None:
             World(pools=(pool(pool_bytes=None),)),
             "the engine does not report its pool's bytes, and the model's config.json is not visible from here",
         ),
-        (World(pools=()), "the engine does not report its KV pool"),
         (World(server_seen=False), "the server's own bytes on the device are not visible"),
         (World(server_bytes_told=False), "the server's own bytes on the device are not visible"),
         (World(processes_told=False), "the server's own bytes on the device are not visible"),
     ],
-    ids=["no NVML", "weights", "pool's bytes", "pool", "server", "server's bytes", "processes"],
+    ids=["no NVML", "weights", "pool's bytes", "server", "server's bytes", "processes"],
 )
 def test_without_one_of_its_figures_it_is_unknown(world: World, reason: str) -> None:
     """Weights, pool and the server's own bytes are all needed; the finding names the one that is missing."""
@@ -118,3 +117,62 @@ def test_no_weights_at_all_divide_nothing() -> None:
 
     # THEN
     assert actual.status in {"ok", "unknown"}
+
+
+def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) -> Finding:
+    """The rule's one finding on a server of 12 GiB of weights without a pool, by what it holds in each reading."""
+    samples = tuple(
+        Sample(
+            at_seconds=15.0 * number,
+            engines=engines,
+            devices=(device(total_bytes=80 * GIB, processes=(process(100, int(held * GIB)),)),),
+        )
+        for number, held in enumerate(held_gib)
+    )
+    known = Facts(server_pids=(100,), weights_bytes=12 * GIB)
+    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    return found
+
+
+def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
+    """A server without a pool that rises from one copy of its weights to two, at one blow, holds them twice."""
+    # WHEN
+    actual = without_pool(0.5, 0.5, 12.5, 12.5, 24.6, 24.6, 24.6)
+
+    # THEN
+    sentence = (
+        "the server held 12.50 GiB, its weights once (12.00 GiB), and then 12.10 GiB more at one blow: "
+        "they are there twice, or a cache has their size"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert 1.008 == evidence(actual)["taken_over_weights"]
+
+
+@pytest.mark.parametrize(
+    ("held", "page", "status"),
+    [
+        ((12.5, 12.5, 18.0, 18.0), None, "ok"),
+        ((12.5, 12.5, 30.0, 30.0), None, "unknown"),
+        ((12.5, 14.5, 16.5, 18.5, 20.5, 22.5, 24.5, 24.5), None, "unknown"),
+        ((12.5, 24.6, 24.6, 24.6), None, "unknown"),
+        ((12.5, 12.5, 24.6, 12.5), None, "unknown"),
+        ((12.5, 12.5, 24.6, 24.6, 24.6), (engine(),), "unknown"),
+    ],
+    ids=["less than twice", "another size", "a slope", "no level before", "for a moment", "an engine with a pool"],
+)
+def test_what_is_no_clear_copy_without_a_pool(
+    held: tuple[float, ...], page: tuple[Engine, ...] | None, status: str
+) -> None:
+    """Less than two copies is one; more may be a cache of any size, and is left open with what would decide."""
+    # THEN
+    assert status == without_pool(*held, engines=page).status
+
+
+def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
+    """Nineteen GiB beside six of weights are a pool, most likely, or copies."""
+    # GIVEN a server whose page has no pool
+    actual = verdict(World(pools=()))
+
+    # THEN
+    told = "the engine does not report its KV pool, and the 19.0"
+    assert ("unknown", True) == (actual.status, actual.summary.startswith(f"cannot tell: {told}")), actual.summary

@@ -4,8 +4,22 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
-from kvdiag.model import Evidence, Facts, Finding
-from tests.builders import GIB, GPU_LOST, MIB, NO_NVML, TRAINING, World, device, evidence, facts, process, run, seen
+from kvdiag.model import Evidence, Facts, Finding, Process, Sample, Timeline
+from tests.builders import (
+    GIB,
+    GPU_LOST,
+    MIB,
+    NO_NVML,
+    TRAINING,
+    World,
+    device,
+    engine,
+    evidence,
+    facts,
+    process,
+    run,
+    seen,
+)
 
 SERVER = Facts(server_pids=(100, 101))
 
@@ -18,7 +32,20 @@ def verdict(world: World) -> Finding:
 
 def at_idle(*devices: object, of: Facts = SERVER) -> Finding:
     """The rule's one finding on one reading of some devices."""
-    (found,) = judge(seen(devices=devices), of, DEFAULT_LIMITS)  # type: ignore[arg-type]
+    (found,) = judge(seen(engine(), devices=devices), of, DEFAULT_LIMITS)  # type: ignore[arg-type]
+    return found
+
+
+def over_minutes(*readings: tuple[Process, ...], of: Facts = SERVER) -> Finding:
+    """The rule's one finding on one process list each minute, of a GPU that holds what they and the driver hold."""
+    samples = [
+        Sample(
+            at_seconds=60.0 * minute,
+            devices=(device(used_bytes=464 * MIB + sum(one.used_bytes or 0 for one in listed), processes=listed),),
+        )
+        for minute, listed in enumerate(readings)
+    ]
+    (found,) = judge(Timeline(samples=tuple(samples)), of, DEFAULT_LIMITS)
     return found
 
 
@@ -164,3 +191,70 @@ def test_unseen_bytes_are_not_cleared_where_the_reservation_is_not_told() -> Non
 
     # THEN
     assert "ok" != actual.status
+
+
+OWN, ORPHAN = process(100, 10 * GIB, "VLLM::EngineCore"), process(7, 6 * GIB, "python3")
+
+
+def test_readings_before_the_servers_processes_are_there_decide_nothing() -> None:
+    """An orphan alone on the GPU is not taken for the server that then starts beside it."""
+    # WHEN the server comes a minute later
+    actual = over_minutes((ORPHAN,), (ORPHAN, OWN), (ORPHAN, OWN))
+
+    # THEN
+    assert ("fault", "GPU 0: 6.00 GiB belong to python3 (pid 7), not to the server") == (actual.status, actual.summary)
+
+
+def test_a_neighbour_that_let_go_is_told() -> None:
+    """What was there while the server sized its pool has cost it, although it is gone by now."""
+    # WHEN a neighbour of the first minutes has ended
+    actual = over_minutes((ORPHAN, OWN), (ORPHAN, OWN), (OWN,), (OWN,))
+
+    # THEN
+    sentence = "GPU 0: 6.00 GiB belonged to python3 (pid 7), beside the server, until 2 minutes before the last reading"
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert {"foreign_bytes": 6 * GIB, "foreign_bytes_now": 0, "gone_for": 120.0} == {
+        name: value for name, value in evidence(actual).items() if name != "gpu"
+    }
+
+
+def test_a_process_that_one_list_shows_is_no_neighbour() -> None:
+    """The worker of a server before, seen once beside the new one, is on its way out."""
+    # GIVEN such a worker in the first reading, or in the last
+    lists = [[(ORPHAN, OWN), (OWN,), (OWN,)], [(OWN,), (OWN,), (ORPHAN, OWN)]]
+
+    # THEN
+    assert ["ok", "ok"] == [over_minutes(*one).status for one in lists]
+
+
+def test_a_lone_process_is_nobodys_where_no_server_answers() -> None:
+    """Before the server is up, one process on its GPU may be anybody's: it is not called healthy."""
+    # WHEN
+    actual = over_minutes((ORPHAN,), (ORPHAN,))
+
+    # THEN
+    assert ("unknown", "cannot tell: GPU 0 has 1 process, and the server's are not seen") == (
+        actual.status,
+        actual.summary,
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "reserved", "status"),
+    [(352 * MIB, 0, "suspect"), (464 * MIB, 464 * MIB, "ok"), (352 * MIB, None, "unknown")],
+    ids=["held by nobody", "the driver's", "driver's share not told"],
+)
+def test_memory_that_nobody_holds_where_there_is_no_server(used: int, reserved: int | None, status: str) -> None:
+    """Without a server nothing of it can be hidden: what is held belongs to a zombie, or to somebody out of sight."""
+    # GIVEN an empty process list
+    empty = device(used_bytes=used, driver_reserved_bytes=reserved, processes=())
+    (actual,) = judge(seen(devices=(empty,)), Facts(), DEFAULT_LIMITS)
+
+    # THEN
+    assert status == actual.status
+
+
+def test_an_empty_list_beside_a_server_that_answers_is_unknown() -> None:
+    """In a container the driver lists nobody, the server neither: what is held is most likely its own."""
+    # THEN
+    assert "unknown" == at_idle(device(used_bytes=20 * GIB, processes=()), of=Facts()).status

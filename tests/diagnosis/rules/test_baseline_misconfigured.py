@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_misconfigured import judge
-from kvdiag.model import Evidence, Facts, Finding, KvPool
-from tests.builders import GIB, MIB, NO_NVML, TRAINING, World, device, evidence, facts, pool, process, run, seen
+from kvdiag.model import Evidence, Facts, Finding, KvPool, Sample, Timeline
+from tests.builders import GIB, MIB, NO_NVML, TRAINING, World, device, engine, evidence, facts, pool, process, run, seen
 
 FRACTION = pool(pool_bytes=None)
 """A pool sized by --gpu-memory-utilization 0.92: on a GPU the engine then reports no bytes."""
@@ -117,16 +118,58 @@ def test_a_device_packed_to_the_brim_is_suspect() -> None:
 
 @pytest.mark.parametrize(
     ("used", "status"),
-    [(23 * GIB, "suspect"), (22 * GIB, "ok"), (12 * GIB, "ok"), (11 * GIB, "suspect")],
+    [(77 * GIB, "suspect"), (75 * GIB, "ok"), (40 * GIB, "ok"), (36 * GIB, "suspect")],
     ids=["over", "at its budget", "half", "under half"],
 )
 def test_the_idle_device_is_compared_with_the_fraction(used: int, status: str) -> None:
     """A server that holds far more, or less than half, of what its fraction gives was sized by something else."""
-    # GIVEN 0.92 of 24 GiB, which is 22.1 GiB
-    actual = at_idle(device(used_bytes=used, processes=(process(100, used - 464 * MIB),)))
+    # GIVEN 0.92 of 80 GiB, which is 73.2 GiB without what the driver keeps
+    actual = at_idle(device(total_bytes=80 * GIB, used_bytes=used, processes=(process(100, used - 464 * MIB),)))
 
     # THEN
     assert status == actual.status
+
+
+@pytest.mark.parametrize("reserved", [464 * MIB, None], ids=["told", "not told"])
+@pytest.mark.parametrize("gib", [16, 24])
+def test_driver_and_context_beside_the_budget_are_not_held_against_a_small_gpu(gib: int, reserved: int | None) -> None:
+    """The fraction is one of what CUDA sees, and is filled after the context is there: neither is an excess."""
+    # GIVEN a server that fills its nine tenths to the byte, beside 464 MiB of the driver and 800 of context and graphs
+    server = int(0.9 * (gib * GIB - 464 * MIB)) + 800 * MIB
+    nine_tenths = pool(pool_bytes=None, memory_fraction_ratio=0.9)
+    used = server + 464 * MIB
+    whole = device(total_bytes=gib * GIB, used_bytes=used, driver_reserved_bytes=reserved)
+    listed = replace(whole, processes=(process(100, server),))
+
+    # THEN with its processes and without
+    assert ["ok", "ok"] == [at_idle(one, pools=(nine_tenths,)).status for one in (whole, listed)]
+
+
+def test_more_than_the_fraction_on_a_gpu_whose_processes_are_not_seen_is_unknown() -> None:
+    """Two servers that share a GPU fill it as one that exceeds its fraction would: the process list decides."""
+    # GIVEN a server with a tenth, on a GPU of which a half is used
+    tenth = pool(pool_bytes=None, memory_fraction_ratio=0.1)
+    half = device(total_bytes=80 * GIB, used_bytes=40 * GIB)
+    actual = at_idle(half, pools=(tenth,), pids=None)
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "31.59 GiB more are used than the 10% the server was given, and whose they are" in actual.summary
+
+
+def test_a_gpu_is_judged_as_it_was_when_the_engine_answered() -> None:
+    """Before that the weights are on their way, and little of what was given is used."""
+    # GIVEN a GPU that is nearly empty until the engine answers
+    empty, full = (device(used_bytes=used) for used in (2 * GIB, 21 * GIB))
+    samples = (
+        Sample(at_seconds=1.0, devices=(empty,)),
+        Sample(at_seconds=2.0, engines=(engine(),)),
+        Sample(at_seconds=3.0, devices=(full,)),
+    )
+    (actual,) = judge(Timeline(samples=samples), Facts(pools=(FRACTION,)), DEFAULT_LIMITS)
+
+    # THEN
+    assert "ok" == actual.status
 
 
 def test_others_on_the_device_are_not_the_servers_excess() -> None:
@@ -166,6 +209,17 @@ def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
 
     # THEN
     assert "unknown" == at_idle(full, empty).status
+
+
+def test_gpus_that_were_assigned_to_the_server_are_its_own() -> None:
+    """Two GPUs of the server's pod are judged without a process list: one is packed to the brim."""
+    # GIVEN
+    devices = tuple(device(index, used_bytes=used) for index, used in enumerate((22 * GIB, 24 * GIB - 100 * MIB)))
+    known = Facts(pools=(FRACTION,), device_uuids=("GPU-0", "GPU-1"))
+    (actual,) = judge(seen(devices=devices), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("suspect", True) == (actual.status, actual.summary.startswith("GPU 1: only 100 MiB free"))
 
 
 def test_a_lone_gpu_is_the_servers() -> None:

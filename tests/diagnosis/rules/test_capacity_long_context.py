@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_long_context import judge
-from kvdiag.model import Evidence, Finding
-from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, World, evidence, facts, pool, run
+from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
+from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, World, engine, evidence, facts, holding, pool, run
 
 
 def verdict(world: World) -> Finding:
@@ -111,3 +113,46 @@ def test_an_engine_that_does_not_tell_its_capacity_is_judged_by_what_ran() -> No
 
     # THEN
     assert ("ok", None) == (actual.status, evidence(actual)["capacity"])
+
+
+def each_minute(*engines: Engine) -> Finding:
+    """The rule's one finding on one reading of the engine each minute, without any steps."""
+    samples = tuple(Sample(at_seconds=60.0 * minute, engines=(one,)) for minute, one in enumerate(engines))
+    (found,) = judge(Timeline(samples=samples), Facts(pools=(pool(),)), DEFAULT_LIMITS)
+    return found
+
+
+STUCK = holding(6144, running=1, waiting=5)
+
+
+def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> None:
+    """It needs a block more than there is, and everything behind it waits."""
+    # WHEN a server works for two minutes, and then stands still for five
+    actual = each_minute(*[holding(300, running=3)] * 2, *[STUCK] * 6)
+
+    # THEN
+    sentence = (
+        "one request holds all of the pool (98,320 tokens) and got no token in 5 minutes, 5 wait behind it: "
+        "its context needs more than there is"
+    )
+    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert {"without_a_token": 300.0, "most_waiting": 5}.items() <= evidence(actual).items()
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [replace(STUCK, generation_tokens_total=number) for number in range(8)],
+        [replace(STUCK, requests_waiting=0)] * 8,
+        [replace(STUCK, requests_running=2)] * 8,
+        [holding(6000, running=1, waiting=5)] * 8,
+        [STUCK] * 3,
+        [replace(STUCK, generation_tokens_total=None)] * 8,
+        [*[STUCK] * 3, engine(), *[STUCK] * 3],
+    ],
+    ids=["tokens come", "nobody waits", "two run", "blocks are left", "for a moment", "not counted", "it goes on"],
+)
+def test_a_full_pool_alone_is_not_stuck(readings: list[Engine]) -> None:
+    """A long request that fills the pool and gets its tokens is what a pool is for."""
+    # THEN
+    assert "unknown" == each_minute(*readings).status

@@ -285,3 +285,61 @@ def test_gap_that_has_a_reason_is_not_watched(actual: Finding) -> None:
     """Between requests, in graph pools, or no larger than activations: of use, and said so."""
     # THEN
     assert ("ok", False) == (actual.status, "worth watching" in actual.summary)
+
+
+def served(*, first_tokens: int = 0, gaps_gib: tuple[int, ...] = (24,) * 30, pools: bool = True) -> Finding:
+    """The rule's one finding on a server that takes 1,000 prompt tokens a minute, by the gap of each reading."""
+    total = 180 * GIB
+    samples = []
+    for minute, gap in enumerate(gaps_gib):
+        live = 140 * GIB
+        reserved = live + gap * GIB
+        inside = allocator(
+            title="VLLM::Worker_TP0",
+            allocated_bytes=live,
+            reserved_bytes=reserved,
+            memory=Memory(total_bytes=total, free_bytes=10 * GIB),
+            split=split(
+                reserved_bytes=reserved,
+                live_bytes=live,
+                releasable_bytes=gap * GIB,
+                largest_free_block_bytes=gap * GIB,
+            ),
+        )
+        page = engine(usage=0.1, running=3, prompt_tokens=first_tokens + 1_000 * minute)
+        samples.append(Sample(at_seconds=60.0 * minute, allocators=(inside,), engines=(page,)))
+    known = facts(World() if pools else World(pools=()))
+    (found,) = judge(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS)
+    return found
+
+
+def test_cache_of_the_load_that_no_request_uses_is_suspect() -> None:
+    """Torch keeps 24 GiB from the loading of the weights: the pool was sized without them, and nobody else has them."""
+    # WHEN a server is watched from its start, under load
+    actual = served()
+
+    # THEN
+    sentence = (
+        f"{WHO}: 24.00 GiB reserved by torch lie unused since its server's start, room for 196,608 tokens: "
+        "left over from loading the weights, and no request has used them"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert {"least_unused_since_start": 24 * GIB, "kv_tokens_lost": 196_608}.items() <= evidence(actual).items()
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        served(first_tokens=1_000_000),
+        served(gaps_gib=(2, *[24] * 29)),
+        served(gaps_gib=(*[24] * 20, 5, *[24] * 9)),
+        served(gaps_gib=(16,) * 30),
+        served(gaps_gib=(24,) * 5),
+        served(pools=False),
+    ],
+    ids=["start not seen", "came with requests", "used once", "as activations take", "too short", "no pool"],
+)
+def test_cache_that_requests_explain_is_ok(actual: Finding) -> None:
+    """A high-water mark of requests is of use to the next of them."""
+    # THEN
+    assert "ok" == actual.status

@@ -6,8 +6,21 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.imbalance_rank import judge
-from kvdiag.model import Finding
-from tests.builders import GIB, GPU_LOST, MIB, NO_NVML, World, evidence, facts, pool, run
+from kvdiag.model import Device, Facts, Finding, Sample, Timeline
+from tests.builders import (
+    GIB,
+    GPU_LOST,
+    MIB,
+    NO_NVML,
+    World,
+    device,
+    engine,
+    evidence,
+    facts,
+    pool,
+    process,
+    run,
+)
 
 
 def verdict(world: World) -> Finding:
@@ -17,14 +30,14 @@ def verdict(world: World) -> Finding:
 
 
 def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
-    """One of two ranks with 2 GiB more keeps 1 GiB from the pool: 512 blocks of 16 tokens."""
+    """One of two ranks with 2 GiB more keeps them from the pool of both: 1,024 blocks of 16 tokens."""
     # WHEN
     actual = verdict(World(gpus=2, rank_extra_bytes={1: 2 * GIB}))
 
     # THEN
-    sentence = "the rank on GPU 1 holds 1.00 GiB more than the mean, which costs the pool 8,192 tokens"
+    sentence = "the rank on GPU 1 holds 2.00 GiB more than the others, which costs the pool 16,384 tokens"
     assert ("suspect", sentence) == (actual.status, actual.summary)
-    assert {"beyond_the_mean": GIB, "kv_tokens_lost": 8192}.items() <= evidence(actual).items()
+    assert {"beyond_the_others": 2 * GIB, "kv_tokens_lost": 16_384}.items() <= evidence(actual).items()
 
 
 @pytest.mark.parametrize(
@@ -32,7 +45,7 @@ def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
     [
         (World(), "one GPU: there is nothing to balance"),
         (World(gpus=2), "2 ranks hold the same, to within 0 B"),
-        (World(gpus=2, rank_extra_bytes={0: 200 * MIB}), "2 ranks hold the same, to within 100 MiB"),
+        (World(gpus=2, rank_extra_bytes={0: 200 * MIB}), "2 ranks hold the same, to within 200 MiB"),
     ],
     ids=["one rank", "even", "nearly even"],
 )
@@ -66,3 +79,107 @@ def test_ranks_that_cannot_be_compared_are_unknown(world: World, reason: str) ->
 
     # THEN
     assert ("unknown", f"cannot tell: {reason}") == (actual.status, actual.summary)
+
+
+def at_idle(*devices: Device, pids: tuple[int, ...] = (100, 101, 102, 103)) -> Finding:
+    """The rule's one finding on an idle engine and one reading of its GPUs."""
+    samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
+    (found,) = judge(Timeline(samples=samples), Facts(pools=(pool(),), server_pids=pids), DEFAULT_LIMITS)
+    return found
+
+
+def rank(index: int, *sizes: int) -> Device:
+    """A GPU of 80 GiB with its rank's process, and what the ranks after it hold there."""
+    listed = tuple(process(100 + (index + number) % 4, size) for number, size in enumerate(sizes))
+    return device(index, total_bytes=80 * GIB, used_bytes=sum(sizes) + 464 * MIB, processes=listed)
+
+
+def test_contexts_of_other_ranks_are_told_below_the_share_that_counts() -> None:
+    """Three processes that have no business on GPU 0 are a sign by themselves, though they hold 1.55 of 80 GiB."""
+    # GIVEN four ranks of 70 GiB, and a context of each of the others on GPU 0
+    contexts = (530 * MIB,) * 3
+    actual = at_idle(rank(0, 70 * GIB, *contexts), *(rank(index, 70 * GIB) for index in (1, 2, 3)))
+
+    # THEN
+    sentence = (
+        "GPU 0 has 3 more of the server's processes than its rank, with 1.55 GiB: contexts of other ranks, "
+        "which costs the pool 12,720 tokens"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+
+
+def test_two_processes_on_every_gpu_are_even() -> None:
+    """Ranks with a helper each share the GPUs out evenly."""
+    # WHEN every rank has a second process of 600 MiB
+    actual = at_idle(*(rank(index, 70 * GIB, 600 * MIB) for index in range(4)))
+
+    # THEN
+    assert ("ok", "4 ranks hold the same, to within 0 B") == (actual.status, actual.summary)
+
+
+def test_a_process_smaller_than_a_context_is_of_no_note() -> None:
+    """What a monitor of the server's own holds costs nobody his pool."""
+    # THEN
+    assert "ok" == at_idle(rank(0, 70 * GIB, 100 * MIB), rank(1, 70 * GIB)).status
+
+
+def test_a_rank_below_the_others_is_not_held_against_them() -> None:
+    """One rank with less than the others, as a last stage may have, costs nobody anything."""
+    # THEN
+    assert "ok" == at_idle(rank(0, 70 * GIB), rank(1, 70 * GIB), rank(2, 66 * GIB)).status
+
+
+def test_engines_with_pools_of_unequal_size_tell_it_themselves() -> None:
+    """Two engines of one model and one fraction have pools of one size, unless a rank of one lacks the room."""
+    # WHEN
+    pools = (pool("0", capacity_tokens=38_144), pool("1", capacity_tokens=95_232))
+    actual = verdict(World(gpus=2, pools=pools, nvml=NO_NVML))
+
+    # THEN
+    sentence = (
+        "engine 0 has a pool of 38,144 tokens, engine 1 one of 95,232: a rank of the first holds more than the others, "
+        "or has a smaller GPU"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert 57_088 == evidence(actual)["kv_tokens_lost"]
+
+
+def assigned(*used_gib: float, uuids: tuple[str, ...] | None = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")) -> Finding:
+    """The rule's one finding on GPUs of 80 GiB without process lists, of which the server was assigned some."""
+    devices = tuple(
+        device(index, total_bytes=80 * GIB, used_bytes=int(used * GIB)) for index, used in enumerate(used_gib)
+    )
+    samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
+    (found,) = judge(Timeline(samples=samples), Facts(pools=(pool(),), device_uuids=uuids), DEFAULT_LIMITS)
+    return found
+
+
+def test_one_of_the_assigned_gpus_that_stands_out_is_told_without_processes() -> None:
+    """Three GPUs of a pod hold the same, and the fourth 1.5 GiB more: its own ranks have it, whichever they are."""
+    # WHEN
+    actual = assigned(71.5, 70.0, 70.0, 70.0)
+
+    # THEN
+    sentence = (
+        "the rank on GPU 0 holds 1.50 GiB more than the others, which costs the pool 12,288 tokens; "
+        "whose processes hold it is not visible"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    ("used", "uuids", "status"),
+    [
+        ((71.5, 70.0, 70.9, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
+        ((70.9, 70.0, 70.0, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
+        ((71.5, 70.0, 70.0, 0.4), ("GPU-0",), "ok"),
+        ((78.0, 70.0, 70.0, 70.0), None, "unknown"),
+    ],
+    ids=["all differ a little", "less than a GiB", "one GPU alone", "not assigned"],
+)
+def test_gpus_that_differ_a_little_or_are_not_known_to_be_the_servers(
+    used: tuple[float, ...], uuids: tuple[str, ...] | None, status: str
+) -> None:
+    """What ranks of one engine usually differ by is no imbalance, and other servers' GPUs are not compared at all."""
+    # THEN
+    assert status == assigned(*used, uuids=uuids).status

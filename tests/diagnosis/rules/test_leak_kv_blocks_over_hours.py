@@ -1,0 +1,129 @@
+"""leak.kv_blocks over hours: blocks that came back late, and a cache behind the pool that is hit no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_kv_blocks import judge
+from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
+from tests.builders import engine, evidence, holding, pool
+
+ONE_POOL = Facts(pools=(pool(),))
+TICK_SECONDS = 30.0
+
+
+def verdict(*engines: Engine, tick_seconds: float = TICK_SECONDS) -> Finding:
+    """The rule's one finding on so many readings of one engine."""
+    samples = tuple(
+        Sample(at_seconds=number * tick_seconds, engines=(reading,)) for number, reading in enumerate(engines)
+    )
+    (found,) = judge(Timeline(samples=samples), ONE_POOL, DEFAULT_LIMITS)
+    return found
+
+
+def cancelled(blocks: int, readings: int) -> list[Engine]:
+    """Work, then nothing running for a quarter of an hour, with so many blocks held in the first readings of it."""
+    return [*[holding(900, running=9)] * 4, *[holding(blocks)] * readings, *[engine()] * (30 - readings)]
+
+
+def test_blocks_that_a_timeout_gives_back_are_suspect() -> None:
+    """After each of two mass cancels half of the pool is held for eight minutes, and is there again afterwards."""
+    # WHEN
+    actual = verdict(*cancelled(3072, 17), *cancelled(3072, 17))
+
+    # THEN
+    sentence = (
+        "3,072 of 6,144 KV blocks stayed held for up to 480 s while nothing ran, 2 times, and came back: "
+        "freed by a timeout, not with their requests"
+    )
+    assert ("suspect", sentence) == (actual.status, actual.summary)
+    figures = {"times_held_late": 2, "longest_held": 480.0, "most_held_late": 3072, "held_at_last_idle": 0}
+    assert figures.items() <= evidence(actual).items()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "readings"), [(3072, 2), (60, 17)], ids=["for half a minute", "a hundredth of the pool"]
+)
+def test_blocks_that_come_back_soon_or_are_few_are_ok(blocks: int, readings: int) -> None:
+    """A transfer to another instance takes seconds, and a few blocks cost nobody anything."""
+    # THEN
+    assert "ok" == verdict(*cancelled(blocks, readings)).status
+
+
+def test_blocks_held_under_load_are_no_late_ones() -> None:
+    """What requests hold while they run is theirs."""
+    # THEN
+    assert "ok" == verdict(*[holding(3072, running=9)] * 30, engine(), engine(), engine()).status
+
+
+def asked(shares: list[float], *, usage: float = 0.3, readings: int = 60, tokens: int = 20_000) -> list[Engine]:
+    """Readings of a server whose prompts hit by these shares, one after the other; idle at its end."""
+    pages: list[Engine] = []
+    queries = hits = 0
+    for share in shares:
+        for _ in range(readings):
+            queries, hits = queries + tokens, hits + round(share * tokens)
+            pages.append(
+                replace(
+                    engine(usage=usage, running=5, prompt_tokens=queries),
+                    prefix_queries_total=queries,
+                    prefix_hits_total=hits,
+                )
+            )
+    idle = replace(pages[-1], kv_usage_ratio=0.0, requests_running=0)
+    return [*pages, idle, idle, idle]
+
+
+FALLING = [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.04, 0.01]
+
+
+def test_hits_that_dwindle_to_nothing_are_unknown() -> None:
+    """A cache tier that lost its blocks looks like traffic that changed: the finding says what would decide."""
+    # WHEN the share of hits falls from 60 to 1 in a hundred over four hours
+    actual = verdict(*asked(FALLING))
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "fell step by step from 60% to 1% over 4.0 h with room in the pool" in actual.summary
+    assert "the same prompts sent again would decide" in actual.summary
+    assert evidence(actual)["hit_share_at_last"] == pytest.approx(0.01, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("readings", "why"),
+    [
+        (asked([0.3] * 8), "even"),
+        (asked([0.6, 0.1, 0.5, 0.2, 0.6, 0.1, 0.05, 0.01]), "up and down"),
+        (asked(FALLING, usage=0.95), "a full pool drops what it keeps"),
+        (asked(FALLING, tokens=100), "next to no traffic"),
+        (asked(FALLING, readings=20), "within an hour and a half"),
+        (asked([share / 10 for share in FALLING]), "few hits at any time"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_hits_that_traffic_explains_are_ok(readings: list[Engine], why: str) -> None:
+    """Prompts differ from hour to hour: only a fall without an end and without another reason is told."""
+    # THEN
+    assert "ok" == verdict(*readings).status, why
+
+
+@pytest.mark.parametrize("restart", [1, 100, 240, 470])
+def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
+    """Counters that begin anew are another life of the same server, whose hits go on from where they were."""
+    # GIVEN a server with even hits that is restarted once
+    even = asked([0.3] * 8)
+    before = even[restart - 1]
+    again = [
+        replace(
+            one,
+            prefix_queries_total=(one.prefix_queries_total or 0) - (before.prefix_queries_total or 0),
+            prefix_hits_total=(one.prefix_hits_total or 0) - (before.prefix_hits_total or 0),
+        )
+        for one in even[restart:]
+    ]
+
+    # THEN
+    assert "ok" == verdict(*even[:restart], *again).status
