@@ -34,6 +34,9 @@ MAD_TO_SD_RATIO = 1.4826
 FEWEST_FOR_CHANGE = 4
 """Two values on each side: below that a step and a line explain a series equally well."""
 
+WALK_RATIO = 1.5
+"""Variance of a walk's drift over that of as many independent increments: 1 + 2/4, both neighbours."""
+
 TINY = 1e-300
 
 
@@ -119,9 +122,28 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
     others = [list(series) for series in beside if max(series) > min(series)]
     if count < 2 * (len(others) + 3):
         return None
+    return _effect(values, [float(step) for step in range(count)], others)
+
+
+def bend(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
+    """How a series' slope changes, per step and step: the square of the time beside the time; else as `slope`.
+
+    `p_rising` is the probability of a slope that grows so much where it stays the same; near 1 the slope falls.
+    """
+    count = len(values)
+    others = [list(series) for series in beside if max(series) > min(series)]
+    if count < 2 * (len(others) + 4):
+        return None
+    steps = [step - (count - 1) / 2.0 for step in range(count)]
+    return _effect(values, [step * step for step in steps], [steps, *others])
+
+
+def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[Sequence[float]]) -> Slope | None:
+    """What a series has of `column` beside others, with an error that allows for autocorrelation."""
     # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
+    count = len(values)
     basis = _orthogonal([[1.0] * count, *others])
-    time = _unexplained([float(step) for step in range(count)], basis)
+    time = _unexplained(list(column), basis)
     rest = _unexplained(list(values), basis)
     weight = sum(each * each for each in time)
     if weight < count * 1e-9:
@@ -203,7 +225,8 @@ def drift_tail(values: Sequence[float], pieces: int) -> float | None:
     """The probability of so much drift where a series only wanders (a random walk), one-sided; `None` if too short.
 
     The increments between the medians of `pieces` + 1 equal pieces are tested against 0: a trend test assumes that a
-    series comes back, and a random walk does not.
+    series comes back, and a random walk does not. Increments between means of adjacent pieces of a walk have a
+    correlation of 1/4 (Working 1960), by which their mean varies half as much again.
     """
     parts = pieces + 1
     if len(values) < parts:
@@ -213,7 +236,7 @@ def drift_tail(values: Sequence[float], pieces: int) -> float | None:
     increments = [later - earlier for earlier, later in pairwise(middles)]
     average = mean(increments)
     spread = sum((each - average) ** 2 for each in increments) / (pieces - 1)
-    error = math.sqrt(spread / pieces)
+    error = math.sqrt(WALK_RATIO * spread / pieces)
     if error <= 1e-12 * max(map(abs, values), default=0.0):
         return 0.0 if average > error else 1.0
     return student_tail(average / error, pieces - 1)
@@ -304,8 +327,9 @@ def without_jumps(
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
     return Levelled(
         values=tuple(accumulate(smooth, initial=values[0])),
-        ups=sum(jump > 0.0 for jump in jumps),
-        downs=sum(jump < 0.0 for jump in jumps),
+        # What takes several steps is one jump.
+        ups=sum(jump > 0.0 and before <= 0.0 for before, jump in pairwise([0.0, *jumps])),
+        downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
         jumped=sum(jumps),
     )
 

@@ -121,6 +121,18 @@ def random_walk(random: Random, tick: float) -> Iterator[tuple[float, float]]:
         yield level, load
 
 
+def ramps(random: Random, tick: float) -> Iterator[tuple[float, float]]:
+    """Levels that rise by 100 to 600 MiB about every eight hours, taking 2 to 30 minutes: what is loaded when used."""
+    level = left = push = 0.0
+    for load in _load(random, tick):
+        if left <= 0.0 and random.random() < tick / 28_800.0:
+            left = random.uniform(120.0, 1800.0)
+            push = random.uniform(100.0, 600.0) * MIB / left
+        level += push * min(tick, max(left, 0.0))
+        left -= tick
+        yield level + random.gauss(0.0, 4.0 * MIB), load
+
+
 def filled_cache(random: Random, tick: float) -> Iterator[tuple[float, float]]:
     """A cache of 8 GiB that is full by now, its contents changing."""
     for noise, load in zip(_noise(random, tick, 300.0, 8.0 * MIB), _load(random, tick), strict=False):
@@ -137,6 +149,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         "warm-up": warmup,
         "sawtooth": sawtooth,
         "level steps": level_steps,
+        "ramps": ramps,
         "random walk": random_walk,
         "filled cache": filled_cache,
     }

@@ -322,3 +322,40 @@ def test_every_null_model_is_what_it_says() -> None:
         first, again, other = (memory(name, seed, hours=1.0) for seed in (1, 1, 2))
         assert first == again
         assert name == "pool" or first[1] != other[1]
+
+
+def test_bend_tells_growth_that_ends_from_growth_that_goes_on() -> None:
+    """What levels off bends down for certain, what speeds up bends up, and a line in noise does neither."""
+    # GIVEN
+    random = seeded("bend")
+    noise = [random.gauss(0.0, 1.0) for _ in range(60)]
+    levels_off = [50.0 * (1.0 - math.exp(-step / 15.0)) + noise[step] for step in range(60)]
+    speeds_up = [0.03 * step * step + noise[step] for step in range(60)]
+    line = [step + noise[step] for step in range(60)]
+
+    # WHEN
+    down, up, straight = (stats.bend(values) for values in (levels_off, speeds_up, line))
+
+    # THEN
+    assert down is not None
+    assert up is not None
+    assert straight is not None
+    assert (True, True) == (down.p_rising > 0.99, up.p_rising < 0.01)
+    assert 0.05 < straight.p_rising < 0.95
+    assert stats.bend([1.0, 2.0, 3.0]) is None
+
+
+def test_jump_of_several_steps_is_one() -> None:
+    """What rises over three blocks is one jump up, and a second one later is another."""
+    # GIVEN
+    random = seeded("ramp")
+    values = [random.gauss(0.0, 1.0) for _ in range(60)]
+    for place, height in ((20, 100.0), (21, 100.0), (22, 100.0), (40, 100.0)):
+        values[place:] = [value + height for value in values[place:]]
+
+    # WHEN
+    actual = stats.without_jumps(values, 6.0, 20.0)
+
+    # THEN
+    assert (2, 0) == (actual.ups, actual.downs)
+    assert pytest.approx(400.0, rel=0.05) == actual.jumped

@@ -12,23 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
-from typing import Literal
 
 from kvdiag import stats
 from kvdiag.diagnosis.limits import Bank, Limits
-
-MINUTE_SECONDS = 60.0
-HOUR_SECONDS = 3600.0
-
-VISIBLE_ERRORS = 2.9
-"""Errors of a slope from which it is significant at 1 %: Student's t with 8 degrees of freedom, those of 60 blocks."""
-
-Shape = Literal["grows", "steps", "ended", "event", "unsteady", "flat"]
-"""Grows: steadily, all gates passed. Steps: too many jumps up for chance. Ended: it grew, and does no more.
-Event: one level step. Unsteady: a slope, but not one of these. Flat: no slope that would count."""
-
-
-LEAKS: tuple[Shape, ...] = ("grows", "steps")
+from kvdiag.diagnosis.window import LEAKS, MINUTE_SECONDS, Trend, certain, judged_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,43 +29,6 @@ class Series:
     sizes_bytes: tuple[int, ...]
     idle: tuple[bool, ...]
     load: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """What one bank says: the newest window's figures, and the shape that all its evaluations agree on.
-
-    `gain_bytes` is what the lowest readings of the window's last third hold beyond those of its first.
-    """
-
-    bank: Bank
-    shape: Shape
-    idle_only: bool
-    bytes_per_second: float
-    error_bytes_per_second: float
-    later_bytes_per_second: float
-    gain_bytes: float
-    p_rising: float
-    p_drift: float
-    jumps_up: int
-    jumps_down: int
-
-    @property
-    def visible_bytes_per_second(self) -> float:
-        """The slowest growth that this bank would have called, given the noise that it stood in."""
-        return max(self.bank.least_bytes_per_hour / HOUR_SECONDS, VISIBLE_ERRORS * self.error_bytes_per_second)
-
-    def exhaustion_seconds(self, room_bytes: float, limits: Limits) -> stats.Interval | None:
-        """How long the room lasts. The later half's rate bounds it too: it knows of a leak that began late."""
-        spread = stats.exhaustion_seconds(
-            room_bytes, self.bytes_per_second, self.error_bytes_per_second, limits.exhaustion_errors
-        )
-        if spread is None:
-            return None
-        fastest = max(self.later_bytes_per_second, self.bytes_per_second)
-        return stats.Interval(
-            low=min(spread.low, max(room_bytes, 0.0) / fastest), middle=spread.middle, high=spread.high
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,18 +101,25 @@ def _on_bank(minutes: _Minutes, bank: Bank, limits: Limits) -> Trend | None:
     count = len(minutes.middles)
     if count < bank.window_minutes:
         return None
-    trends = []
-    for turn in range(bank.persistence):
+    trends: list[Trend] = []
+    for turn in range(bank.certain_persistence):
         end = count - turn * bank.evaluate_minutes
         # Earlier evaluations may begin where the readings do: a trace of just a window's length is worth judging.
         trend = _in_window(minutes, max(end - bank.window_minutes, 0), end, bank, limits)
-        if trend is None:
-            return None
-        trends.append(trend)
-    newest = replace(trends[0], p_drift=max(trend.p_drift for trend in trends))
-    if newest.shape in LEAKS and any(trend.shape not in LEAKS for trend in trends):
-        return replace(newest, shape="unsteady")
-    return newest
+        if trend is not None:
+            trends.append(trend)
+        if trend is None or trend.shape not in LEAKS:
+            break
+    if not trends or trends[0].shape not in LEAKS:
+        return trends[0] if trends else None
+    agreed = [trend for trend in trends if trend.shape in LEAKS]
+    if len(agreed) < bank.persistence:
+        return replace(trends[0], shape="unsteady")
+    whole = replace(
+        trends[0], p_drift=max(trend.p_drift for trend in agreed), wanders=min(trend.wanders for trend in agreed)
+    )
+    sure = len(agreed) == bank.certain_persistence and {"grows"} == {trend.shape for trend in agreed}
+    return replace(whole, certain=sure and certain(whole, limits))
 
 
 def _in_window(minutes: _Minutes, start: int, end: int, bank: Bank, limits: Limits) -> Trend | None:
@@ -178,7 +135,7 @@ def _in_window(minutes: _Minutes, start: int, end: int, bank: Bank, limits: Limi
         beside = [] if load is None else [load, list(accumulate(load, max))]
     if middles is None or lows is None:
         return None
-    return _judge(middles, lows, beside, bank, limits, idle_only=idle_only)
+    return judged_window(middles, lows, beside, bank, limits, idle_only=idle_only)
 
 
 def _blocks(minutes: Sequence[float | None], size: int, limits: Limits, *, lowest: bool = False) -> list[float] | None:
@@ -202,80 +159,3 @@ def filled(blocks: Sequence[float | None], ratio: float) -> list[float] | None:
         width = next_place - place
         whole += [value + (next_value - value) * step / width for step in range(width)]
     return whole + [known[-1][1]] * (len(blocks) - known[-1][0])
-
-
-def _judge(
-    middles: list[float], lows: list[float], beside: list[list[float]], bank: Bank, limits: Limits, *, idle_only: bool
-) -> Trend | None:
-    block_seconds = bank.block_minutes * MINUTE_SECONDS
-    beside = [series for series in beside if stats.steps_share(middles, series) >= limits.load_share_ratio]
-    smooth = stats.without_jumps(middles, limits.jump_deviations, limits.jump_least_bytes, beside)
-    slope = stats.slope(smooth.values, beside)
-    if slope is None:
-        return None
-    level = stats.beside_load(smooth.values, beside)
-    if beside:
-        # The lowest readings of a block are those of its lowest load, which is not the one beside the block.
-        lows = list(stats.beside_load(middles, beside))
-    third = len(level) // 3
-    rate = stats.theil_sen(level)
-    halves = _halves(level)
-    # The load may explain how growth came to an end, by chance; without it the end has to be missing, too.
-    alone = _halves(stats.beside_load(smooth.values, [each for each in beside if each != list(accumulate(each, max))]))
-    floors = stats.running_minima(range(len(lows)), lows, third - 1)
-    floor_gain = floors[-1] - floors[third - 1]
-    claim = rate * len(level)
-    # Thirds are two thirds of a window apart, from lowest to lowest.
-    risen = floor_gain >= limits.growth_floor_ratio * claim * 2.0 / 3.0
-    tail = stats.drift_tail(level, limits.drift_pieces)
-    drift = 1.0 if tail is None else tail
-    matters = rate * HOUR_SECONDS / block_seconds >= bank.least_bytes_per_hour and claim >= bank.least_growth_bytes
-    shape: Shape = "flat"
-    if matters and slope.p_rising < limits.growth_significance:
-        steady = _steady(level, limits) and drift < limits.drift_significance
-        if any(later < limits.growth_deceleration_ratio * earlier for earlier, later in (halves, alone)):
-            shape = "ended"
-        elif floor_gain < limits.growth_floor_ratio * claim / 3.0:
-            shape = "flat"
-        else:
-            shape = "grows" if steady and risen else "unsteady"
-    elif floor_gain >= bank.least_growth_bytes and (smooth.ups or not beside):
-        by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
-        # Its floor rose, and neither a slope nor a jump explains it: too noisy to tell.
-        otherwise: Shape = "event" if smooth.ups else "unsteady"
-        shape = "steps" if by_chance < limits.staircase_significance else otherwise
-        earlier = floors[-third - 1] - floors[third - 1]
-        if smooth.ups and floor_gain - earlier < limits.growth_deceleration_ratio * earlier:
-            shape = "ended" if shape == "steps" else shape
-    return Trend(
-        bank=bank,
-        shape=shape,
-        idle_only=idle_only,
-        bytes_per_second=(rate if shape != "steps" else floor_gain / (len(level) - third)) / block_seconds,
-        error_bytes_per_second=slope.error_per_step / block_seconds,
-        later_bytes_per_second=halves[1] / block_seconds,
-        gain_bytes=floor_gain,
-        p_rising=slope.p_rising,
-        p_drift=drift,
-        jumps_up=smooth.ups,
-        jumps_down=smooth.downs,
-    )
-
-
-def _halves(level: Sequence[float]) -> tuple[float, float]:
-    """The slopes of a window's earlier and later half."""
-    half = len(level) // 2
-    return stats.theil_sen(level[:half]), stats.theil_sen(level[-half:])
-
-
-def _steady(level: Sequence[float], limits: Limits) -> bool:
-    """Whether every quarter of a window lies above the one before, no step of them is all, and the last one counts."""
-    count = len(level)
-    quarters = [median(level[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
-    steps = [later - earlier for earlier, later in pairwise(quarters)]
-    whole = sum(steps)
-    return (
-        min(steps) > 0.0
-        and max(steps) <= limits.growth_largest_quarter_ratio * whole
-        and steps[-1] >= limits.growth_last_quarter_ratio * whole
-    )

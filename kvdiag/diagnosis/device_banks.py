@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.banks import LEAKS, Trend, Watched
+from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import server_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.passive import Readings, company, decisive, evidence, judged, keep, too_short, watch_all
+from kvdiag.diagnosis.window import LEAKS, Trend
 from kvdiag.model import Facts, Finding, Timeline, cuda_uuid
 
 

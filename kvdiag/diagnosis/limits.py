@@ -15,8 +15,9 @@ class Bank:
     """One time scale on which growth is looked for: a window of equal blocks, tried again each `evaluate_minutes`.
 
     Growth counts from `least_bytes_per_hour` and `least_growth_bytes` on, when `persistence` evaluations in a row
-    found it. Rates and sizes are those at which synthetic server memory of nine kinds (stationary and slow noise, load,
-    allocator ratchets, warm-up, garbage collection, level steps, a random walk) stayed quiet for 36 hours.
+    found it, and may be certain when `certain_persistence` did. Rates and sizes are those at which synthetic server
+    memory of nine kinds (stationary and slow noise, load, allocator ratchets, warm-up, garbage collection, level steps,
+    ramps, a random walk) stayed quiet for 36 hours.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Bank:
     least_bytes_per_hour: float
     least_growth_bytes: int
     persistence: int
+    certain_persistence: int
 
     @property
     def title(self) -> str:
@@ -41,7 +43,8 @@ BANKS = (
         evaluate_minutes=10,
         least_bytes_per_hour=300 * 10**6,
         least_growth_bytes=150 * 10**6,
-        persistence=3,
+        persistence=2,
+        certain_persistence=3,
     ),
     Bank(
         name="mid",
@@ -51,6 +54,17 @@ BANKS = (
         least_bytes_per_hour=20 * 10**6,
         least_growth_bytes=150 * 10**6,
         persistence=3,
+        certain_persistence=3,
+    ),
+    Bank(
+        name="half",
+        window_minutes=720,
+        block_minutes=12,
+        evaluate_minutes=30,
+        least_bytes_per_hour=20 * 10**6,
+        least_growth_bytes=150 * 10**6,
+        persistence=2,
+        certain_persistence=3,
     ),
     Bank(
         name="slow",
@@ -60,6 +74,7 @@ BANKS = (
         least_bytes_per_hour=5 * 10**6,
         least_growth_bytes=100 * 10**6,
         persistence=2,
+        certain_persistence=2,
     ),
 )
 
@@ -243,11 +258,33 @@ class Limits:
     drift_significance: float = 0.05
     """Chance of as much drift in a random walk, of which a trend test alone calls a quarter."""
 
-    drift_certain_significance: float = 0.005
+    drift_certain_significance: float = 0.003
     """The same for a fault; up to the other it is suspect. Of 200 walks of 26 hours 1 is a fault so, and 5 suspect."""
 
     drift_pieces: int = 12
     """Increments of that test: enough to be tested, long enough not to be noise of one block."""
+
+    drift_long_pieces: int = 5
+    """The same where noise lasts longer than a twelfth of the window."""
+
+    wander_bytes: int = 60 * MIB
+    """How far a healthy server's memory wanders in an hour (in t hours sqrt(t) times as far), at most."""
+
+    wanders_suspect: float = 3.0
+    wanders_fault: float = 4.0
+    """Deviations of that wandering beyond which growth is none, though its own steps do not prove it."""
+
+    wander_significance: float = 0.2
+    """Chance of its drift by its own steps up to which that counts: what rose in one part of a window is an event."""
+
+    collections: int = 3
+    """Falls beyond the usual, without one such rise, from which they are garbage collected."""
+
+    bend_significance: float = 0.1
+    """Chance that growth only seems to slow down: noise bends a short window as much."""
+
+    steady_errors: float = 2.0
+    """Errors by which a quarter of a window may miss what it should have risen by."""
 
     growth_deceleration_ratio: float = 0.5
     """Slope of a window's later half over its earlier: below it growth is coming to an end (warm-up, a full cache)."""

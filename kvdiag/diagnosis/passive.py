@@ -8,10 +8,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvdiag.diagnosis.banks import HOUR_SECONDS, LEAKS, Series, Trend, Watched, watch
+from kvdiag.diagnosis.banks import Series, Watched, watch
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend
 from kvdiag.model import Evidence, Sample, Status, Timeline
 from kvdiag.stats import Interval
 
@@ -162,7 +163,7 @@ def _judged(trend: Trend, subject: str, limits: Limits) -> tuple[Status, str]:
     window, gain = trend.bank.title, readable_bytes(trend.gain_bytes)
     rate = f"{readable_bytes(trend.bytes_per_second * HOUR_SECONDS)}/h"
     if trend.shape == "grows":
-        if trend.p_drift < limits.drift_certain_significance:
+        if trend.certain:
             return "fault", f"{subject} keep growing, {rate} over {window}, and do not come back"
         return "suspect", f"{subject} grow {rate} over {window}; that they only wander is not excluded yet"
     if trend.shape == "steps":
@@ -171,7 +172,8 @@ def _judged(trend: Trend, subject: str, limits: Limits) -> tuple[Status, str]:
     if trend.shape == "unsteady":
         return "unknown", f"cannot tell: {subject} rose {gain} over {window}, but not steadily; {_next(trend, limits)}"
     if trend.shape == "event":
-        return "ok", f"{subject} rose {gain} over {window} in {trend.jumps_up} jumps: events, not a leak"
+        jumps = f"in {trend.jumps_up} jumps: events" if trend.jumps_up else "at once: an event"
+        return "ok", f"{subject} rose {gain} over {window} {jumps}, not a leak"
     if trend.shape == "ended":
         return "ok", f"{subject} rose {gain} over {window}, ever more slowly: warm-up or a cache that fills, not a leak"
     visible = f"{readable_bytes(trend.visible_bytes_per_second * HOUR_SECONDS)}/h"

@@ -8,8 +8,9 @@ from time import process_time
 
 import pytest
 
-from kvdiag.diagnosis.banks import LEAKS, Series, Trend, watch
+from kvdiag.diagnosis.banks import Series, watch
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.window import LEAKS, Trend
 from tests.series import MB_PER_HOUR, MODELS, memory, report
 
 DRAWS = 12
@@ -39,24 +40,19 @@ def watched(
     return watch(series, DEFAULT_LIMITS).trends
 
 
-def certain(trend: Trend) -> bool:
-    """Whether a rule would call it a fault."""
-    return trend.shape == "grows" and trend.p_drift < DEFAULT_LIMITS.drift_certain_significance
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_healthy_memory_is_no_leak(name: str) -> None:
-    """On 26 hours of each kind no bank is certain of a leak; a random walk alone is suspect now and then."""
+    """On 26 hours of each kind no bank is certain of a leak; a walk, or ramps without end, are suspect now and then."""
     # WHEN
     trends = [watched(name, seed, hours=26.0) for seed in range(DRAWS)]
 
     # THEN
-    faults = sum(any(certain(trend) for trend in each) for each in trends)
+    faults = sum(any(trend.certain for trend in each) for each in trends)
     suspects = sum(any(trend.shape in LEAKS for trend in each) for each in trends) - faults
     report(f"{name}, 26 h: {faults} faults and {suspects} suspects in {DRAWS}")
-    assert {3} == {len(each) for each in trends}
+    assert {4} == {len(each) for each in trends}
     assert 0 == faults
-    assert suspects <= (3 if name == "random walk" else 0)
+    assert suspects <= {"random walk": 4, "ramps": 2}.get(name, 0)
 
 
 def test_warmup_is_no_leak_at_any_hour() -> None:
@@ -84,34 +80,37 @@ def test_leak_of_a_day_is_seen_in_everything(name: str) -> None:
     assert found >= (4 if name == "level steps" else 6)
 
 
-@pytest.mark.parametrize("name", ["pool", "load cycles", "filled cache", "warm-up"])
+@pytest.mark.parametrize("name", MODELS)
 def test_fast_leak_is_seen_within_an_hour_and_a_half(name: str) -> None:
-    """Five hundred MB/h that began an hour and a half ago are called by the bank of an hour."""
-    # WHEN
-    fast = [watched(name, seed, hours=5.5, leak_mb_per_hour=500.0, onset=4.0)[0] for seed in range(8)]
+    """Five hundred MB/h are called by the bank of an hour within an hour and a half, in all that memory does."""
+    # WHEN judged 80, 85 and 90 minutes after they began
+    called = [
+        [watched(name, seed, hours=4.0 + later / 60.0, leak_mb_per_hour=500.0, onset=4.0)[0] for later in (80, 85, 90)]
+        for seed in range(8)
+    ]
 
-    # THEN
-    found = sum(trend.shape in LEAKS for trend in fast)
+    # THEN noise as slow as a third of the hour hides some
+    found = sum(any(trend.shape in LEAKS for trend in each) for each in called)
     report(f"{name}, 500 MB/h for 1.5 h: {found} of 8 called")
-    assert found >= 7
+    assert found >= (5 if name == "slow noise" else 7)
 
 
-@pytest.mark.parametrize("name", ["pool", "load cycles", "filled cache", "warm-up", "fast noise"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in {"random walk", "level steps"}])
 def test_slow_leak_is_seen_within_ten_hours(name: str) -> None:
     """Fifty MB/h that began ten hours ago are called by some evaluation, each half hour, since then."""
     # WHEN
     called = 0
     for seed in range(6):
-        trends = [
+        trends = (
             trend
-            for later in (6.0, 7.0, 8.0, 9.0, 10.0)
+            for later in (6.5, 7.5, 8.5, 9.5, 10.0)
             for trend in watched(name, seed, hours=8.0 + later, leak_mb_per_hour=50.0, onset=8.0)
-        ]
+        )
         called += any(trend.shape in LEAKS for trend in trends)
 
     # THEN
     report(f"{name}, 50 MB/h for 10 h: {called} of 6 called")
-    assert called >= 5
+    assert called >= (4 if name in {"slow noise", "ramps"} else 6)
 
 
 def test_time_to_exhaustion_holds_the_truth() -> None:
@@ -160,7 +159,14 @@ def test_idle_floors_do_without_the_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "banks"), [(0.9, []), (1.0, ["fast"]), (6.1, ["fast", "mid"]), (24.1, ["fast", "mid", "slow"])]
+    ("hours", "banks"),
+    [
+        (0.9, []),
+        (1.0, ["fast"]),
+        (6.1, ["fast", "mid"]),
+        (12.1, ["fast", "mid", "half"]),
+        (24.1, ["fast", "mid", "half", "slow"]),
+    ],
 )
 def test_banks_need_their_windows(hours: float, banks: list[str]) -> None:
     """A bank answers once its window is filled, and not before."""
@@ -209,7 +215,7 @@ def test_nothing_that_falls_is_exhausted() -> None:
 
 
 def test_a_day_at_one_reading_a_second_is_quick() -> None:
-    """All three banks of 26 hours at 1 Hz take no more than 0.3 s."""
+    """All banks of 26 hours at 1 Hz take no more than 0.3 s."""
     # GIVEN
     times, sizes, load = memory("slow noise", 1, hours=26.0, tick_seconds=1.0)
     series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
@@ -220,6 +226,6 @@ def test_a_day_at_one_reading_a_second_is_quick() -> None:
     took = process_time() - begin
 
     # THEN
-    report(f"three banks of a day at 1 Hz: {took:.3f} s")
-    assert 3 == len(actual.trends)
+    report(f"the banks of a day at 1 Hz: {took:.3f} s")
+    assert 4 == len(actual.trends)
     assert took <= 0.3
