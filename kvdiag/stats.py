@@ -78,12 +78,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levelled:
-    """A series without its jumps, and how many of them went up and down."""
+    """A series without its jumps, how many of them went up and down, and before which values those up came."""
 
     values: tuple[float, ...]
     ups: int
     downs: int
     jumped: float
+    up_places: tuple[int, ...] = ()
 
 
 def quantile(values: Sequence[float], ratio: float) -> float:
@@ -325,10 +326,12 @@ def without_jumps(
     first = _jumps(_beside_steps(rises, beside_rises, [True] * len(rises)), deviations, least)
     jumps = _jumps(_beside_steps(rises, beside_rises, [jump == 0.0 for jump in first]), deviations, least)
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
+    # What takes several steps is one jump.
+    ups = tuple(place for place, (before, jump) in enumerate(pairwise([0.0, *jumps]), start=1) if jump > 0.0 >= before)
     return Levelled(
         values=tuple(accumulate(smooth, initial=values[0])),
-        # What takes several steps is one jump.
-        ups=sum(jump > 0.0 and before <= 0.0 for before, jump in pairwise([0.0, *jumps])),
+        ups=len(ups),
+        up_places=ups,
         downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
         jumped=sum(jumps),
     )
@@ -364,6 +367,25 @@ def _beside_steps(rises: list[float], beside: Sequence[Sequence[float]], keep: S
             product = sum(each * rise for each, rise, kept in zip(column, rises, keep, strict=True) if kept)
             rises = [rise - product / weight * each for rise, each in zip(rises, column, strict=True)]
     return rises
+
+
+def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...] | None:
+    """The values at equal steps of another clock (work done, say), by straight line; `None` where it stands still.
+
+    The clock never runs back.
+    """
+    count, whole = len(values), clock[-1] - clock[0] if clock else 0.0
+    if count < FEWEST_FOR_CHANGE or whole <= 0.0:
+        return None
+    found, place = [values[0]], 0
+    for step in range(1, count):
+        mark = clock[0] + whole * step / (count - 1)
+        while place < count - 2 and clock[place + 1] < mark:
+            place += 1
+        width = clock[place + 1] - clock[place]
+        share = min((mark - clock[place]) / width, 1.0) if width > 0.0 else 1.0
+        found.append(values[place] + share * (values[place + 1] - values[place]))
+    return tuple(found)
 
 
 def running_minima(times: Sequence[float], values: Sequence[float], window_seconds: float) -> tuple[float, ...]:

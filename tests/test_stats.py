@@ -359,3 +359,15 @@ def test_jump_of_several_steps_is_one() -> None:
     # THEN
     assert (2, 0) == (actual.ups, actual.downs)
     assert pytest.approx(400.0, rel=0.05) == actual.jumped
+
+
+def test_another_clock_straightens_what_runs_by_it() -> None:
+    """What grows with the work is a line by the work; a clock that stands still tells nothing."""
+    # GIVEN
+    clock = [0.0, 1.0, 1.0, 1.0, 4.0, 5.0, 9.0]
+
+    # THEN
+    actual = stats.evenly(clock, [2.0 * at for at in clock])
+    assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
+    assert stats.evenly([1.0] * 7, clock) is None
+    assert stats.evenly([], []) is None

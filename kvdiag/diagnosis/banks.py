@@ -7,15 +7,16 @@ beside the load, a drift test, and gates on the growth's form; and several windo
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 from kvdiag import stats
 from kvdiag.diagnosis.limits import Bank, Limits
-from kvdiag.diagnosis.window import LEAKS, MINUTE_SECONDS, Trend, certain, judged_window
+from kvdiag.diagnosis.window import LEAKS, MINUTE_SECONDS, Blocks, Trend, certain, judged_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class _Minutes:
     idle_middles: list[float | None]
     idle_lows: list[float | None]
     load: list[float | None] | None
+    spacing_seconds: float
 
 
 def _minutes(series: Series, limits: Limits) -> _Minutes:
@@ -93,19 +95,23 @@ def _minutes(series: Series, limits: Limits) -> _Minutes:
         idle_middles=[median(cell) if cell else None for cell in resting],
         idle_lows=[min(cell) if cell else None for cell in resting],
         load=None if load is None else [fmean(cell) if cell else None for cell in load],
+        spacing_seconds=median([later - earlier for earlier, later in pairwise(times)]) if len(times) > 1 else 0.0,
     )
 
 
 def _on_bank(minutes: _Minutes, bank: Bank, limits: Limits) -> Trend | None:
-    """The bank's verdict over its evaluations in a row; `None` where the readings do not reach its window."""
+    """The bank's verdict over its evaluations in a row; `None` where the readings do not reach its least window."""
     count = len(minutes.middles)
-    if count < bank.window_minutes:
+    if count < bank.least_minutes:
         return None
+    # Blocks of two readings at least: a scrape comes late now and then, and a block without any is a hole.
+    spaced = math.ceil(limits.block_readings * minutes.spacing_seconds / MINUTE_SECONDS)
+    size = max(bank.block_minutes, spaced if minutes.spacing_seconds > limits.dense_seconds else 1)
     trends: list[Trend] = []
     for turn in range(bank.certain_persistence):
         end = count - turn * bank.evaluate_minutes
         # Earlier evaluations may begin where the readings do: a trace of just a window's length is worth judging.
-        trend = _in_window(minutes, max(end - bank.window_minutes, 0), end, bank, limits)
+        trend = _in_window(minutes, max(end - bank.window_minutes, 0), end, size, bank, limits)
         if trend is not None:
             trends.append(trend)
         if trend is None or trend.shape not in LEAKS:
@@ -119,34 +125,37 @@ def _on_bank(minutes: _Minutes, bank: Bank, limits: Limits) -> Trend | None:
         trends[0], p_drift=max(trend.p_drift for trend in agreed), wanders=min(trend.wanders for trend in agreed)
     )
     sure = len(agreed) == bank.certain_persistence and {"grows"} == {trend.shape for trend in agreed}
-    return replace(whole, certain=sure and certain(whole, limits))
+    # What began with the readings may be a beginning: the first evaluations have to see as much as the last.
+    seen = count - (bank.certain_persistence - 1) * bank.evaluate_minutes >= bank.least_minutes
+    return replace(whole, certain=sure and seen and certain(whole, limits))
 
 
-def _in_window(minutes: _Minutes, start: int, end: int, bank: Bank, limits: Limits) -> Trend | None:
-    middles = _blocks(minutes.idle_middles[start:end], bank.block_minutes, limits)
-    lows = _blocks(minutes.idle_lows[start:end], bank.block_minutes, limits, lowest=True)
+def _in_window(minutes: _Minutes, start: int, end: int, size: int, bank: Bank, limits: Limits) -> Trend | None:
+    ratio = limits.bank_filled_ratio
+    middles = filled(_blocks(minutes.idle_middles[start:end], size, median), ratio)
+    lows = filled(_blocks(minutes.idle_lows[start:end], size, min), ratio)
+    load = None if minutes.load is None else filled(_blocks(minutes.load[start:end], size, fmean), ratio)
     beside: list[list[float]] = []
     idle_only = middles is not None
     if middles is None:
         # Never idle for long: then the load, and the highest that it has been, may explain what rises.
-        middles = _blocks(minutes.middles[start:end], bank.block_minutes, limits)
-        lows = _blocks(minutes.lows[start:end], bank.block_minutes, limits, lowest=True)
-        load = None if minutes.load is None else _blocks(minutes.load[start:end], bank.block_minutes, limits)
+        middles = filled(_blocks(minutes.middles[start:end], size, median), ratio)
+        lows = filled(_blocks(minutes.lows[start:end], size, min), ratio)
         beside = [] if load is None else [load, list(accumulate(load, max))]
     if middles is None or lows is None:
         return None
-    return judged_window(middles, lows, beside, bank, limits, idle_only=idle_only)
+    work = None if load is None else list(accumulate(load))
+    blocks = Blocks(middles=middles, lows=lows, beside=beside, work=work, minutes=size, idle_only=idle_only)
+    return judged_window(blocks, bank, limits)
 
 
-def _blocks(minutes: Sequence[float | None], size: int, limits: Limits, *, lowest: bool = False) -> list[float] | None:
-    """Blocks of so many minutes, a missing one between its neighbours; `None` where too many are missing."""
-    cells = [
+def _blocks(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[float]], float]) -> list[float | None]:
+    """Blocks of so many minutes, the newest whole."""
+    cells = (
         [value for value in minutes[start : start + size] if value is not None]
         for start in range(len(minutes) % size, len(minutes), size)
-    ]
-    return filled(
-        [(min(cell) if lowest else median(cell)) if cell else None for cell in cells], limits.bank_filled_ratio
     )
+    return [of(cell) if cell else None for cell in cells]
 
 
 def filled(blocks: Sequence[float | None], ratio: float) -> list[float] | None:

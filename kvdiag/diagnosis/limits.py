@@ -14,6 +14,8 @@ GIB = 2**30
 class Bank:
     """One time scale on which growth is looked for: a window of equal blocks, tried again each `evaluate_minutes`.
 
+    Readings of `least_minutes` are enough to begin with.
+
     Growth counts from `least_bytes_per_hour` and `least_growth_bytes` on, when `persistence` evaluations in a row
     found it, and may be certain when `certain_persistence` did. Rates and sizes are those at which synthetic server
     memory of nine kinds (stationary and slow noise, load, allocator ratchets, warm-up, garbage collection, level steps,
@@ -22,6 +24,7 @@ class Bank:
 
     name: str
     window_minutes: int
+    least_minutes: int
     block_minutes: int
     evaluate_minutes: int
     least_bytes_per_hour: float
@@ -39,6 +42,7 @@ BANKS = (
     Bank(
         name="fast",
         window_minutes=60,
+        least_minutes=60,
         block_minutes=1,
         evaluate_minutes=10,
         least_bytes_per_hour=300 * 10**6,
@@ -49,6 +53,7 @@ BANKS = (
     Bank(
         name="mid",
         window_minutes=360,
+        least_minutes=180,
         block_minutes=6,
         evaluate_minutes=30,
         least_bytes_per_hour=20 * 10**6,
@@ -59,6 +64,7 @@ BANKS = (
     Bank(
         name="half",
         window_minutes=720,
+        least_minutes=480,
         block_minutes=12,
         evaluate_minutes=30,
         least_bytes_per_hour=20 * 10**6,
@@ -69,12 +75,13 @@ BANKS = (
     Bank(
         name="slow",
         window_minutes=1440,
+        least_minutes=1440,
         block_minutes=24,
         evaluate_minutes=120,
         least_bytes_per_hour=5 * 10**6,
         least_growth_bytes=100 * 10**6,
         persistence=2,
-        certain_persistence=2,
+        certain_persistence=3,
     ),
 )
 
@@ -233,6 +240,18 @@ class Limits:
     bank_filled_ratio: float = 0.75
     """Share of a bank's blocks that must hold readings: neighbours stand in for the others, and are no evidence."""
 
+    block_readings: float = 2.0
+    """Readings that a block of a bank must have room for: of blocks of a minute, scraped each 60 s, some stay empty."""
+
+    work_share_ratio: float = 0.5
+    """What a line by the work done leaves unexplained, over what one by the time does, from which the work counts."""
+
+    dense_seconds: float = 35.0
+    """Time between readings up to which a block of a minute has two."""
+
+    slowing_significance: float = 0.05
+    """Chance that steady growth bends down so much, below which it may be a beginning that comes to its end."""
+
     idle_settle_seconds: float = 5.0
     """A reading is idle so long after the last request: freed memory comes back late."""
 
@@ -307,6 +326,9 @@ class Limits:
 
     staircase_significance: float = 0.01
     """Chance of so many jumps up and none down if either were as likely: 7 and more are a leak in steps."""
+
+    staircase_open_significance: float = 0.05
+    """The same up to which fewer jumps, five or six, are neither a leak nor events; and from which jumps have ended."""
 
     exhaustion_errors: float = 2.0
     """Errors of the rate on either side of a time to exhaustion: 1.4 would be 10 to 90 % of Student's t with 8 degrees,

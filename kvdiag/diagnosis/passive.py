@@ -160,7 +160,7 @@ def _left(trend: Trend, room_bytes: int | None, limits: Limits) -> Interval | No
 
 
 def _judged(trend: Trend, subject: str, limits: Limits) -> tuple[Status, str]:
-    window, gain = trend.bank.title, readable_bytes(trend.gain_bytes)
+    window, gain = f"{trend.hours:.3g} h", readable_bytes(trend.gain_bytes)
     rate = f"{readable_bytes(trend.bytes_per_second * HOUR_SECONDS)}/h"
     if trend.shape == "grows":
         if trend.certain:
@@ -191,7 +191,7 @@ def evidence(trend: Trend, who: str, room_bytes: int | None, source: str, limits
     times = (None, None, None) if left is None else (left.low, left.middle, left.high)
     return (
         number("holder", who, "", source),
-        number("window", trend.bank.window_minutes / 60.0, "hours", "kvdiag"),
+        number("window", round(trend.hours, 2), "hours", "kvdiag"),
         number("read_while_idle", "only" if trend.idle_only else "and under load", "", "vllm"),
         number("growth_per_hour", trend.bytes_per_second * HOUR_SECONDS, "bytes", source),
         number("growth_per_hour_of_later_half", trend.later_bytes_per_second * HOUR_SECONDS, "bytes", source),

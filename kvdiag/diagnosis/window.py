@@ -36,7 +36,8 @@ class Trend:
 
     That rise is from the window's first third to its last. `p_rising` is the chance of the slope without growth,
     `p_drift` that of the drift where a series only wanders, by its own steps; `wanders` is the gain in deviations of
-    the widest wandering that a healthy server is known for. `certain` is growth that neither can be.
+    the widest wandering that a healthy server is known for. `p_steady` is the chance that steady growth looks as if
+    it came to an end. `certain` is growth that is none of these. `hours` are those of the window.
     """
 
     bank: Bank
@@ -48,7 +49,9 @@ class Trend:
     gain_bytes: float
     p_rising: float
     p_drift: float
+    p_steady: float
     wanders: float
+    hours: float
     jumps_up: int
     jumps_down: int
     certain: bool = False
@@ -71,43 +74,63 @@ class Trend:
         )
 
 
-def judged_window(
-    middles: Sequence[float],
-    lows: Sequence[float],
-    beside: Sequence[Sequence[float]],
-    bank: Bank,
-    limits: Limits,
-    *,
-    idle_only: bool,
-) -> Trend | None:
-    """The window of a bank: its blocks' medians and lowest readings, and what may explain them (the load).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A window of equal blocks, the newest last: medians, lowest readings, what may explain them (the load) beside.
 
-    `None` where too few blocks are left to tell a slope.
+    `work` is the load summed up to each block, `None` where it is not told; `minutes` are those of one block.
     """
-    beside = [series for series in beside if stats.steps_share(middles, series) >= limits.load_share_ratio]
-    smooth = _without_jumps(middles, beside, limits)
+
+    middles: Sequence[float]
+    lows: Sequence[float]
+    beside: Sequence[Sequence[float]]
+    work: Sequence[float] | None
+    minutes: int
+    idle_only: bool
+
+
+def judged_window(blocks: Blocks, bank: Bank, limits: Limits) -> Trend | None:
+    """What a window says by the limits of its bank; `None` where too few blocks are left to tell a slope.
+
+    What grows with the work that is done and not with the time is straight by that clock alone.
+    """
+    beside = [
+        series for series in blocks.beside if stats.steps_share(blocks.middles, series) >= limits.load_share_ratio
+    ]
+    smooth = _without_jumps(blocks.middles, beside, limits)
     slope = stats.slope(smooth.values, beside)
     if slope is None:
         return None
     level = stats.beside_load(smooth.values, beside)
     # The lowest readings of a block are those of its lowest load, which is not the one beside the block.
-    floor = list(stats.beside_load(middles, beside)) if beside else lows
-    third = len(level) // 3
-    floors = stats.running_minima(range(len(floor)), floor, third - 1)
-    gain = floors[-1] - floors[third - 1]
-    figures = _Figures(
-        level=level,
-        floor=floor,
-        floors=floors,
-        gain=gain,
-        slope=slope,
-        smooth=smooth,
-        beside=beside,
-        idle_only=idle_only,
-    )
-    if max(level) - min(level) < bank.least_growth_bytes and gain < bank.least_growth_bytes:
+    floor = stats.beside_load(blocks.middles, beside) if beside else blocks.lows
+    figures = _Figures.of(level, floor, slope, smooth, beside, blocks)
+    if max(level) - min(level) < bank.least_growth_bytes and figures.gain < bank.least_growth_bytes:
         return figures.trend("flat", slope.per_step, slope.per_step, bank, limits)
-    return _formed(figures, bank, limits)
+    trend = _formed(figures, bank, limits)
+    if trend.shape in (*LEAKS, "ended") or blocks.work is None or figures.gain < bank.least_growth_bytes:
+        return trend
+    by_work = _by_work(blocks, level, bank, limits)
+    return trend if by_work is None else by_work
+
+
+def _by_work(blocks: Blocks, level: Sequence[float], bank: Bank, limits: Limits) -> Trend | None:
+    """The same by the clock of the work done, where growth is much straighter by it, and certain; else `None`."""
+    smooth = _without_jumps(blocks.middles, (), limits)
+    worked, floor = stats.evenly(blocks.work or (), smooth.values), stats.evenly(blocks.work or (), blocks.lows)
+    slope = None if worked is None else stats.slope(worked)
+    if worked is None or floor is None or slope is None or not _straighter(worked, level, limits):
+        return None
+    trend = _formed(_Figures.of(worked, floor, slope, smooth, (), blocks), bank, limits)
+    return trend if trend.shape == "grows" and certain(trend, limits) else None
+
+
+def _straighter(worked: Sequence[float], level: Sequence[float], limits: Limits) -> bool:
+    """Whether growth is a line by the work done, and much less so by the time."""
+    by_work, by_time = stats.change(worked), stats.change(level)
+    if by_work is None or by_time is None:
+        return False
+    return by_work.line_share < limits.work_share_ratio * by_time.line_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +144,43 @@ class _Figures:
     slope: stats.Slope
     smooth: stats.Levelled
     beside: Sequence[Sequence[float]]
-    idle_only: bool
+    blocks: Blocks
+
+    @classmethod
+    def of(
+        cls,
+        level: Sequence[float],
+        floor: Sequence[float],
+        slope: stats.Slope,
+        smooth: stats.Levelled,
+        beside: Sequence[Sequence[float]],
+        blocks: Blocks,
+    ) -> _Figures:
+        """With the floors that the lowest readings stand on."""
+        third = len(level) // 3
+        floors = stats.running_minima(range(len(floor)), floor, third - 1)
+        gain = floors[-1] - floors[third - 1]
+        return cls(
+            level=level,
+            floor=floor,
+            floors=floors,
+            gain=gain,
+            slope=slope,
+            smooth=smooth,
+            beside=beside,
+            blocks=blocks,
+        )
 
     def trend(
         self, shape: Shape, rate: float, later: float, bank: Bank, limits: Limits, *, p_drift: float = 1.0
     ) -> Trend:
         """The window in bytes per second."""
-        block_seconds = bank.block_minutes * MINUTE_SECONDS
+        block_seconds = self.blocks.minutes * MINUTE_SECONDS
+        bend = stats.bend(self.level) if shape == "grows" else None
         hours = len(self.level) * block_seconds / HOUR_SECONDS
         return Trend(
             bank=bank,
-            idle_only=self.idle_only,
+            idle_only=self.blocks.idle_only,
             shape=shape,
             bytes_per_second=rate / block_seconds,
             error_bytes_per_second=self.slope.error_per_step / block_seconds,
@@ -141,6 +190,8 @@ class _Figures:
             p_drift=p_drift,
             # The floors' gain is between windows two thirds apart.
             wanders=max(self.gain, 0.0) / (limits.wander_bytes * math.sqrt(hours * 2.0 / 3.0)),
+            hours=hours,
+            p_steady=1.0 if bend is None else 1.0 - bend.p_rising,
             jumps_up=self.smooth.ups,
             jumps_down=self.smooth.downs,
         )
@@ -159,7 +210,7 @@ def _formed(figures: _Figures, bank: Bank, limits: Limits) -> Trend:
     count, third = len(level), len(level) // 3
     rate = stats.theil_sen(level)
     claim = rate * count
-    block_hours = bank.block_minutes * MINUTE_SECONDS / HOUR_SECONDS
+    block_hours = figures.blocks.minutes * MINUTE_SECONDS / HOUR_SECONDS
     matters = rate / block_hours >= bank.least_bytes_per_hour and claim >= bank.least_growth_bytes
     halves = _halves(level)
     if matters and figures.slope.p_rising < limits.growth_significance:
@@ -169,16 +220,23 @@ def _formed(figures: _Figures, bank: Bank, limits: Limits) -> Trend:
         return trend if drifts or trend.shape != "grows" else replace(trend, shape="unsteady")
     shape: Shape = "flat"
     if gain >= bank.least_growth_bytes and (smooth.ups or not figures.beside):
-        by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
-        # Its floor rose, and neither a slope nor a jump explains it: too noisy to tell.
-        otherwise: Shape = "event" if smooth.ups else "unsteady"
-        shape = "steps" if by_chance < limits.staircase_significance else otherwise
-        earlier = figures.floors[-third - 1] - figures.floors[third - 1]
-        if shape == "steps" and gain - earlier < limits.growth_deceleration_ratio * earlier:
-            shape = "ended"
+        shape = _in_jumps(smooth, count, limits)
         if shape == "steps":
             rate = gain / (count - third)
     return figures.trend(shape, rate, halves[1], bank, limits)
+
+
+def _in_jumps(smooth: stats.Levelled, count: int, limits: Limits) -> Shape:
+    """The form of a window whose floor rose without a slope that would explain it: by its jumps."""
+    by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
+    if not smooth.ups or limits.staircase_significance <= by_chance < limits.staircase_open_significance:
+        return "unsteady"  # too noisy to tell, or too few jumps
+    if by_chance >= limits.staircase_significance:
+        return "event"
+    later = sum(place >= count // 2 for place in smooth.up_places)
+    # What comes at random is not over because fewer came in one half.
+    fewer = stats.binomial_tail(smooth.ups - later, smooth.ups) < limits.staircase_open_significance
+    return "ended" if fewer else "steps"
 
 
 def _rising(figures: _Figures, claim: float, halves: tuple[float, float], limits: Limits) -> Shape:
@@ -203,7 +261,9 @@ def _rising(figures: _Figures, claim: float, halves: tuple[float, float], limits
 
 
 def certain(trend: Trend, limits: Limits) -> bool:
-    """Whether growth cannot be wandering."""
+    """Whether growth cannot be wandering, nor coming to an end."""
+    if trend.p_steady < limits.slowing_significance:
+        return False
     return _drifts(trend.p_drift, trend.wanders, limits.drift_certain_significance, limits.wanders_fault, limits)
 
 
@@ -216,7 +276,7 @@ def _p_drift(figures: _Figures, limits: Limits) -> float:
 
     Garbage hides growth from the medians and not from the lowest readings; slow noise hides it from short pieces.
     """
-    size = len(figures.level) // limits.drift_pieces
+    size = max(len(figures.level) // limits.drift_pieces, 1)
     lowest = [min(figures.floor[start : start + size]) for start in range(0, len(figures.floor) - size + 1, size)]
     tails = [
         stats.drift_tail(figures.level, limits.drift_pieces),

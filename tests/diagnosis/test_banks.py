@@ -11,7 +11,7 @@ import pytest
 from kvdiag.diagnosis.banks import Series, watch
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.window import LEAKS, Trend
-from tests.series import MB_PER_HOUR, MODELS, memory, report
+from tests.series import MB_PER_HOUR, MODELS, memory, report, seeded
 
 DRAWS = 12
 """Series of each kind: enough to see a bar of one in four broken, few enough for every run of the tests."""
@@ -163,8 +163,9 @@ def test_idle_floors_do_without_the_load() -> None:
     [
         (0.9, []),
         (1.0, ["fast"]),
-        (6.1, ["fast", "mid"]),
-        (12.1, ["fast", "mid", "half"]),
+        (3.0, ["fast", "mid"]),
+        (8.1, ["fast", "mid", "half"]),
+        (23.9, ["fast", "mid", "half"]),
         (24.1, ["fast", "mid", "half", "slow"]),
     ],
 )
@@ -188,6 +189,83 @@ def test_holes_are_no_evidence() -> None:
     assert () == watch(series, DEFAULT_LIMITS).trends
     empty = watch(Series(times_seconds=(), sizes_bytes=(), idle=()), DEFAULT_LIMITS)
     assert (0.0, (), None) == (empty.seconds, empty.trends, empty.decides)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_late_and_lost_scrapes_are_no_holes(seed: int) -> None:
+    """Read each 60 s, up to 12 s late and one in a hundred lost, a leak of an hour is seen all the same."""
+    # GIVEN
+    random = seeded(f"scrapes {seed}")
+    times, sizes, load = memory("pool", seed, hours=2.0, leak_mb_per_hour=1000.0)
+    kept = [place for place in range(len(times)) if random.random() > 0.01]
+    late = sorted(times[place] + random.uniform(0.0, 12.0) for place in kept)
+    series = Series(
+        times_seconds=tuple(late),
+        sizes_bytes=tuple(sizes[place] for place in kept),
+        idle=(False,) * len(kept),
+        load=tuple(load[place] for place in kept),
+    )
+
+    # WHEN
+    (fast,) = watch(series, DEFAULT_LIMITS).trends
+
+    # THEN
+    assert ("fast", "grows", True) == (fast.bank.name, fast.shape, fast.certain)
+
+
+def test_what_grows_with_the_work_is_a_leak_though_it_rests_with_it() -> None:
+    """Two GiB an hour while requests run and nothing while none do: straight by the work, and not by the time."""
+    # GIVEN traffic in two of each four quarters of an hour
+    random = seeded("work")
+    times, sizes, load, size = [], [], [], 2.0**34
+    for minute in range(180):
+        busy = 0.0 if (minute // 15) % 4 in {1, 2} else 0.5 + 0.3 * random.random()
+        size += busy * 2.0**31 / 60.0
+        times.append(60.0 * minute)
+        sizes.append(round(size))
+        load.append(busy)
+    series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
+
+    # WHEN
+    with_work = watch(series, DEFAULT_LIMITS).decides
+    without = watch(replace(series, load=None), DEFAULT_LIMITS).trends[0]
+
+    # THEN
+    assert with_work is not None
+    assert ("grows", True) == (with_work.shape, with_work.certain)
+    assert without.shape not in LEAKS
+
+
+def test_beginning_that_levels_off_is_never_certain() -> None:
+    """Twenty GiB that come with a time constant of an hour are no fault at any half hour of their first eight."""
+    # GIVEN
+    times = tuple(60.0 * minute for minute in range(8 * 60))
+    sizes = tuple(round(20 * 2**30 * (1.0 - math.exp(-minute / 60.0))) for minute in range(8 * 60))
+
+    # WHEN
+    trends = [
+        trend
+        for end in range(60, 8 * 60, 30)
+        for trend in watch(
+            Series(times_seconds=times[:end], sizes_bytes=sizes[:end], idle=(False,) * end), DEFAULT_LIMITS
+        ).trends
+    ]
+
+    # THEN
+    assert [] == [trend for trend in trends if trend.certain]
+
+
+def test_five_jumps_and_no_fall_are_neither_a_leak_nor_events() -> None:
+    """What jumped up five times and never down may be chance once in 32: it stays open."""
+    # GIVEN
+    times = tuple(60.0 * minute for minute in range(60))
+    sizes = tuple(2**34 + 500 * 2**20 * sum(minute >= at for at in (8, 21, 30, 44, 53)) for minute in range(60))
+
+    # WHEN
+    (fast,) = watch(Series(times_seconds=times, sizes_bytes=sizes, idle=(False,) * 60), DEFAULT_LIMITS).trends
+
+    # THEN
+    assert ("unsteady", 5, 0) == (fast.shape, fast.jumps_up, fast.jumps_down)
 
 
 def test_staircase_is_a_leak_in_steps() -> None:

@@ -64,7 +64,7 @@ def test_silence_says_what_would_have_shown() -> None:
 
     # THEN
     assert ("ok", None) == (actual.status, evidence(actual)["time_to_exhaustion"])
-    assert "anonymous bytes are flat over 6 h; 19.07 MiB/h would show" in actual.summary
+    assert "anonymous bytes are flat over 8 h; 19.07 MiB/h would show" in actual.summary
 
 
 def test_window_too_short_is_unknown_and_names_the_one_that_decides() -> None:
@@ -155,4 +155,4 @@ def test_restart_begins_anew() -> None:
     actual = verdict(Timeline(samples=tuple(samples)))
 
     # THEN the four hours and a half after the beginning are judged, on the bank that they fill
-    assert ("ok", 1.0, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+    assert ("ok", 4.5, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
