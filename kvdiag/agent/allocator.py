@@ -53,12 +53,12 @@ def cuda() -> Any:
 def statistics(told: Mapping[str, Any]) -> dict[str, Any]:
     """What is judged by of `memory_stats_as_nested_dict`, under torch's own names; what this torch lacks is left out.
 
-    Of each array that of all pools, and what its large pool holds now: to write the whole nesting doubles the time that
-    a publication holds the interpreter.
+    Of each array what all pools and the large one hold now: to write peaks, sums and pools as well doubles the time
+    that a publication holds the interpreter, and a peak does not pass; `whole` has them.
     """
     if not told:
         return {}
-    found: dict[str, Any] = {name: told[name]["all"] for name in ARRAYS if name in told}
+    found: dict[str, Any] = {name: {"current": told[name]["all"]["current"]} for name in ARRAYS if name in told}
     found["large_pool"] = {name: told[name]["large_pool"]["current"] for name in ARRAYS if name in told}
     found.update((name, told[name]) for name in COUNTS if name in told)
     if PRIVATE in told:
@@ -72,9 +72,9 @@ def whole(told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name != PRIVATE}
 
 
-def holds(statistics: Mapping[str, Any]) -> bool:
-    """Whether the process has ever had memory of the device."""
-    reserved = statistics.get("reserved_bytes", {})
+def holds(told: Mapping[str, Any]) -> bool:
+    """Whether the process has ever had memory of the device, by `memory_stats_as_nested_dict`."""
+    reserved = told["reserved_bytes"]["all"] if "reserved_bytes" in told else {}
     return bool(reserved.get("current") or reserved.get("allocated"))
 
 

@@ -145,7 +145,7 @@ class Document:
             statistics = allocator.statistics(told)
             if index in self._devices:
                 self._devices[index]["statistics"] = statistics
-            elif allocator.holds(statistics):
+            elif allocator.holds(told):
                 self._devices[index] = {"index": index, "uuid": None, "statistics": statistics}
             if every and index in self._devices:
                 whole[str(index)] = allocator.whole(told)
