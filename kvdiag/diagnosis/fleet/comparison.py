@@ -7,7 +7,6 @@ day are enough for 20 MB/h, and none of the kinds is called more often than the 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def version_growths(versions: dict[Version, list[ReplicaSummary]], limits: Limit
         for component in COMPONENTS
     ]
     told = [one for one in told if one[2]]
-    slopes = [[growth.per_hour for _, growth in each] for _, _, each in told]
+    slopes = [_slopes([growth for _, growth in each], limits)[0] for _, _, each in told]
     # Of figures that are all 0 none could ever be called: they are no comparison (Tarone 1990, Gilbert 2005).
     able = [2.0 ** -sum(slope != 0.0 for slope in each) <= limits.fleet_significance for each in slopes]
     chances = [ranks.signed_rank_tail(each) for each in slopes]
@@ -124,9 +123,8 @@ def _version_growth(
     ratio: float,
     limits: Limits,
 ) -> VersionGrowth:
-    slopes = [growth.per_hour for _, growth in each]
-    later = median(growth.later_per_hour for _, growth in each)
-    jumps = _with_jumps([growth for _, growth in each], limits)
+    slopes, late = _slopes([growth for _, growth in each], limits)
+    later = median(late)
     middle = ranks.median_interval(slopes, limits.fleet_bounds_ratio)
     return VersionGrowth(
         version=version,
@@ -134,7 +132,7 @@ def _version_growth(
         replicas=len(each),
         course="untested"
         if len(each) < limits.fleet_replicas
-        else _course(middle, later, jumps, chance, ratio, component, limits),
+        else _course(middle, later, chance, ratio, component, limits),
         hours=median(one.watched_seconds for one, _ in each) / 3600.0,
         age_hours=median(one.age_seconds for one, _ in each) / 3600.0,
         per_hour=middle,
@@ -145,25 +143,22 @@ def _version_growth(
     )
 
 
-def _with_jumps(each: Sequence[Growth], limits: Limits) -> float:
-    """The middle growth with its jumps where falls are the rule, which give back what is claimed; else unbounded.
+def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[float]]:
+    """The replicas' growths, whole and later; their floors' where falls are the rule, which give back what rose.
 
     Levels that move either way do so by chance: of all replicas together as many rise as fall.
     """
     ups, downs = sum(one.jumps_up for one in each), sum(one.jumps_down for one in each)
-    if stats.binomial_tail(downs, ups + downs) >= limits.fleet_falls_significance:
-        return math.inf
-    return median(one.jumps_per_hour for one in each)
+    if stats.binomial_tail(downs, ups + downs) < limits.fleet_falls_significance:
+        return [one.floor_per_hour for one in each], [one.later_floor_per_hour for one in each]
+    return [one.per_hour for one in each], [one.later_per_hour for one in each]
 
 
 def _course(
-    middle: Interval, later: float, jumps: float, chance: float, ratio: float, component: Component, limits: Limits
+    middle: Interval, later: float, chance: float, ratio: float, component: Component, limits: Limits
 ) -> Course:
     least = least_per_hour(component, limits)
     if chance >= limits.fleet_significance or middle.middle <= least:
-        return "flat"
-    # Without its falls a sawtooth only rises: what is claimed has to be there with them, too.
-    if jumps < limits.growth_floor_ratio * middle.middle:
         return "flat"
     if later <= max(least, limits.growth_deceleration_ratio * middle.middle):
         return "ended"
@@ -182,11 +177,9 @@ def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limit
         )
         >= limits.fleet_replicas
     ]
-    chances = [
-        ranks.rank_sum_tail([one.per_hour for one in after], [one.per_hour for one in before])
-        for _, _, _, before, after in pairs
-    ]
-    able = [len({one.per_hour for one in (*before, *after)}) > 1 for _, _, _, before, after in pairs]
+    slopes = [(_slopes(after, limits)[0], _slopes(before, limits)[0]) for _, _, _, before, after in pairs]
+    chances = [ranks.rank_sum_tail(after, before) for after, before in slopes]
+    able = [len({*after, *before}) > 1 for after, before in slopes]
     return tuple(
         _version_change(*pair, chance, ratio, limits)
         for pair, chance, ratio in zip(pairs, chances, _false_ratios(chances, able), strict=True)
@@ -207,13 +200,12 @@ def _version_change(
     ratio: float,
     limits: Limits,
 ) -> VersionChange:
-    shift = ranks.shift_interval(
-        [one.per_hour for one in after], [one.per_hour for one in before], limits.fleet_bounds_ratio
-    )
-    later = median(one.later_per_hour for one in after) - median(one.later_per_hour for one in before)
+    slopes_after, late_after = _slopes(after, limits)
+    slopes_before, late_before = _slopes(before, limits)
+    shift = ranks.shift_interval(slopes_after, slopes_before, limits.fleet_bounds_ratio)
+    later = median(late_after) - median(late_before)
     least = least_per_hour(BY_NAME[component], limits)
     still = later > max(least, limits.growth_deceleration_ratio * shift.middle)
-    still = still and _with_jumps(after, limits) >= limits.growth_floor_ratio * shift.middle
     return VersionChange(
         older=older,
         newer=newer,

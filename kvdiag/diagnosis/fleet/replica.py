@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -42,14 +42,15 @@ class Growth:
     """How a component of one replica grows, per hour, over its life after the first hour and over the later half.
 
     Median slopes over all pairs of blocks, at equal load where the load is told, without jumps unless they only rise;
-    `jumps_per_hour` is that of the whole with its jumps. `newest` is the last block's median.
+    `floor_per_hour` is by how much the lowest blocks rose, jumps among them. `newest` is the last block's median.
     """
 
     component: str
     newest: float
     per_hour: float
     later_per_hour: float
-    jumps_per_hour: float
+    floor_per_hour: float
+    later_floor_per_hour: float
     jumps_up: int
     jumps_down: int
     beside_load: bool
@@ -286,11 +287,18 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
         newest=values[-1],
         per_hour=stats.theil_sen(levels[0]) * per_hour,
         later_per_hour=min(stats.theil_sen(level[late:]) for level in levels) * per_hour,
-        jumps_per_hour=stats.theil_sen(whole) * per_hour,
+        floor_per_hour=_floor(whole) * per_hour,
+        later_floor_per_hour=_floor(whole[late:]) * per_hour,
         jumps_up=smooth.ups,
         jumps_down=smooth.downs,
         beside_load=bool(beside) or name == HELD,
     )
+
+
+def _floor(level: Sequence[float]) -> float:
+    """How fast the lowest rises, per block, from the first third to the last: what is collected returns to it."""
+    third = len(level) // 3
+    return (min(level[-third:]) - min(level[:third])) / (len(level) - third)
 
 
 def _blocks(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:

@@ -30,7 +30,7 @@ def made(
     began: float = 0.0,
     load: bool = True,
     ended: bool = False,
-    jumps: float = 1.0,
+    floor: float = 1.0,
 ) -> ReplicaSummary:
     """A replica whose components grow by so many MB/h."""
     return ReplicaSummary(
@@ -46,9 +46,10 @@ def made(
                 newest=20e9,
                 per_hour=slope * MB,
                 later_per_hour=0.0 if ended else slope * MB,
-                jumps_per_hour=slope * jumps * MB,
+                floor_per_hour=slope * floor * MB,
+                later_floor_per_hour=slope * floor * MB,
                 jumps_up=0,
-                jumps_down=0 if jumps == 1.0 else 2,
+                jumps_down=0 if floor == 1.0 else 2,
                 beside_load=load,
             )
             for component, slope in slopes.items()
@@ -214,7 +215,7 @@ def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
         ({"hours": 10.0, "age": 100.0}, "fault", "and do not come back"),
         ({"load": False}, "suspect", "the replicas' load was not told"),
         ({"ended": True}, "ok", "have come to an end"),
-        ({"jumps": 0.2}, "ok", "do not grow together"),
+        ({"floor": 0.0}, "ok", "do not grow together"),
     ],
     ids=["certain", "short life", "short view of a long life", "no load", "ended", "falls back"],
 )
