@@ -30,7 +30,7 @@ SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1",
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 DEFAULT_WINDOW = "24h"
 LEAST_WINDOW_SECONDS = 60.0
-MAX_WINDOW_SECONDS = 90 * UNITS["d"]
+MAX_WINDOW_SECONDS = 31 * UNITS["d"]
 
 NO_TIME = "is no time: give 2026-11-20T08:00:00Z or Unix seconds"
 
@@ -254,7 +254,7 @@ def window_of(window: str, start: str | None, end: str | None, now_seconds: floa
     if last - first < LEAST_WINDOW_SECONDS:
         raise KvdiagError("the window has to be a minute or more, and to end after it starts")
     if last - first > MAX_WINDOW_SECONDS:
-        raise KvdiagError("the window is longer than 90 days: nothing that is judged needs more than two")
+        raise KvdiagError("the window is longer than 31 days: nothing that is judged needs more than a few")
     if first < 0 or first > now_seconds:
         raise KvdiagError("the window lies in the future, or before 1970: check --start, --end and --window")
     return Window(start_seconds=round(first, 3), end_seconds=round(min(last, now_seconds), 3))

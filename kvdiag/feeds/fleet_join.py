@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvdiag.model import Gap, cuda_uuid
 from kvdiag.sources.prometheus import Labels
@@ -18,6 +18,16 @@ from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, VLL
 HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
 UUID_LABELS = ("UUID", "uuid")
 POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
+
+OF_ONE_TARGET = frozenset(
+    {
+        *("__name__", "job", "instance", "endpoint", "service", "container", "prometheus", "prometheus_replica"),
+        *("namespace", "pod", "exported_namespace", "exported_pod", "exported_container", "replica", "receive"),
+        *("node", "kubernetes_node", "nodename", "Hostname", "hostname", "UUID", "uuid", "gpu", "device", "GPU_I_ID"),
+        *("pci_bus_id", "modelName", "name", "engine", "model_name", "process", "rank", "le", "version", "image"),
+    }
+)
+"""Labels of one target, of one series, or of one of two Prometheus that hold the same."""
 
 MAX_NAMED = 3
 """Of servers that a GPU may belong to, in one sentence."""
@@ -111,6 +121,26 @@ def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[R
     """
     chosen = frozenset(gpus)
     told = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
+    realms = _realms([said for _, said in told])
+    found: list[Replica] = []
+    gaps: list[Gap] = []
+    apart: dict[str, list[tuple[Labels, Said]]] = defaultdict(list)
+    for labels, said in told:
+        apart[",".join(f"{name}={said[name]}" for name in realms)].append((labels, said))
+    for realm, some in apart.items():
+        replicas, missing = _join(some, chosen)
+        found += [replace(one, key=f"{one.key} [{realm}]") for one in replicas] if len(apart) > 1 else replicas
+        gaps += missing
+    return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
+
+
+def _realms(told: Sequence[Said]) -> tuple[str, ...]:
+    """Labels that every series of every exporter has, such as a region: what differs in them is elsewhere."""
+    names = set(told[0]).intersection(*told[1:]) - OF_ONE_TARGET if told else set()
+    return tuple(sorted(names))
+
+
+def _join(told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> tuple[list[Replica], tuple[Gap, ...]]:
     groups = _servers(told)
     _note_nodes(groups, told)
     for labels, said in told:
@@ -119,8 +149,7 @@ def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[R
             if group is not None:
                 group.series.append(labels)
     alone, gaps = _join_gpus(groups, [(labels, said) for labels, said in told if said.get("__name__") in GPU], chosen)
-    replicas = [_replica(group) for group in groups.values()] + alone
-    return tuple(sorted(replicas, key=lambda replica: replica.key)), gaps
+    return [_replica(group) for group in groups.values()] + alone, gaps
 
 
 def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:

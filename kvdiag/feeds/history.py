@@ -94,7 +94,9 @@ def _only(values: Iterable[str]) -> str | None:
 def _where(replica: Replica) -> str:
     told = dict(replica.subject)
     pod = "/".join(told[name] for name in ("cluster", "namespace", "pod") if told.get(name))
-    return pod if told.get("pod") else told.get("instance") or replica.key.partition(" ")[2].lstrip("/")
+    return (
+        pod if told.get("pod") else told.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
+    )
 
 
 def _present(replica: Replica, history: History) -> list[str]:

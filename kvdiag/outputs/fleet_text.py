@@ -44,11 +44,13 @@ def name_of(one: Judged) -> str:
     told = dict(one.subject)
     if "trace" in told:
         return told["trace"]
-    if told.get("pod") and not one.key.startswith("gpu "):
-        return "/".join(told[label] for label in NAMES if told.get(label))
-    if one.key.startswith("gpu "):
-        return " ".join(f"{told[label]}" for label in GPU_NAMES if told.get(label)) or one.key
-    return told.get("instance") or one.key.partition(" ")[2].lstrip("/")
+    key, _, realm = one.key.partition(" [")
+    where = f" [{realm}" if realm else ""
+    if key.startswith("gpu "):
+        return (" ".join(told[label] for label in GPU_NAMES if told.get(label)) or key) + where
+    if told.get("pod"):
+        return "/".join(told[label] for label in NAMES if told.get(label)) + where
+    return (told.get("instance") or key.partition(" ")[2].lstrip("/")) + where
 
 
 def _headline(result: FleetDiagnosis) -> Text:

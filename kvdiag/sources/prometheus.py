@@ -74,7 +74,7 @@ class Points:
     times: array[float] = field(default_factory=lambda: array("d"))
     values: array[float] = field(default_factory=lambda: array("d"))
     refused: int = 0
-    """Points left out because they are no numbers (a metric that is NaN has no reading)."""
+    """Points left out because they are infinite; one that is no number at all is no reading."""
 
     def __len__(self) -> int:
         return len(self.times)
@@ -87,9 +87,9 @@ class Points:
             self.values.extend(values)
             return
         for moment, value in zip(times, values, strict=True):
-            if not math.isfinite(value):
+            if math.isinf(value):
                 self.refused += 1
-            elif moment > last:
+            elif not math.isnan(value) and moment > last:
                 self.times.append(moment)
                 self.values.append(value)
                 last = moment
@@ -294,7 +294,9 @@ def _labels(metric: object) -> Labels:
 
 def _warnings(answer: Mapping[str, Any]) -> dict[str, None]:
     told = answer.get("warnings")
-    return {str(one)[:MAX_REASON_CHARACTERS]: None for one in (told[:MAX_WARNINGS] if isinstance(told, list) else ())}
+    found = {str(one)[:MAX_REASON_CHARACTERS]: None for one in (told[:MAX_WARNINGS] if isinstance(told, list) else ())}
+    # VictoriaMetrics' cluster says so where a storage node has not answered.
+    return found | ({"the answer is partial": None} if answer.get("isPartial") is True else {})
 
 
 def _add(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, into: History) -> int:

@@ -111,6 +111,20 @@ def test_a_gpu_is_given_to_the_one_server_it_can_be_of(
     assert expected == joined(*series, gpus=chosen)
 
 
+@pytest.mark.parametrize("name", ["region", "case"])
+def test_what_every_series_tells_apart_is_apart(name: str) -> None:
+    """Labels that a Prometheus puts on all it sends: the same pod, host and UUID in two regions are two."""
+    # GIVEN the same names twice
+    series = tuple(
+        one for where in ("a", "b") for one in (vllm(instance="gpu-1:8000", **{name: where}), dcgm(**{name: where}))
+    )
+
+    # THEN
+    assert {f"instance /gpu-1:8000 [{name}=a]": {"GPU-1"}, f"instance /gpu-1:8000 [{name}=b]": {"GPU-1"}} == joined(
+        *series, gpus=series[1::2]
+    )
+
+
 def test_gpus_that_were_not_asked_for_are_no_subjects() -> None:
     """Looked at for servers alone, a stranger's GPU is left out."""
     # THEN

@@ -262,6 +262,16 @@ def test_a_warning_is_kept() -> None:
     assert ["store eu-1 is unreachable"] == list(history.warnings)
 
 
+def test_a_partial_answer_is_a_warning() -> None:
+    """VictoriaMetrics' cluster answers with what its living storage nodes have."""
+    # WHEN
+    with Hostile({"/api/v1/query": reply_json(matrix((START, "1"), isPartial=True))}) as server:
+        history = asked(server.url)
+
+    # THEN
+    assert ["the answer is partial"] == list(history.warnings)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
