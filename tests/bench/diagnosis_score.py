@@ -95,7 +95,7 @@ def _scored(judged: Sequence[Judged]) -> list[Scored]:
 def _incidents(judged: Sequence[Judged], say: Say) -> None:
     _title(f"{len(judged)} reported incidents, each at its end", say)
     say("recorded: as kvdiag's recorder sees it in the pod. series: vLLM's page, DCGM and cAdvisor alone.")
-    say("message: what a crash printed, beside the recording. unseen: unknown, where the evidence is not there.")
+    say("message: what a crash printed, beside the recording. unseen: unknown where there is no evidence.")
     say("half: of the right family. wrong: verdicts that are not so, one of the right family for a half.")
     say("Constants may be fitted on the incidents of the one half, and are reported on the other.")
     say("")
@@ -295,7 +295,7 @@ def _leaks(found: Leaks, seed: int, say: Say) -> None:
 
 def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: Say) -> None:
     _title("The same traces by what people use today", say)
-    say("Incidents: recorded, at any half hour; an alert on the right component is right, whatever the verdict.")
+    say("Incidents: recorded, at any half hour; an alert on the right component is right, whatever it says.")
     say("Leaks: of 50 MB/h and more. False alarms: in 1,000 GPU-hours of healthy servers.")
     say("")
     widths = (30, 7, 11, 8, 8, 9, 14)
