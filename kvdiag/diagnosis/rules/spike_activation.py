@@ -154,8 +154,8 @@ def _told(gpu: str, least: int, before: int | None, after: int | None, limits: L
 def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     """Each of the server's devices at its fullest under load."""
     own = assigned_uuids(timeline, facts)
-    states = [(sample.at_seconds, sample.engines_idle) for sample in timeline.samples if sample.engines]
-    times = [at for at, _ in states]
+    pages = [sample for sample in timeline.samples if sample.engines]
+    times = [page.at_seconds for page in pages]
     long = bool(times) and times[-1] - times[0] > limits.page_window_seconds
     apart = limits.watched_seconds if long else 0.0
     dips: dict[str, _Dip] = {}
@@ -166,7 +166,7 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
         if sample.devices is None or sample.at_seconds < due:
             continue
         place = bisect_right(times, sample.at_seconds) - 1
-        state = states[place][1]
+        state = pages[place].engines_idle
         devices = server_devices(sample.devices, own)
         if state is None or sample.at_seconds - times[place] > limits.engine_age_seconds:
             continue
