@@ -398,6 +398,9 @@ class Limits:
     copy_size_ratio: float = 0.03
     """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
 
+    died_ratio: float = 0.1
+    """Share of a device that comes free with a server that ends; a context and activations alone are less."""
+
     headroom_bytes: int = 300 * 10**6
     """Free device memory at idle below which the next transient allocation fails; 3 to 330 MiB were free in reported
     out-of-memory cases of servers that were packed too tightly."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.served import block_bytes as served_block_bytes
-from kvdiag.model import Allocator, Device, Facts, Sample, Span, Timeline, without_mig_parents
+from kvdiag.model import Allocator, Device, Engine, Facts, Sample, Span, Timeline, without_mig_parents
 
 
 def held_blocks(sample: Sample, facts: Facts) -> int | None:
@@ -21,6 +21,14 @@ def held_blocks(sample: Sample, facts: Facts) -> int | None:
             return None
         held += pool.used_blocks(engine.kv_usage_ratio)
     return held
+
+
+def readings_of(timeline: Timeline, label: str) -> Iterator[tuple[float, Engine]]:
+    """The times and readings of one engine, by its label."""
+    for sample in timeline.samples:
+        for engine in sample.engines or ():
+            if engine.engine == label:
+                yield sample.at_seconds, engine
 
 
 def block_bytes(facts: Facts) -> int | None:

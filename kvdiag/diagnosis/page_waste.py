@@ -13,6 +13,7 @@ from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.need import blocks_needed, curve_problem
+from kvdiag.diagnosis.observe import readings_of
 from kvdiag.model import Engine, Facts, KvPool, Timeline
 
 
@@ -64,17 +65,14 @@ def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Wind
     window = _Window()
     begin: float | None = None
     before: tuple[float, Engine] | None = None
-    for sample in timeline.samples:
-        engine = next((one for one in sample.engines or () if one.engine == pool.engine), None)
-        if engine is None:
-            continue
-        if begin is None or sample.at_seconds - begin > limits.page_window_seconds:
+    for seconds, engine in readings_of(timeline, pool.engine):
+        if begin is None or seconds - begin > limits.page_window_seconds:
             yield window
-            window, begin = _Window(), sample.at_seconds
+            window, begin = _Window(), seconds
         # Over a gap several requests may have come one after the other: their sum bounds nobody's prompt.
-        if before is not None and sample.at_seconds - before[0] <= limits.engine_age_seconds:
+        if before is not None and seconds - before[0] <= limits.engine_age_seconds:
             _count(window, before[1], engine, pool)
-        before = (sample.at_seconds, engine)
+        before = (seconds, engine)
     yield window
 
 
@@ -82,17 +80,18 @@ def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
     prompt = (now.prompt_tokens_total or 0) - (before.prompt_tokens_total or 0)
     generated = (now.generation_tokens_total or 0) - (before.generation_tokens_total or 0)
     looked_up = (now.prefix_queries_total or 0) - (before.prefix_queries_total or 0)
-    if min(prompt, generated, looked_up) < 0:
+    if prompt < 0 or generated < 0 or looked_up < 0:
         return  # a restart
     window.prompt_tokens += prompt
     window.generated_tokens += generated
     window.looked_up_tokens += looked_up
     window.longest_tokens = max(window.longest_tokens, prompt)
     running, ran = now.requests_running, before.requests_running
-    if now.kv_usage_ratio is None or before.kv_usage_ratio is None or running is None or ran in {None, running}:
+    if running == ran or running is None or ran is None:
         return
-    held = pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)
-    window.changes.append(held / (running - (ran or 0)))
+    if now.kv_usage_ratio is not None and before.kv_usage_ratio is not None:
+        held = pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)
+        window.changes.append(held / (running - ran))
 
 
 def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> PageWaste | None:

@@ -81,7 +81,9 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
     merged = []
     for finding in own:
         other = before.pop(finding.id, None)
-        merged.append(other if other is not None and finding.status == "unknown" != other.status else finding)
+        # What no reading shows of a spike is no evidence against the one that it may have died of.
+        tells = other is not None and (other.status != "ok" or finding.id != spikes.ACTIVATION)
+        merged.append(other if tells and other is not None and finding.status == "unknown" != other.status else finding)
     return (*merged, *before.values())
 
 

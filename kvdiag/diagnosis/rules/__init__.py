@@ -16,6 +16,8 @@ from kvdiag.diagnosis.rules import (
     leak_device,
     leak_host,
     leak_kv_blocks,
+    spike_activation,
+    spike_graph_capture,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -27,6 +29,8 @@ RULES: tuple[Rule, ...] = (
     baseline_misconfigured.judge,
     capacity_long_context.judge,
     capacity_concurrency.judge,
+    spike_activation.judge,
+    spike_graph_capture.judge,
     fragmentation_allocator.judge,
     fragmentation_kv_waste.judge,
     imbalance_rank.judge,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes, whole_load
+from kvdiag.diagnosis.observe import readable_bytes, readings_of, whole_load
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
 
@@ -82,18 +82,14 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     for pool in facts.pools:
         begin: tuple[float, Engine] | None = None
         readings = 0
-        for sample in timeline.samples:
-            engine = next((one for one in sample.engines or () if one.engine == pool.engine), None)
-            if engine is None:
-                continue
-            if not _fills_alone(engine, pool):
+        for at_seconds, engine in readings_of(timeline, pool.engine):
+            if not engine.requests_waiting or not _fills_alone(engine, pool):
                 begin = None
             elif begin is None or _advanced(begin[1], engine):
-                begin, readings = (sample.at_seconds, engine), 1
+                begin, readings = (at_seconds, engine), 1
             else:
                 readings += 1
-                seconds = sample.at_seconds - begin[0]
-                if readings > limits.waiting_samples and seconds >= limits.stuck_seconds:
+                if readings > limits.waiting_samples and at_seconds - begin[0] >= limits.stuck_seconds:
                     return _hangs(pool, begin[0], timeline, limits)
     return None
 
@@ -101,14 +97,13 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
 def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limits) -> Finding:
     """The finding of an engine that stands still, with how long it did and how many came to wait."""
     seconds, waiting, first = 0.0, 0, None
-    for sample in timeline.between(since_seconds, timeline.samples[-1].at_seconds):
-        engine = next((one for one in sample.engines or () if one.engine == pool.engine), None)
-        if engine is None:
+    for at_seconds, engine in readings_of(timeline, pool.engine):
+        if at_seconds < since_seconds:
             continue
         first = first or engine
         if not _fills_alone(engine, pool) or _advanced(first, engine):
             break
-        seconds, waiting = sample.at_seconds - since_seconds, max(waiting, engine.requests_waiting or 0)
+        seconds, waiting = at_seconds - since_seconds, max(waiting, engine.requests_waiting or 0)
     capacity = pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
     return Finding(
         id=ID,
