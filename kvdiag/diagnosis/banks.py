@@ -34,10 +34,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A series on every bank that its readings reach, the shortest first; and how long the readings are."""
+    """A series on every bank that its readings reach, the shortest first; and how long the readings are.
+
+    `burst` is growth so fast that the room may be gone before any bank is filled.
+    """
 
     seconds: float
     trends: tuple[Trend, ...]
+    burst: Trend | None = None
 
     @property
     def decides(self) -> Trend | None:
@@ -49,13 +53,21 @@ class Watched:
         return next(leaks, self.trends[-1] if self.trends else None)
 
 
-def watch(series: Series, limits: Limits) -> Watched:
-    """A series on every bank."""
+def watch(series: Series, limits: Limits, served_since_seconds: float | None = None) -> Watched:
+    """A series on every bank, and on the burst's where it was read and the engines answered all the while.
+
+    What loads a model takes memory faster than any leak, and answers no request.
+    """
     if not series.times_seconds:
         return Watched(seconds=0.0, trends=())
     minutes = _minutes(series, limits)
     trends = [_on_bank(minutes, bank, limits) for bank in limits.banks]
+    burst = None
+    begin = series.times_seconds[-1] - limits.burst.window_minutes * MINUTE_SECONDS
+    if served_since_seconds is not None and served_since_seconds <= begin:
+        burst = _on_bank(minutes, limits.burst, limits)
     return Watched(
+        burst=burst if burst is not None and burst.shape in LEAKS else None,
         seconds=series.times_seconds[-1] - series.times_seconds[0],
         trends=tuple(trend for trend in trends if trend is not None),
     )

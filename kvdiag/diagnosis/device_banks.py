@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from kvdiag.diagnosis.banks import Watched
+from kvdiag.diagnosis.history import Holder, history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import server_bytes, server_devices, server_uuids
-from kvdiag.diagnosis.passive import Readings, company, decisive, evidence, judged, keep, too_short, watch_all
-from kvdiag.diagnosis.window import LEAKS, Trend
-from kvdiag.model import Facts, Finding, Timeline, cuda_uuid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Whose bytes: the device as CUDA names it, the process in words, and when it began where that is told."""
-
-    device_uuid: str
-    who: str
-    start_ticks: int = 0
-
-
-Found = tuple[Holder, Trend]
+from kvdiag.diagnosis.observe import readable_bytes
+from kvdiag.diagnosis.passive import Found, decisive, excluded, finding, too_short
+from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.window import LEAKS
+from kvdiag.model import Allocator, Facts, Finding, Timeline, cuda_uuid
 
 UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
 SERVER, UNSEEN = "the server's process", "whoever holds it"
@@ -32,66 +24,120 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits, torch: str, 
 
     `torch` and `beside` are the ids of the findings for what lives in torch and what the process holds beside it.
     """
-    live: Readings[Holder] = {}
-    reserved: Readings[Holder] = {}
-    outside: Readings[Holder] = {}
-    for sample in timeline.samples:
-        for each in sample.allocators or ():
-            if not each.may_be_of(facts.server_pids):
-                continue
-            who = f"{each.title or 'process'} {each.pid}"
-            key = Holder(device_uuid=each.device_uuid.lower(), who=who, start_ticks=each.start_ticks)
-            at_seconds = sample.at_seconds
-            keep(live, key, at_seconds, each.allocated_bytes, limits)
-            keep(reserved, key, at_seconds, each.reserved_bytes, limits)
-            if each.outside_torch_bytes is not None:
-                keep(outside, key, at_seconds, each.outside_torch_bytes, limits)
-    if not live:
-        return ()
-    engines = company(timeline)
-    of_live, of_reserved = (watch_all(readings, engines, limits) for readings in (live, reserved))
-    found, cache = decisive(of_live), decisive(of_reserved)
+    seen, room = history(timeline, facts, limits), partial(_room_bytes, timeline)
+    live, reserved = seen.watched("live", limits), seen.watched("reserved", limits)
+    found, cache = decisive(live, limits, room), decisive(reserved, limits, room)
     if found is None or cache is None:
         return ()
-    of_outside = watch_all(outside, engines, limits)
-    rest = decisive(of_outside)
+    outside = seen.watched("outside", limits)
+    rest = decisive(outside, limits, room)
     return (
-        _of_torch(found, cache, timeline, torch, limits),
+        finding(
+            torch,
+            found,
+            "torch's live bytes",
+            room(found[0]),
+            "torch",
+            limits,
+            extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+        ),
         _beside_by_device(cache, timeline, facts, beside, limits)
-        if rest is None or set(of_outside) < set(of_live)
-        else _finding(beside, rest, "bytes beside torch", timeline, "torch", limits),
+        if rest is None or set(outside) < set(live)
+        else finding(
+            beside,
+            rest,
+            "bytes beside torch",
+            room(rest[0]),
+            "torch",
+            limits,
+            extra=(excluded("reserved_growth_per_hour", reserved.get(rest[0]), "torch"),),
+        ),
+    )
+
+
+def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
+    """What torch has reserved and does not use, where that keeps growing over hours; `None` where it does not.
+
+    What lies between live blocks stays there: holes that nothing fits in again. What is releasable is a cache, which
+    torch gives back before an allocation fails.
+    """
+    seen, room = history(timeline, facts, limits), partial(_room_bytes, timeline)
+    least = min(bank.least_growth_bytes for bank in limits.banks)
+    found = decisive(seen.watched("unused", limits), limits, room) if seen.grew("unused", least) else None
+    if found is None or found[1].shape not in LEAKS:
+        return None
+    last = _newest(timeline, found[0])
+    split = None if last is None else last.split
+    gap = None if last is None else last.reserved_bytes - last.allocated_bytes
+    if split is not None and split.releasable_bytes >= split.stranded_bytes:
+        return None
+    live = seen.watched("live", limits).get(found[0])
+    growing = finding(
+        verdict,
+        found,
+        "torch's reserved and unused bytes",
+        room(found[0]),
+        "torch",
+        limits,
+        extra=(
+            excluded("live_growth_per_hour", live, "torch"),
+            number("reserved_but_unallocated", gap, "bytes", "torch"),
+            number("stranded", None if split is None else split.stranded_bytes, "bytes", "torch"),
+            number("releasable", None if split is None else split.releasable_bytes, "bytes", "torch"),
+        ),
+    )
+    parts = "which part is between live blocks is not told"
+    if split is not None:
+        stranded, releasable = readable_bytes(split.stranded_bytes), readable_bytes(split.releasable_bytes)
+        parts = f"{stranded} lie between live blocks, {releasable} are releasable"
+    return replace(
+        growing, status="suspect", summary=f"{growing.summary}, while what lives in them does not grow; {parts}"
     )
 
 
 def watched_devices(timeline: Timeline, facts: Facts, limits: Limits, torch: str, beside: str) -> tuple[Finding, ...]:
     """What NVML tells of the server's processes, else of its devices, over hours; empty where not for long enough."""
-    found = decisive(_device_series(timeline, facts, limits))
+    watched, whose = _device_series(timeline, facts, limits)
+    room = partial(_room_bytes, timeline)
+    found = decisive(watched, limits, room)
     if found is None:
         return ()
-    finding = _finding(beside, found, "device bytes", timeline, "nvml", limits)
+    one = _of_device(beside, found, whose, timeline, facts, limits)
     if found[1].shape not in LEAKS:
-        return replace(finding, id=torch), finding
-    # Growth of a device whose holder is not seen may be a neighbour's.
-    status = "suspect" if found[0].who.endswith(UNSEEN) else finding.status
+        return replace(one, id=torch), one
+    # Growth of a device whose holder is not seen may be a neighbour's; beside an engine that took its pool at its
+    # start there is seldom room for one.
+    status = "suspect" if whose == UNSEEN and not facts.pools else one.status
     return (
         Finding(id=torch, status="unknown", summary=f"cannot tell: {UNDECIDED}"),
-        replace(finding, status=status, summary=f"{finding.summary}; {UNDECIDED}"),
+        replace(one, status=status, summary=f"{one.summary}; {UNDECIDED}"),
     )
 
 
-def _of_torch(found: Found, cache: Found, timeline: Timeline, verdict: str, limits: Limits) -> Finding:
-    finding = _finding(verdict, found, "torch's live bytes", timeline, "torch", limits)
-    if finding.status != "ok" or cache[1].shape not in LEAKS:
-        return finding
-    # Torch's cache grows over what lives in it: holes that nothing fits in again.
-    growing = _finding(verdict, cache, "torch's reserved bytes", timeline, "torch", limits)
-    return replace(growing, status="suspect", summary=f"{growing.summary}, while what lives in them does not grow")
+def watched_others(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
+    """What is on the server's devices and not the server's, where it keeps growing; `None` where it does not."""
+    seen, room = history(timeline, facts, limits), partial(_room_bytes, timeline)
+    least = min(bank.least_growth_bytes for bank in limits.banks)
+    found = decisive(seen.watched("others", limits), limits, room) if seen.grew("others", least) else None
+    if found is None or found[1].shape not in LEAKS:
+        return None
+    server = seen.watched("server", limits).get(found[0])
+    return finding(
+        verdict,
+        found,
+        "bytes that are not the server's",
+        room(found[0]),
+        "nvml",
+        limits,
+        extra=(excluded("server_growth_per_hour", server, "nvml"),),
+    )
 
 
 def _beside_by_device(cache: Found, timeline: Timeline, facts: Facts, verdict: str, limits: Limits) -> Finding:
     """Where no process's bytes are told inside it: the server's on the device, as long as torch's stand still."""
-    watched = _device_series(timeline, facts, limits)
-    found = decisive(watched)
+    watched, whose = _device_series(timeline, facts, limits)
+    room = partial(_room_bytes, timeline)
+    found = decisive(watched, limits, room)
     if found is None:
         missing = too_short(watched.values(), "what the processes hold of the device", limits)
         return Finding(id=verdict, status="unknown", summary=f"cannot tell: {missing}")
@@ -99,47 +145,39 @@ def _beside_by_device(cache: Found, timeline: Timeline, facts: Facts, verdict: s
         grows = "torch's reserved bytes grow, and so does the device"
         summary = f"cannot tell: {grows}; NVML inside the process would tell what is beside torch"
         return Finding(id=verdict, status="unknown", summary=summary)
-    return _finding(verdict, found, "device bytes", timeline, "nvml", limits)
+    return _of_device(verdict, found, whose, timeline, facts, limits)
 
 
-def _device_series(timeline: Timeline, facts: Facts, limits: Limits) -> dict[Holder, Watched]:
-    own = server_uuids(timeline, facts)
-    server: Readings[tuple[str, int]] = {}
-    whole: Readings[tuple[str, int]] = {}
-    for sample in timeline.samples:
-        # Of readings at each second every fifth lists processes: a day of the others need not be looked through.
-        if sample.devices is None or (own and all(device.processes is None for device in sample.devices)):
-            continue
-        for device in server_devices(sample.devices, own):
-            key = (device.uuid, device.index)
-            size = server_bytes(device, facts.server_pids)
-            if size is not None:
-                keep(server, key, sample.at_seconds, size, limits)
-            elif device.memory is not None and not own:
-                # Of devices that are known to be shared the whole says nothing of the server.
-                keep(whole, key, sample.at_seconds, device.memory.used_bytes, limits)
-    whose = SERVER if server else UNSEEN
-    watched = watch_all(server or whole, company(timeline), limits)
-    return {
-        Holder(device_uuid=cuda_uuid(uuid), who=f"GPU {index}, {whose}"): one for (uuid, index), one in watched.items()
-    }
+def _device_series(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Mapping[Holder, Watched], str]:
+    """The server's own bytes on its devices, else the devices'; and whose they are."""
+    seen = history(timeline, facts, limits)
+    return seen.watched("server" if seen.server else "whole", limits), SERVER if seen.server else UNSEEN
 
 
-def _finding(verdict: str, found: Found, what: str, timeline: Timeline, source: str, limits: Limits) -> Finding:
-    """The finding of the component that decides."""
-    holder, trend = found
-    room = _room_bytes(timeline, holder.device_uuid)
-    status, summary = judged(trend, f"{holder.who}: {what}", room, limits)
-    return Finding(
-        id=verdict, status=status, summary=summary, evidence=evidence(trend, holder.who, room, source, limits)
+def _of_device(verdict: str, found: Found, whose: str, timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
+    seen = history(timeline, facts, limits)
+    others = seen.watched("others", limits).get(found[0]) if found[1].shape in LEAKS else None
+    holder = replace(found[0], who=f"{found[0].who}, {whose}")
+    extra = (excluded("growth_of_others_per_hour", others, "nvml"),) if found[1].shape in LEAKS else ()
+    return finding(
+        verdict, (holder, found[1]), "device bytes", _room_bytes(timeline, found[0]), "nvml", limits, extra=extra
     )
 
 
-def _room_bytes(timeline: Timeline, uuid: str) -> int | None:
-    """What is free on a device, as newest read by NVML here or inside a process."""
+def _newest(timeline: Timeline, holder: Holder) -> Allocator | None:
+    """The newest publication of a process, which may be on several devices."""
     for sample in reversed(timeline.samples):
-        told = [device.memory for device in sample.devices or () if cuda_uuid(device.uuid) == uuid]
-        told += [each.memory for each in sample.allocators or () if each.device_uuid.lower() == uuid]
+        for each in sample.allocators or ():
+            if each.device_uuid.lower() == holder.device_uuid and f"{each.title or 'process'} {each.pid}" == holder.who:
+                return each
+    return None
+
+
+def _room_bytes(timeline: Timeline, holder: Holder) -> int | None:
+    """What is free on a holder's device, as newest read by NVML here or inside a process."""
+    for sample in reversed(timeline.samples):
+        told = [device.memory for device in sample.devices or () if cuda_uuid(device.uuid) == holder.device_uuid]
+        told += [each.memory for each in sample.allocators or () if each.device_uuid.lower() == holder.device_uuid]
         free = [memory.free_bytes for memory in told if memory is not None]
         if free:
             return min(free)

@@ -86,6 +86,19 @@ BANKS = (
 )
 
 
+BURST = Bank(
+    name="burst",
+    window_minutes=20,
+    least_minutes=20,
+    block_minutes=1,
+    evaluate_minutes=2,
+    least_bytes_per_hour=4 * 10**9,
+    least_growth_bytes=10**9,
+    persistence=3,
+    certain_persistence=3,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What is still normal. Every judgement takes its thresholds from here and from nowhere else."""
@@ -237,6 +250,12 @@ class Limits:
     banks: tuple[Bank, ...] = BANKS
     """The time scales of growth that is watched and not provoked, the shortest first: none sees 50 MB/h in an hour."""
 
+    burst: Bank = BURST
+    """Growth that no bank is short enough for: reported servers lost 20 GB in 46 minutes."""
+
+    burst_exhaustion_seconds: float = 3600.0
+    """Time to exhaustion up to which such growth counts: with more, the bank of an hour decides."""
+
     bank_filled_ratio: float = 0.75
     """Share of a bank's blocks that must hold readings: neighbours stand in for the others, and are no evidence."""
 
@@ -307,6 +326,9 @@ class Limits:
 
     growth_deceleration_ratio: float = 0.5
     """Slope of a window's later half over its earlier: below it growth is coming to an end (warm-up, a full cache)."""
+
+    levelled_off_ratio: float = 0.25
+    """Rise of the lowest readings over a window's last third, over that before: less, with jumps in it, has ended."""
 
     growth_largest_quarter_ratio: float = 0.7
     """Share of the growth that may come between two quarters of a window: more is one event."""

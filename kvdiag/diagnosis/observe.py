@@ -53,6 +53,11 @@ class IdleFloor:
 
 def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
     """The floor of each stretch in which every engine is idle and none of our own requests is open, in order."""
+    key = ("idle_floors", facts.pools, limits.idle_samples)
+    return timeline.once(key, lambda: _idle_floors(timeline, facts, limits))
+
+
+def _idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
     floors: list[IdleFloor] = []
     stretch: list[Sample] = []
     for sample in (*timeline.samples, None):
@@ -181,7 +186,11 @@ def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:
 
     Over the whole timeline, since only some readings list processes: the devices of one that does not are still known.
     """
-    pids = frozenset(facts.server_pids or ())
+    return timeline.once(("server_uuids", facts.server_pids), lambda: _server_uuids(timeline, facts.server_pids))
+
+
+def _server_uuids(timeline: Timeline, server_pids: tuple[int, ...] | None) -> frozenset[str]:
+    pids = frozenset(server_pids or ())
     own: set[str] = set()
     for sample in timeline.samples if pids else ():
         for device in sample.devices or ():

@@ -1,115 +1,29 @@
-"""What a long timeline without test steps shows of each process and device, as series; and what their banks say."""
+"""What the banks of a component say, as status, sentence and evidence."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
-from kvdiag.diagnosis.banks import Series, Watched, watch
+from kvdiag.diagnosis.banks import Watched
+from kvdiag.diagnosis.history import Holder
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend
-from kvdiag.model import Evidence, Sample, Status, Timeline
+from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
 MB = 10**6
 
-Key = TypeVar("Key", bound=Hashable)
+MIDDLE = 0.5
+"""A chance on the other side of which growth slows down rather than speeds up."""
 
+HARDLY = 1e-6
+"""A chance that nobody would believe in."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Company:
-    """What the engines did beside every other reading: since when they have been idle, and how full they were.
-
-    `began_seconds` is the first reading after the engines' newest restart, `None` where they never restarted.
-    """
-
-    times_seconds: tuple[float, ...]
-    idle_since_seconds: tuple[float, ...]
-    load: tuple[float, ...]
-    began_seconds: float | None
-
-    def at(self, seconds: float, limits: Limits) -> tuple[bool, float | None]:
-        """Whether a reading at that moment is an idle one, and the load beside it."""
-        place = bisect_right(self.times_seconds, seconds) - 1
-        if place < 0 or seconds - self.times_seconds[place] > limits.engine_age_seconds:
-            return False, None
-        return seconds - self.idle_since_seconds[place] >= limits.idle_settle_seconds, self.load[place]
-
-
-def company(timeline: Timeline) -> Company:
-    """The engines over a whole timeline, in one pass."""
-    times: list[float] = []
-    idle_since: list[float] = []
-    load: list[float] = []
-    began: float | None = None
-    tokens: dict[str, int] = {}
-    since = math.inf
-    for sample in timeline.samples:
-        if sample.engines is None:
-            continue
-        since = min(since, sample.at_seconds) if sample.engines_idle else math.inf
-        times.append(sample.at_seconds)
-        idle_since.append(since)
-        load.append(sum(_busy(sample)))
-        for engine in sample.engines:
-            count = engine.prompt_tokens_total
-            # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
-            if count is not None:
-                began = sample.at_seconds if count < tokens.get(engine.engine, 0) else began
-                tokens[engine.engine] = count
-    return Company(
-        times_seconds=tuple(times), idle_since_seconds=tuple(idle_since), load=tuple(load), began_seconds=began
-    )
-
-
-def _busy(sample: Sample) -> Iterable[float]:
-    """How much each engine holds for requests: of its pool where it tells, else how many run."""
-    for engine in sample.engines or ():
-        usage = engine.kv_usage_ratio
-        yield float(engine.requests_running or 0) if usage is None else usage
-
-
-Readings = dict[Key, list[tuple[float, int]]]
-"""Times and bytes of each component, by whatever names it."""
-
-
-def keep(readings: Readings[Key], key: Key, seconds: float, size_bytes: int, limits: Limits) -> None:
-    """Add a reading, unless the one before is so near that a minute's median gains nothing by it."""
-    series = readings.setdefault(key, [])
-    if not series or seconds - series[-1][0] >= limits.watched_seconds:
-        series.append((seconds, size_bytes))
-
-
-def watch_all(readings: Readings[Key], beside: Company, limits: Limits) -> dict[Key, Watched]:
-    """Every component that was there to the end, on every bank that its readings reach, `beside` the engines."""
-    first = min((series[0][0] for series in readings.values()), default=0.0)
-    last = max((series[-1][0] for series in readings.values()), default=0.0)
-    watched = {}
-    for key, series in readings.items():
-        if last - series[-1][0] > limits.reading_age_seconds:
-            continue
-        # Where its beginning was seen, what comes with a beginning is left out; elsewhere the banks' gates have to do.
-        born = max(series[0][0], beside.began_seconds or series[0][0])
-        start = born if born - first <= limits.reading_age_seconds else born + limits.warmup_seconds
-        watched[key] = watch(_series([one for one in series if one[0] >= start], beside, limits), limits)
-    return watched
-
-
-def _series(readings: list[tuple[float, int]], beside: Company, limits: Limits) -> Series:
-    times = tuple(seconds for seconds, _ in readings)
-    states = [beside.at(seconds, limits) for seconds in times]
-    known = any(load is not None for _, load in states)
-    return Series(
-        times_seconds=times,
-        sizes_bytes=tuple(size for _, size in readings),
-        idle=tuple(idle for idle, _ in states),
-        load=tuple(load or 0.0 for _, load in states) if known else None,
-    )
+Found = tuple[Holder, Trend]
+"""The component that decides, by whose bytes it is."""
 
 
 def longest_seconds(watched: Iterable[Watched]) -> float:
@@ -128,15 +42,52 @@ def too_short(watched: Iterable[Watched], what: str, limits: Limits) -> str:
     )
 
 
-def decisive(watched: Mapping[Key, Watched]) -> tuple[Key, Trend] | None:
-    """The component that decides, and its trend: the fastest leak, else what is open, else the largest gain."""
+def decisive(
+    watched: Mapping[Holder, Watched], limits: Limits, room_bytes: Callable[[Holder], int | None]
+) -> Found | None:
+    """The component that decides, and its trend: the fastest leak, else what is open, else the largest gain.
+
+    A burst decides where the room is gone before the shortest bank could tell.
+    """
     trends = [(key, trend) for key, one in watched.items() if (trend := one.decides) is not None]
+    bursts = [
+        (key, one.burst)
+        for key, one in watched.items()
+        if one.burst is not None and _is_urgent(one.burst, room_bytes(key), limits)
+    ]
     order = ("flat", "ended", "event", "unsteady", "steps", "grows")
     return max(
-        trends,
-        key=lambda one: (order.index(one[1].shape), one[1].bytes_per_second, one[1].gain_bytes),
+        (*trends, *bursts),
+        key=lambda one: (order.index(one[1].shape), one[1].certain, one[1].bytes_per_second, one[1].gain_bytes),
         default=None,
     )
+
+
+def _is_urgent(burst: Trend, room_bytes: int | None, limits: Limits) -> bool:
+    left = _left(burst, room_bytes, limits)
+    return left is not None and left.middle <= limits.burst_exhaustion_seconds
+
+
+def finding(
+    verdict: str,
+    found: Found,
+    what: str,
+    room_bytes: int | None,
+    source: str,
+    limits: Limits,
+    extra: Iterable[Evidence] = (),
+) -> Finding:
+    """The finding of the component that decides; `what` are its bytes in words, `extra` is what else was looked at."""
+    holder, trend = found
+    status, summary = judged(trend, f"{holder.who}: {what}", room_bytes, limits)
+    shown = (*evidence(trend, holder.who, room_bytes, source, limits), *extra)
+    return Finding(id=verdict, status=status, summary=summary, evidence=shown)
+
+
+def excluded(name: str, watched: Watched | None, source: str) -> Evidence:
+    """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
+    trend = None if watched is None else watched.decides
+    return number(name, None if trend is None else trend.bytes_per_second * HOUR_SECONDS, "bytes", source)
 
 
 def judged(trend: Trend, subject: str, room_bytes: int | None, limits: Limits) -> tuple[Status, str]:
@@ -145,11 +96,10 @@ def judged(trend: Trend, subject: str, room_bytes: int | None, limits: Limits) -
     left = _left(trend, room_bytes, limits)
     if left is None:
         return status, sentence
-    latest = "unknown" if math.isinf(left.high) else f"{left.high / HOUR_SECONDS:,.1f}"
-    return (
-        status,
-        f"{sentence}; room for {left.middle / HOUR_SECONDS:,.1f} h ({left.low / HOUR_SECONDS:,.1f} to {latest})",
-    )
+    seconds, unit, digits = (HOUR_SECONDS, "h", 1) if left.middle >= 2.0 * HOUR_SECONDS else (60.0, "min", 0)
+    latest = "unknown" if math.isinf(left.high) else f"{left.high / seconds:,.{digits}f}"
+    earliest, middle = (f"{value / seconds:,.{digits}f}" for value in (left.low, left.middle))
+    return status, f"{sentence}; room for {middle} {unit} ({earliest} to {latest})"
 
 
 def _left(trend: Trend, room_bytes: int | None, limits: Limits) -> Interval | None:
@@ -185,6 +135,22 @@ def _next(trend: Trend, limits: Limits) -> str:
     return f"{longer[0].title} of readings would decide" if longer else "the same load on an idle replica would decide"
 
 
+def lookalike(trend: Trend) -> tuple[str, ...]:
+    """What looks most like a growth that is called, and the figure that says it is not; empty where none is called."""
+    if trend.shape not in LEAKS:
+        return ()
+    if trend.shape == "steps":
+        return (f"level steps: {trend.jumps_up} of {trend.jumps_up + trend.jumps_down} go up, at random half would",)
+    later = trend.later_bytes_per_second / trend.bytes_per_second if trend.bytes_per_second > 0.0 else 0.0
+    if trend.p_steady < MIDDLE or later < 1.0:
+        return (f"warm-up or a cache that fills: the later half still grows at {later:.0%} of the rate of the whole",)
+    if trend.p_drift > HARDLY:
+        return (f"memory that only wanders: its chance of so steady a drift is {trend.p_drift:.2g}",)
+    claim = trend.bytes_per_second * trend.hours * HOUR_SECONDS * 2.0 / 3.0
+    ratio = trend.gain_bytes / claim if claim > 0.0 else 0.0
+    return (f"garbage or load that comes and goes: the lowest readings rose by {ratio:.0%} of what the slope says",)
+
+
 def evidence(trend: Trend, who: str, room_bytes: int | None, source: str, limits: Limits) -> tuple[Evidence, ...]:
     """The figures that decided, and how long the room lasts where it is known and used up."""
     left = _left(trend, room_bytes, limits)
@@ -198,6 +164,9 @@ def evidence(trend: Trend, who: str, room_bytes: int | None, source: str, limits
         number("growth_of_the_floor", trend.gain_bytes, "bytes", source),
         number("chance_without_growth", trend.p_rising, "ratio", "computed"),
         number("chance_in_a_random_walk", trend.p_drift, "ratio", "computed"),
+        number("wandering_of_a_healthy_server", round(trend.wanders, 2), "deviations", "computed"),
+        number("chance_that_steady_growth_slows_so", trend.p_steady, "ratio", "computed"),
+        *(number("nearest_lookalike", text, "", "computed") for text in lookalike(trend)),
         number("jumps_up", trend.jumps_up, "jumps", source),
         number("jumps_down", trend.jumps_down, "jumps", source),
         number("smallest_visible_growth", trend.visible_bytes_per_second * HOUR_SECONDS, "bytes per hour", "computed"),

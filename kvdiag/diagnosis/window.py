@@ -252,6 +252,8 @@ def _rising(figures: _Figures, claim: float, halves: tuple[float, float], limits
                 return "ended"
     if figures.gain < limits.growth_floor_ratio * claim / 3.0:
         return "flat"
+    if figures.smooth.ups and _levelled_off(figures.blocks.lows, limits):
+        return "ended"
     step = stats.change(level)
     if step is not None and step.step_share < step.line_share:
         return "event"
@@ -269,6 +271,13 @@ def certain(trend: Trend, limits: Limits) -> bool:
 
 def _drifts(p_drift: float, wanders: float, significance: float, deviations: float, limits: Limits) -> bool:
     return p_drift < significance or (wanders >= deviations and p_drift < limits.wander_significance)
+
+
+def _levelled_off(lows: Sequence[float], limits: Limits) -> bool:
+    """Whether the lowest readings, jumps and all, rose early in the window and hardly since: loaded, and done."""
+    third = len(lows) // 3
+    first, middle, last = min(lows[:third]), min(lows[third:-third]), min(lows[-third:])
+    return last - middle < limits.levelled_off_ratio * (middle - first)
 
 
 def _p_drift(figures: _Figures, limits: Limits) -> float:

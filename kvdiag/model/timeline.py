@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 from kvdiag.model.allocator import Allocator
 from kvdiag.model.possible import count_problem, first, refuse, time_problem
 from kvdiag.model.readings import Device, Engine, Gap, HostProcess
+
+Made = TypeVar("Made")
 
 Phase = Literal["begin", "offer", "release", "end"]
 
@@ -65,10 +68,13 @@ class Sample:
         """Whether every engine says that it is idle; `None` where one does not say or was not seen."""
         if not self.engines:
             return None
-        states = [engine.idle for engine in self.engines]
-        if False in states:
-            return False
-        return None if None in states else True
+        told = True
+        for engine in self.engines:
+            idle = engine.idle
+            if idle is False:
+                return False
+            told = told and idle is not None
+        return True if told else None
 
     def sees_whole(self, requests: int) -> bool:
         """Whether all `requests` of a load of our own were resident in the engines from before to after the reading."""
@@ -186,6 +192,7 @@ class Timeline:
     samples: tuple[Sample, ...]
     marks: tuple[Mark, ...] = ()
     _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _known: dict[Hashable, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse time that runs backwards."""
@@ -194,6 +201,13 @@ class Timeline:
             if any(later < earlier for earlier, later in pairwise(series)):
                 raise ValueError(f"Timeline: {name} are not in ascending time")
         object.__setattr__(self, "_times", times)
+        object.__setattr__(self, "_known", {})
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gives of this timeline, worked out the first time alone; `key` names it."""
+        if key not in self._known:
+            self._known[key] = make()
+        return cast("Made", self._known[key])
 
     def between(self, start_seconds: float, end_seconds: float) -> tuple[Sample, ...]:
         """Samples with start <= time <= end."""

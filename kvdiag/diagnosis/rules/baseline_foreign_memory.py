@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.device_banks import watched_others
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
@@ -39,7 +40,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
     judged = [_judge_history(history, facts, limits, served=served) for history in histories]
     order = ("fault", "suspect", "unknown", "ok")
-    return (min(judged, key=lambda finding: order.index(finding.status)),)
+    worst = min(judged, key=lambda finding: order.index(finding.status))
+    if worst.status != "fault" and not timeline.marks:
+        return (watched_others(timeline, facts, limits, ID) or worst,)
+    return (worst,)
 
 
 def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Seen, ...]]:

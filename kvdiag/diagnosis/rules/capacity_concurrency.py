@@ -8,30 +8,30 @@ wait counts where the pool has no room for one more request of the mean size of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
+TOGETHER = 2
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Count preemptions, and samples in a row in which requests wait for room."""
-    samples = [sample for sample in timeline.samples if sample.engines]
-    counted = [sample for sample in samples if _count_preemptions(sample)]
-    if len(counted) < limits.idle_samples:
-        reason = None if samples else gap_reason(timeline, facts, "vllm")
+    seen = _seen(timeline, facts)
+    if seen.counted < limits.idle_samples:
+        reason = None if seen.samples else gap_reason(timeline, facts, "vllm")
         return unseen(ID, reason or "the engine counts no preemptions")
-    preempted = _preempted(counted)
-    streak, most = _longest_wait(samples, facts)
-    most_running, highest_usage = _peaks(samples)
+    preempted, streak, most = seen.preempted, seen.longest_wait, seen.most_waiting
     evidence: tuple[Evidence, ...] = (
         number("preemptions", preempted, "requests", "vllm"),
         number("most_waiting_for_room", most, "requests", "vllm"),
-        number("most_running", most_running, "requests", "vllm"),
-        number("highest_usage", highest_usage, "ratio", "vllm"),
+        number("most_running", seen.most_running, "requests", "vllm"),
+        number("highest_usage", seen.highest_usage, "ratio", "vllm"),
         number("capacity", _capacity_tokens(facts), "tokens", "vllm"),
     )
     fits = _fits(timeline, facts)
@@ -42,60 +42,52 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if streak >= limits.waiting_samples:
         summary = f"up to {most} requests waited for room in the pool{limit}"
         return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
-    if (
-        not any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
-        and most_running <= 1
-    ):
+    worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
+    if not worked and seen.most_running < TOGETHER:
         return unseen(ID, "no requests ran at the same time")
     return (Finding(id=ID, status="ok", summary="no request waited for room, none was preempted", evidence=evidence),)
 
 
-def _count_preemptions(sample: Sample) -> bool:
-    # A day at each second is looked through: a plain loop takes a third of what a generator does.
-    for engine in sample.engines or ():  # noqa: SIM110
-        if engine.preemptions_total is None:
-            return False
-    return True
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """What the engines showed, over all samples: how many there were, and how many counted preemptions."""
+
+    samples: int = 0
+    counted: int = 0
+    preempted: int = 0
+    longest_wait: int = 0
+    most_waiting: int = 0
+    most_running: int = 0
+    highest_usage: float = 0.0
 
 
-def _preempted(samples: list[Sample]) -> int:
-    """Preemptions over the samples, each engine by its own counter: one may be missing from a page, or start anew."""
+def _seen(timeline: Timeline, facts: Facts) -> _Seen:
+    """Gone through once: a day of samples is long. Each engine counts by itself, and anew when it starts anew."""
+    seen, streak = _Seen(), 0
     last: dict[str, int] = {}
-    total = 0
-    for sample in samples:
-        for engine in sample.engines or ():
-            count = engine.preemptions_total or 0
-            if count != last.get(engine.engine):
-                total += max(count - last.get(engine.engine, count), 0)
-                last[engine.engine] = count
-    return total
-
-
-def _peaks(samples: list[Sample]) -> tuple[int, float]:
-    """Most requests that ran at once over all engines, and the highest usage of any."""
-    most, highest = 0, 0.0
-    for sample in samples:
-        running = 0
-        for engine in sample.engines or ():
+    for sample in timeline.samples:
+        engines = sample.engines
+        if not engines:
+            continue
+        seen.samples += 1
+        running = most = 0
+        counts = True
+        for engine in engines:
             running += engine.requests_running or 0
-            if engine.kv_usage_ratio is not None and engine.kv_usage_ratio > highest:
-                highest = engine.kv_usage_ratio
-        most = max(most, running)
-    return most, highest
-
-
-def _longest_wait(samples: list[Sample], facts: Facts) -> tuple[int, int]:
-    """Most samples in a row with requests waiting for room, and most requests that waited so."""
-    longest, streak, most = 0, 0, 0
-    for sample in samples:
-        waiting = 0
-        for engine in sample.engines or ():
+            seen.highest_usage = max(seen.highest_usage, engine.kv_usage_ratio or 0.0)
+            counts = counts and engine.preemptions_total is not None
             if engine.requests_waiting:
-                waiting = max(waiting, _waiting_for_room(engine, facts))
-        streak = streak + 1 if waiting else 0
-        if waiting:
-            longest, most = max(longest, streak), max(most, waiting)
-    return longest, most
+                most = max(most, _waiting_for_room(engine, facts))
+        seen.most_running = max(seen.most_running, running)
+        streak = streak + 1 if most else 0
+        seen.longest_wait, seen.most_waiting = max(seen.longest_wait, streak), max(seen.most_waiting, most)
+        if counts:
+            seen.counted += 1
+            for engine in engines:
+                count = engine.preemptions_total or 0
+                seen.preempted += max(count - last.get(engine.engine, count), 0)
+                last[engine.engine] = count
+    return seen
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:

@@ -10,6 +10,7 @@ memory. The three states stand in kvdiag/diagnosis/fragmentation.py.
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.device_banks import watched_cache
 from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.fragmentation import (
     History,
@@ -59,7 +60,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     judged = [_judge_process(last, history(timeline, last, limits), limits) for last in newest]
     found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
-    return (left or found,)
+    if left is not None:
+        return (left,)
+    if found.status in ("ok", "unknown") and not timeline.marks:
+        return (watched_cache(timeline, facts, limits, ID) or found,)
+    return (found,)
 
 
 def _left_by_the_load(

@@ -6,12 +6,14 @@ not resident ones, since page cache and mapped weights come and go as the kernel
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
-from kvdiag.diagnosis.passive import Readings, company, decisive, evidence, judged, keep, too_short, watch_all
+from kvdiag.diagnosis.passive import decisive, finding, too_short
 from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.soak_components import soaked
-from kvdiag.diagnosis.soak_verdicts import finding
+from kvdiag.diagnosis.soak_verdicts import finding as of_soak
+from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "leak.host"
@@ -20,32 +22,28 @@ ID = "leak.host"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """A soak's cycles; else watch each process over an hour, six hours and a day, as far as the readings reach."""
     soak = soaked(timeline, facts, limits)
-    found = None if soak is None else finding(ID, soak.of("host"), limits)
+    found = None if soak is None else of_soak(ID, soak.of("host"), limits)
     return _watched(timeline, facts, limits) if found is None else (found,)
 
 
 def _watched(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    readings: Readings[tuple[int, str]] = {}
-    told = False
-    for sample in timeline.samples:
-        for process in sample.host or ():
-            told = True
-            if process.anonymous_bytes is not None:
-                keep(readings, (process.pid, process.name), sample.at_seconds, process.anonymous_bytes, limits)
-    if not readings:
-        if told:
+    """The anonymous bytes of each process, then of all together."""
+    seen = history(timeline, facts, limits)
+    if not seen.anonymous:
+        if any(sample.host for sample in timeline.samples):
             return unseen(ID, "anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would")
         reason = gap_reason(timeline, facts, "host")
         return unseen(ID, reason or "the host memory of the server's processes was not read")
-    watched = watch_all(readings, company(timeline), limits)
-    found = decisive(watched)
+    watched = seen.watched("anonymous", limits)
+    room = _room_bytes(timeline, facts)
+    found = decisive(watched, limits, lambda _: room)
+    if found is not None and found[1].shape not in LEAKS:
+        # What no process shows alone, all of them may: workers that take turns, each too noisy.
+        together = decisive(seen.watched("together", limits), limits, lambda _: room)
+        found = together if together is not None and together[1].shape in LEAKS else found
     if found is None:
         return unseen(ID, too_short(watched.values(), "host memory", limits))
-    (pid, name), trend = found
-    who = f"{name or 'process'} {pid}"
-    room = _room_bytes(timeline, facts)
-    status, summary = judged(trend, f"{who}: anonymous bytes", room, limits)
-    return (Finding(id=ID, status=status, summary=summary, evidence=evidence(trend, who, room, "host", limits)),)
+    return (finding(ID, found, "anonymous bytes", room, "host", limits),)
 
 
 def _room_bytes(timeline: Timeline, facts: Facts) -> int | None:

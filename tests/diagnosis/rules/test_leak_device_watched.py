@@ -8,7 +8,7 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import NON_TORCH, TORCH, judge
-from kvdiag.model import Finding, Timeline
+from kvdiag.model import Finding, KvPool, Timeline
 from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, statuses
 from tests.series import (
     MODELS,
@@ -49,17 +49,22 @@ def test_process_that_grows_for_hours_is_a_fault_with_the_time_that_is_left(busy
     assert pytest.approx((50 * GIB - 7 * 200e6) / 200e6 * 3600.0, rel=0.05) == left
 
 
-def test_device_whose_processes_are_not_listed_is_suspect() -> None:
-    """The same growth may be a neighbour's: not a fault."""
-    actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part))
-    assert {TORCH: "unknown", NON_TORCH: "suspect"} == statuses(tuple(actual.values()))
+@pytest.mark.parametrize(("pools", "expected"), [(FACTS.pools, "fault"), ((), "suspect")], ids=["pool", "no pool"])
+def test_device_whose_processes_are_not_listed(pools: tuple[KvPool, ...], expected: str) -> None:
+    """Beside an engine that took its pool at its start there is no room for a neighbour; else it may be one's."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
+    actual = judge(seen, replace(FACTS, pools=pools), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "unknown", NON_TORCH: expected} == statuses(actual)
 
 
 @pytest.mark.parametrize(
     ("part", "torch", "beside"),
     [
         (torch_part(live=True), "fault", "ok"),
-        (torch_part(reserved=True), "suspect", "ok"),
+        (torch_part(reserved=True), "ok", "ok"),
         (torch_part(outside=True), "ok", "fault"),
         (torch_part(outside=True, told=False), "ok", "fault"),
         (torch_part(live=True, told=False), "fault", "unknown"),
