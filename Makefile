@@ -31,6 +31,7 @@ bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported i
 	@$(BIN)/python -m tests.bench.diagnosis_history || [ $$? = 3 ]
 	@$(BIN)/python -m tests.bench.fleet_power
 	@$(BIN)/python -m tests.bench.soak_power
+	@$(BIN)/python -m tests.bench.day_speed || [ $$? = 1 ]
 	@$(BIN)/python -m tests.bench.fleet_speed || [ $$? = 3 ]
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from time import process_time
 
 import pytest
 
@@ -290,20 +289,3 @@ def test_nothing_that_falls_is_exhausted() -> None:
     assert math.isinf(
         (replace(flat, bytes_per_second=1.0, error_bytes_per_second=1.0).exhaustion_seconds(1, DEFAULT_LIMITS)).high  # type: ignore[union-attr]
     )
-
-
-def test_a_day_at_one_reading_a_second_is_quick() -> None:
-    """All banks of 26 hours at 1 Hz take no more than 0.3 s."""
-    # GIVEN
-    times, sizes, load = memory("slow noise", 1, hours=26.0, tick_seconds=1.0)
-    series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
-
-    # WHEN
-    begin = process_time()
-    actual = watch(series, DEFAULT_LIMITS)
-    took = process_time() - begin
-
-    # THEN
-    report(f"the banks of a day at 1 Hz: {took:.3f} s")
-    assert 4 == len(actual.trends)
-    assert took <= 0.3

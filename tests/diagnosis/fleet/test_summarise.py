@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 import tracemalloc
 from dataclasses import replace
-from time import process_time
 
 import pytest
 
@@ -12,7 +10,7 @@ from kvdiag.diagnosis.fleet import Version
 from kvdiag.model import Facts, Sample, Timeline
 from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, process
 from tests.diagnosis.fleet.replicas import FACTS, day, replica, unloaded
-from tests.series import device_part, hidden_device_part, host_part, report, timeline, torch_part
+from tests.series import device_part, hidden_device_part, host_part, torch_part
 
 HOUR = 3600.0
 MB = 1e6
@@ -157,19 +155,13 @@ def test_unlisted_process_sizes_say_nothing_of_others() -> None:
     assert {"process"} == set(growths(seen))
 
 
-def test_a_day_is_summarised_quickly_and_kept_small() -> None:
-    """A day at a scrape in 30 s takes no more than 30 ms, and a thousand summaries less than 4 MB."""
+def test_summaries_are_small() -> None:
+    """A thousand of a day take less than 4 MB."""
     # GIVEN
-    seen = timeline("slow noise", hours=24.0, tick_seconds=30.0, part=device_part)
-
-    # WHEN
-    took = []
-    for _ in range(5):
-        begin = process_time()
-        replica(seen, "r")
-        took.append(process_time() - begin)
     short = Timeline(samples=day(1, part=device_part).samples[::2])
     replica(short, "first")
+
+    # WHEN
     tracemalloc.start()
     kept = [replica(short, f"replica {number}") for number in range(5)]
     gc.collect()
@@ -177,7 +169,4 @@ def test_a_day_is_summarised_quickly_and_kept_small() -> None:
     tracemalloc.stop()
 
     # THEN
-    report(f"a day of one GPU at 30 s: {min(took) * 1000.0:.0f} ms; a summary: {size:.0f} bytes")
     assert 1000 * size <= 4e6
-    # A tracing debugger or coverage makes every call slower.
-    assert sys.gettrace() is not None or min(took) <= 0.03
