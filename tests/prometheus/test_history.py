@@ -82,8 +82,8 @@ def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None
 
     # THEN
     assert ["vllm-1", "vllm-0"] == [one["subject"]["pod"] for one in document["replicas"]]
-    assert ["suspect", "ok"] == [one["worst"] for one in document["replicas"]]
-    assert {"fault": 0, "suspect": 1, "unknown": 0, "ok": 1} == document["fleet"]["by_worst"]
+    assert ["fault", "ok"] == [one["worst"] for one in document["replicas"]]
+    assert {"fault": 1, "suspect": 0, "unknown": 0, "ok": 1} == document["fleet"]["by_worst"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None
     [
         pytest.param("kv-leak", ["fault", "unknown", "unknown", "unknown"], id="a block stays held"),
         pytest.param("own", ["ok", "fault", "ok", "fault"], id="kvdiag's own names, torch and host grow"),
-        pytest.param("mixed", ["ok", "unknown", "suspect", "unknown"], id="intervals of 15 and 60 seconds"),
+        pytest.param("mixed", ["ok", "unknown", "fault", "unknown"], id="intervals of 15 and 60 seconds"),
         pytest.param("restart", ["ok", "ok", "ok", "unknown"], id="a restart under another address"),
         pytest.param("twice", ["ok", "unknown", "unknown", "unknown"], id="two jobs scrape it"),
         pytest.param("renamed", ["ok", "unknown", "unknown", "unknown"], id="upgraded from 0.9"),
@@ -155,7 +155,7 @@ def test_one_server_on_a_host_has_its_gpu(history: str, diagnose: Diagnose) -> N
     document = whole(diagnose, history, '{rack="one"}')
 
     # THEN
-    assert [["ok", "suspect"]] == [
+    assert [["ok", "fault"]] == [
         statuses(one, "leak.kv_blocks", "leak.device_non_torch") for one in document["replicas"]
     ]
 
@@ -239,8 +239,8 @@ def test_the_text_fits_a_terminal(history: str, diagnose: Diagnose) -> None:
     # THEN
     lines = said.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "SUSPECT  2 replicas: 1 suspect, 1 ok" == lines[0]
-    assert any(line.split()[:2] == ["SUSPECT", "leak/vllm-1"] for line in lines)
+    assert "FAULT  2 replicas: 1 fault, 1 ok" == lines[0]
+    assert any(line.split()[:2] == ["FAULT", "leak/vllm-1"] for line in lines)
     assert "In full: leak/vllm-1" in lines
 
 
