@@ -240,7 +240,9 @@ def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
     Before an engine answers, its weights are still being loaded, or another server's are still there; one that sleeps
     has given its own away.
     """
-    answered = next((sample.at_seconds for sample in timeline.samples if _awake(sample)), 0.0)
+    answered = next((sample.at_seconds for sample in timeline.samples if _awake(sample)), None)
+    if answered is None:
+        return None if any(sample.engines for sample in timeline.samples) else first_devices(timeline)
     since = (one.devices for one in timeline.samples if one.at_seconds >= answered and one.devices is not None)
     return next(since, None) or first_devices(timeline)
 
