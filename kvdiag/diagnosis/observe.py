@@ -235,13 +235,20 @@ def first_devices(timeline: Timeline) -> tuple[Device, ...] | None:
 
 
 def serving_devices(timeline: Timeline) -> tuple[Device, ...] | None:
-    """The first reading of the devices since an engine answered, else the first of all: what the server has at start.
+    """The first reading of the devices since the engines answered awake, else of all: what a server starts with.
 
-    Before an engine answers, its weights are still being loaded, or another server's are still there.
+    Before an engine answers, its weights are still being loaded, or another server's are still there; one that sleeps
+    has given its own away.
     """
-    answered = next((sample.at_seconds for sample in timeline.samples if sample.engines), 0.0)
+    answered = next((sample.at_seconds for sample in timeline.samples if _awake(sample)), None)
+    if answered is None:
+        return None if any(sample.engines for sample in timeline.samples) else first_devices(timeline)
     since = (one.devices for one in timeline.samples if one.at_seconds >= answered and one.devices is not None)
     return next(since, None) or first_devices(timeline)
+
+
+def _awake(sample: Sample) -> bool:
+    return bool(sample.engines) and not any(engine.asleep for engine in sample.engines or ())
 
 
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:

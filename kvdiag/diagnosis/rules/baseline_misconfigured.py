@@ -32,7 +32,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if devices and not own and len(devices) > 1:
         missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()
     elif not devices or any(device.memory is None for device in devices):
-        missing = gap_reason(timeline, facts, "nvml") or "no device memory was read"
+        missing = gap_reason(timeline, facts, "nvml") or "no device memory was read while the server was awake"
     else:
         missing = ""
     found += [_device_problem(device, pool, facts, limits) for device in devices]

@@ -172,6 +172,20 @@ def test_a_gpu_is_judged_as_it_was_when_the_engine_answered() -> None:
     assert "ok" == actual.status
 
 
+def test_a_server_that_sleeps_is_judged_when_it_wakes() -> None:
+    """Asleep it has given pool and weights away, which is no sign of a fraction that does not fit."""
+    # GIVEN a server that is asleep in the first readings
+    empty, full = (device(used_bytes=used) for used in (2 * GIB, 21 * GIB))
+    samples = (
+        Sample(at_seconds=1.0, engines=(replace(engine(), asleep=True),), devices=(empty,)),
+        Sample(at_seconds=2.0, engines=(replace(engine(), asleep=False),), devices=(full,)),
+    )
+    found = [judge(Timeline(samples=seen), Facts(pools=(FRACTION,)), DEFAULT_LIMITS) for seen in (samples, samples[:1])]
+
+    # THEN and not at all where it never does
+    assert ["ok", "unknown"] == [one.status for (one,) in found]
+
+
 def test_others_on_the_device_are_not_the_servers_excess() -> None:
     """A co-tenant's bytes do not make the server exceed its own budget."""
     # GIVEN a server within its budget of a quarter, and a job beside it
