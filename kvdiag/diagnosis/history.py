@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Literal, TypeVar
 
 from kvdiag.diagnosis.banks import Series, Watched, watch
@@ -15,8 +16,11 @@ from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
 
 Key = TypeVar("Key", bound=Hashable)
 
-Readings = dict[Key, list[tuple[float, int]]]
-"""Times and bytes of each component, by whatever names it."""
+Line = tuple[list[float], list[int]]
+"""Times and bytes of one component, side by side."""
+
+Readings = dict[Key, Line]
+"""Those of each, by whatever names it."""
 
 
 Part = Literal["anonymous", "together", "live", "reserved", "unused", "outside", "server", "whole", "others"]
@@ -101,9 +105,7 @@ class History:
     def grew(self, part: Part, least_bytes: int) -> bool:
         """Whether a component of anything moved by so much at all: most do not, and need no test."""
         series: Readings[Holder] = getattr(self, part)
-        return any(
-            max(size for _, size in one) - min(size for _, size in one) >= least_bytes for one in series.values()
-        )
+        return any(max(sizes) - min(sizes) >= least_bytes for _, sizes in series.values())
 
 
 def history(timeline: Timeline, facts: Facts, limits: Limits) -> History:
@@ -122,7 +124,7 @@ class _Gathering:
         self._least = limits.watched_seconds
         self._limits = limits
         self._kept: dict[Hashable, float] = {}
-        self._series: dict[str, dict[Hashable, list[tuple[float, int]]]] = {}
+        self._series: dict[str, dict[Hashable, Line]] = {}
         self._names: dict[Hashable, Holder] = {}
 
     def history(self) -> History:
@@ -156,16 +158,21 @@ class _Gathering:
                     self._add("anonymous", key_of, at_seconds, process.anonymous_bytes)
         parts = {name: self._named(name) for group in GROUPS for name in group}
         engines = company(self._timeline)
-        times = {seconds for part in parts.values() for series in part.values() for seconds, _ in series}
-        moments = {seconds: engines.at(seconds, self._limits) for seconds in times}
+        moments: dict[float, Moment] = {}
+        for times, _ in (line for part in parts.values() for line in part.values()):
+            for seconds in times:
+                if seconds not in moments:
+                    moments[seconds] = engines.at(seconds, self._limits)
         return History(engines=engines, moments=moments, _known={}, **parts)
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
-        # Of readings at each second every fifth lists processes: a day of the others need not be looked through.
+        source = (devices[0].uuid, len(devices))
+        if at_seconds - self._kept.get(source, -math.inf) < self._least:
+            return
+        # Of readings at each second every fifth lists processes, and the others tell nothing of the server's.
         if self._own and all(device.processes is None for device in devices):
             return
-        if not self._due((devices[0].uuid, len(devices)), at_seconds):
-            return
+        self._kept[source] = at_seconds
         for device in server_devices(devices, self._own):
             key = (device.uuid, device.index)
             if key not in self._names:
@@ -195,15 +202,19 @@ class _Gathering:
         return True
 
     def _add(self, part: str, key: Hashable, at_seconds: float, size_bytes: int) -> None:
-        self._series.setdefault(part, {}).setdefault(key, []).append((at_seconds, size_bytes))
+        lines = self._series.get(part)
+        if lines is None:
+            lines = self._series[part] = {}
+        line = lines.get(key)
+        if line is None:
+            line = lines[key] = ([], [])
+        line[0].append(at_seconds)
+        line[1].append(size_bytes)
 
     def _named(self, part: str) -> Readings[Holder]:
         """The series of a part by their holders, a process of the same name and number anew apart from the old."""
-        return {
-            holder: series
-            for key, series in sorted(self._series.get(part, {}).items(), key=lambda one: one[1][-1][0])
-            for holder in (self._names[key],)
-        }
+        lines = sorted(self._series.get(part, {}).items(), key=lambda one: one[1][0][-1])
+        return {self._names[key]: line for key, line in lines}
 
 
 def company(timeline: Timeline) -> Company:
@@ -258,39 +269,42 @@ def _unused(engines: tuple[Engine, ...]) -> bool:
 
 
 def watch_all(
-    readings: Mapping[Key, list[tuple[float, int]]],
-    seen: Sequence[list[tuple[float, int]]],
+    readings: Mapping[Key, Line],
+    seen: Sequence[Line],
     beside: Company,
     moments: Mapping[float, Moment],
     limits: Limits,
 ) -> dict[Key, Watched]:
     """Every component that was there to the end of all that was `seen` with it, on every bank, beside the engines."""
-    first = min((series[0][0] for series in seen), default=0.0)
-    last = max((series[-1][0] for series in seen), default=0.0)
+    first = min((times[0] for times, _ in seen), default=0.0)
+    last = max((times[-1] for times, _ in seen), default=0.0)
     served = beside.times_seconds[0] if beside.times_seconds else None
     watched = {}
-    for key, series in readings.items():
-        if last - series[-1][0] > limits.reading_age_seconds:
+    for key, line in readings.items():
+        times, _ = line
+        if last - times[-1] > limits.reading_age_seconds:
             continue
         # Where its beginning was seen, what comes with a beginning is left out; elsewhere the banks' gates have to do.
-        born = max(series[0][0], beside.began_seconds or series[0][0])
+        born = max(times[0], beside.began_seconds or times[0])
         begun = beside.fresh or born - first > limits.reading_age_seconds
         start = born + limits.warmup_seconds if begun else born
-        watched[key] = watch(_series(series, start, moments), limits, served)
+        watched[key] = watch(_series(line, start, moments), limits, served)
     return watched
 
 
-def _series(readings: list[tuple[float, int]], start_seconds: float, moments: Mapping[float, Moment]) -> Series:
+def _series(line: Line, start_seconds: float, moments: Mapping[float, Moment]) -> Series:
     """The readings since a start beside the engines, without those of engines asleep: their weights are elsewhere."""
-    known = [
-        (seconds, size, *moment)
-        for seconds, size in readings
-        if seconds >= start_seconds and not (moment := moments[seconds])[2]
-    ]
-    if not known:
-        return Series(times_seconds=(), sizes_bytes=(), idle=())
-    times, sizes, idle, load, _ = zip(*known, strict=True)
+    first = bisect_left(line[0], start_seconds)
+    times, sizes = line[0][first:], line[1][first:]
+    beside = [moments[seconds] for seconds in times]
+    awake = [not asleep for _, _, asleep in beside]
+    if not all(awake):
+        times, sizes, beside = (list(compress(each, awake)) for each in (times, sizes, beside))  # type: ignore[assignment]
+    load = [each for _, each, _ in beside]
     told = any(each is not None for each in load)
     return Series(
-        times_seconds=times, sizes_bytes=sizes, idle=idle, load=tuple(each or 0.0 for each in load) if told else None
+        times_seconds=tuple(times),
+        sizes_bytes=tuple(sizes),
+        idle=tuple([idle for idle, _, _ in beside]),
+        load=tuple([each or 0.0 for each in load]) if told else None,
     )

@@ -277,8 +277,8 @@ class Limits:
     engine_age_seconds: float = 90.0
     """Age of an engine's reading that still tells whether another was idle: scrapes come every 15 to 60 s."""
 
-    watched_seconds: float = 4.5
-    """Least time between two readings of a component that is watched for hours: process lists come every 5 s."""
+    watched_seconds: float = 14.5
+    """Least time between two readings of a component that is watched for hours: four in a minute give its median."""
 
     warmup_seconds: float = 1800.0
     """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
