@@ -115,6 +115,11 @@ class _Recording:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._begun = False
+        if path is not None:
+            try:
+                path.open("ab").close()
+            except OSError as error:
+                raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
 
     def begin(self, recorder: Recorder, facts: Facts, stack: ExitStack) -> None:
         if self._path is not None:

@@ -93,7 +93,8 @@ class Recorder:
 
     def keep_in(self, trace: TraceWriter) -> None:
         """Write to `trace` what comes, and before it what there is already."""
-        for entry in (*self._samples, *self._marks):
+        entries: list[Sample | Mark] = [*self._samples, *self._marks]
+        for entry in entries:
             trace.add(entry)
         self._trace = trace
 
