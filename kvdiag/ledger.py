@@ -21,6 +21,9 @@ _ORIGINS: dict[Provenance, str] = {
     "computed": "its blocks, each as large as the model's config makes it",
 }
 
+_LARGE = (("kv_pool", "KV pool"), ("weights", "weights"))
+"""Components of a server that lie in its rest where their size is not known, and what they are called there."""
+
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
     """The lines of every device in a sample; without a device, what the engine alone tells of its pool (`gpu` None)."""
@@ -102,7 +105,10 @@ def _server_lines(
     parts = _parts(device, facts, ranks)
     if not allocators:
         rest = held - sum(line.bytes for line in parts)
-        detail = f"context, activations, graphs, allocator cache of pid {pids}" if parts else f"all of pid {pids}"
+        told = {line.component for line in parts}
+        untold = [name for component, name in _LARGE if component not in told]
+        inside = ", ".join((*untold, "context", "activations", "graphs", "allocator cache"))
+        detail = f"{inside} of pid {pids}" if parts else f"all of pid {pids}"
         return [*parts, _line(device, "server_other", rest, "computed", detail)]
     reserved = sum(each.reserved_bytes for each in allocators)
     lines = _torch_lines(device, allocators, _pool_apart(parts, sample, facts), reserved)

@@ -165,6 +165,24 @@ def test_every_line_of_a_server_alone() -> None:
     assert expected == actual
 
 
+@pytest.mark.parametrize(
+    ("facts", "detail"),
+    [
+        (replace(SERVER, pools=()), "KV pool, context, activations, graphs, allocator cache of pid 100"),
+        (replace(SERVER, weights_bytes=None), "weights, context, activations, graphs, allocator cache of pid 100"),
+        (replace(SERVER, pools=(), weights_bytes=None), "all of pid 100"),
+    ],
+    ids=["no pool", "no weights", "neither"],
+)
+def test_what_is_not_told_apart_is_named_in_the_rest(facts: Facts, detail: str) -> None:
+    """A pool or weights of unknown size are among the server's other bytes, and the line says so."""
+    # GIVEN
+    found = lines(device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)), of=facts)
+
+    # THEN
+    assert [detail] == [line.detail for line in found if line.component == "server_other"]
+
+
 def test_another_process_has_its_own_line() -> None:
     """What is not the server's stands under its own name and pid."""
     # GIVEN a training job beside the server

@@ -29,7 +29,10 @@ def log_memory(label: str = "", *, logger: logging.Logger | None = None, level: 
     report = memory_report()
     told = logger or _log
     before = f"{label}: " if label else ""
-    if not report["devices"]:
+    unread = report["errors"].get("torch")
+    if unread is not None:
+        told.log(level, "%sGPU memory held by torch cannot be read: %s", before, unread)
+    elif not report["devices"]:
         told.log(level, "%sno GPU memory held by torch in this process", before)
     for device in report["devices"]:
         told.log(level, "%sGPU %d: %s", before, device["index"], ", ".join(_amounts(device)))

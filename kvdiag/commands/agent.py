@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +19,8 @@ PACKAGE = "kvdiag_agent"
 SITE = "sitecustomize"
 ENTRY_POINTS = f"[vllm.general_plugins]\n{PACKAGE} = {PACKAGE}:register\n"
 METADATA = f"Metadata-Version: 2.1\nName: {PACKAGE.replace('_', '-')}\nVersion: {kvdiag.__version__}\n"
-FILE_MODE = 0o644
-"""The server often runs as another user than the container that fills the folder."""
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+"""Whatever the umask: the server often runs as another user than the container that fills the folder."""
 
 
 @click.group()
@@ -35,6 +36,8 @@ def install(directory: Path) -> None:
     The agent needs no other package: DIRECTORY can be a volume that the server's container mounts.
     """
     directory = directory.absolute()
+    if os.pathsep in str(directory):
+        raise KvdiagError(f"cannot install into {directory}: PYTHONPATH takes no path with {os.pathsep!r} in it")
     try:
         for name, content in files().items():
             _write(directory / name, content)
@@ -65,13 +68,24 @@ def files() -> Mapping[str, bytes]:
 
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a server may be starting from the version before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.new")
+    # Whoever else may write here could have laid a link in this place.
+    unfinished.unlink(missing_ok=True)
     try:
-        unfinished.write_bytes(content)
+        with unfinished.open("xb") as file:
+            file.write(content)
         unfinished.chmod(FILE_MODE)
         unfinished.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder, and those that it is in, where there is none; modes of folders that are there stay."""
+    if not path.exists():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        path.chmod(FOLDER_MODE)

@@ -26,6 +26,7 @@ from kvdiag.outputs import jsondoc, text
 from kvdiag.sources.nvml import NvmlSource
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.publication import devices_inside
+from kvdiag.sources.torch_allocator import SOURCE as AGENTS
 
 SPLIT_SECONDS = 2.0
 """An agent sees the request within a second, and publishes."""
@@ -56,8 +57,10 @@ def command(
     )
     lines = ledger(sample, facts)
     if not lines:
-        reason = next((gap.reason for gap in sample.gaps), "neither a device nor a KV pool was seen")
-        raise KvdiagError(f"nothing to audit: {reason}")
+        # The first gap is why there is nothing; whoever has named an agents' folder is told of that as well.
+        told = [*sample.gaps[:1], *(gap for gap in sample.gaps[1:] if gap.source == AGENTS)]
+        reasons = "; ".join(gap.reason for gap in told) or "neither a device nor a KV pool was seen"
+        raise KvdiagError(f"nothing to audit: {reasons}")
     if output == "json":
         print_json(jsondoc.audit_document(facts, sample, lines, sample.gaps))
     else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import click
@@ -84,7 +85,8 @@ def command(
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
     # What a supervisor sends is a Ctrl-C: requests are taken back, the trace is closed, a simulated server ended.
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # noqa: ARG005 - its form
+    signal.signal(signal.SIGTERM, _interrupt)
+    recording = _Recording(record)
     with ExitStack() as stack:
         if simulate is not None:
             url = stack.enter_context(simulated(simulate))
@@ -95,11 +97,11 @@ def command(
             insecure=insecure,
             agent_dir=agent_dir,
             force=force,
-            record=record,
+            recording=recording,
             soak=None if soak is None else partial(plan_soak, soak, cycle_seconds=soak_cycle),
             dry_run=dry_run,
         )
-        result = _interruptible(work, record)
+        result = _interruptible(work, recording)
     if result is None:
         return 0
     diagnosis = diagnose(*result, limits_of(reserved_gap_bytes))
@@ -107,13 +109,56 @@ def command(
     return exit_code(diagnosis.worst)
 
 
-def _interruptible(work: Coroutine[Any, Any, T], record: Path | None) -> T:
+class _Recording:
+    """The trace of --record, begun with the first load: a run that is refused leaves the file before it as it was."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._begun = False
+        if path is not None:
+            try:
+                path.open("ab").close()
+            except OSError as error:
+                raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
+
+    def begin(self, recorder: Recorder, facts: Facts, stack: ExitStack) -> None:
+        if self._path is not None:
+            recorder.keep_in(stack.enter_context(TraceWriter(self._path, facts)))
+            self._begun = True
+
+    @property
+    def told(self) -> str:
+        """Where what was seen is, as the end of a sentence."""
+        return f"; what was seen is in {self._path}" if self._begun else ""
+
+
+def _interruptible(work: Coroutine[Any, Any, T], recording: _Recording) -> T:
     """Run to the end, or until Ctrl-C: asyncio cancels the work, which gives up its requests and closes its trace."""
     try:
-        return asyncio.run(work)
-    except KeyboardInterrupt as error:
-        kept = "" if record is None else f"; what was seen is in {record}"
-        raise KvdiagError(f"interrupted: its own requests are cancelled, there is no verdict{kept}") from error
+        return asyncio.run(_until_terminated(work))
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        raise KvdiagError(
+            f"interrupted: its own requests are cancelled, there is no verdict{recording.told}"
+        ) from error
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """Have SIGTERM cancel the work. It cannot be passed on as SIGINT, which a shell's background jobs ignore."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    before = signal.signal(signal.SIGTERM, cancel)
+    try:
+        return await work
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
+    raise KeyboardInterrupt
 
 
 async def _run(
@@ -124,7 +169,7 @@ async def _run(
     insecure: bool,
     agent_dir: Path | None,
     force: bool,
-    record: Path | None,
+    recording: _Recording,
     soak: Callable[[Facts, Speed | None], SoakPlan] | None,
     dry_run: bool,
 ) -> tuple[Timeline, Facts] | None:
@@ -135,18 +180,20 @@ async def _run(
                 _print_soak(soak(connection.facts, None))
             return None
         with ExitStack() as stack:
-            trace = None if record is None else stack.enter_context(TraceWriter(record, connection.facts))
+            recorder = Recorder()
             tell = stack.enter_context(show_progress())
             agents = agent_reader(agent_dir)
             if agents is not None:
                 stack.callback(agents.close)
-            return await _active(connection, agents, Recorder(trace), tell, soak), connection.facts
+            begin = partial(recording.begin, recorder, connection.facts, stack)
+            return await _active(connection, agents, recorder, begin, tell, soak), connection.facts
 
 
 async def _active(
     connection: Connection,
     agents: Patient[AllocatorReading] | None,
     recorder: Recorder,
+    begin: Callable[[], None],
     tell: Callable[[Progress], None],
     soak: Callable[[Facts, Speed | None], SoakPlan] | None,
 ) -> Timeline:
@@ -173,6 +220,7 @@ async def _active(
         recorder=recorder,
         clock=clock,
         progress=tell,
+        begin=begin,
         soak=None if soak is None else partial(soak, connection.facts),
     )
     return await feed.run()

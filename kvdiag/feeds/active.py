@@ -101,9 +101,15 @@ class ActiveFeed:
         recorder: Recorder,
         clock: Clock,
         progress: Callable[[Progress], None],
+        begin: Callable[[], None] = lambda: None,
         soak: Callable[[Speed | None], SoakPlan] | None = None,
     ) -> None:
-        """Keep the parts; nothing is offered yet. `soak` plans what follows the steps, for a server of that speed."""
+        """Keep the parts; nothing is offered yet.
+
+        `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the
+        steps, for a server of that speed.
+        """
+        self._begin = begin
         self._soak = soak
         self._steps = steps
         self._facts = facts
@@ -139,6 +145,7 @@ class ActiveFeed:
 
     async def _offer_all(self) -> None:
         await self._wait_for_quiet()
+        self._begin()
         total = len(self._steps) + (self._soak is not None)
         planned: tuple[PlannedStep, ...] = ()
         speed: Speed | None = None

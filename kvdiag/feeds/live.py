@@ -91,6 +91,13 @@ class Recorder:
         self._news.set()
         self._news = asyncio.Event()
 
+    def keep_in(self, trace: TraceWriter) -> None:
+        """Write to `trace` what comes, and before it what there is already."""
+        entries: list[Sample | Mark] = [*self._samples, *self._marks]
+        for entry in entries:
+            trace.add(entry)
+        self._trace = trace
+
     @property
     def count(self) -> int:
         """How many samples there are."""

@@ -57,7 +57,11 @@ def gather(
         elif path.is_dir():
             read, gaps = read_folder(path)
             if not read:
-                damaged = f": {gaps[0].reason}" if gaps else ", so no process with an agent ran out of memory"
+                damaged = (
+                    f": {gaps[0].reason}"
+                    if gaps
+                    else ": no agent has seen an allocation fail, or it is the wrong folder"
+                )
                 gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
             found += read
             case = replace(case, gaps=(*case.gaps, *gaps))

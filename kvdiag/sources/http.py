@@ -75,7 +75,9 @@ class HttpReader:
         method = "GET" if body is None else "POST"
         async with self._client.stream(method, path, params=list(params), json=body, headers=UNPACKED) as response:
             if response.status_code in (401, 403):
-                reason = f"{response.status_code} on {path}: the server wants a key, pass --api-key"
+                given = "Authorization" in response.request.headers
+                why = "the server refuses the key that was given" if given else "the server wants a key, pass --api-key"
+                reason = f"{response.status_code} on {path}: {why}"
                 raise Unreadable("failed", reason, status=response.status_code)
             if response.status_code != httpx2.codes.OK:
                 kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"

@@ -58,6 +58,20 @@ def test_one_line_per_gpu_is_logged(server: dict[str, str]) -> None:
     assert f"kvdiag after load: GPU 0: 516 MiB allocated, 596 MiB reserved, {split}" == line
 
 
+def test_what_torch_does_not_tell_is_not_called_nothing(server: dict[str, str]) -> None:
+    """Memory that cannot be read is said to be so, never that there is none."""
+    # WHEN
+    line = run(
+        SERVER + "del torch.cuda.memory_stats_as_nested_dict\n"
+        "logging.basicConfig(stream=sys.stdout, level=20, format='\"%(message)s\"')\n"
+        "kvdiag.log_memory()",
+        server,
+    )
+
+    # THEN
+    assert line.startswith("GPU memory held by torch cannot be read: AttributeError: ")
+
+
 def test_without_torch_nothing_is_held_and_nothing_imported(caplog: pytest.LogCaptureFixture) -> None:
     """In a process that has no torch the report has no device, and no torch is imported for it."""
     # WHEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import stat
 from pathlib import Path
 
@@ -68,6 +69,47 @@ def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert f"kvdiag: cannot install into {tmp_path}/file: Not a directory\n" == result.stderr
 
 
+def test_any_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
+    """The server runs as another user than the container that fills the folder, whose umask may be strict."""
+    # GIVEN
+    before = os.umask(0o077)
+
+    # WHEN
+    try:
+        command("agent", "install", str(tmp_path / "volume" / "agent"))
+    finally:
+        os.umask(before)
+
+    # THEN
+    folders = [path for path in (tmp_path / "volume").rglob("*") if path.is_dir()]
+    assert {0o755} == {stat.S_IMODE(path.stat().st_mode) for path in folders}
+
+
+def test_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    """Who may write in the folder, as the server may, cannot have kvdiag write elsewhere."""
+    # GIVEN
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "agent" / "kvdiag_agent").mkdir(parents=True)
+    (tmp_path / "agent" / "kvdiag_agent" / ".thread.py.new").symlink_to(tmp_path / "precious")
+
+    # WHEN
+    result = command("agent", "install", str(tmp_path / "agent"))
+
+    # THEN
+    assert (0, "precious") == (result.code, (tmp_path / "precious").read_text())
+    assert not (tmp_path / "agent" / "kvdiag_agent" / "thread.py").is_symlink()
+
+
+def test_path_that_no_pythonpath_can_hold_is_refused(tmp_path: Path) -> None:
+    """A colon would make two folders of it, of which neither is there."""
+    # WHEN
+    result = command("agent", "install", str(tmp_path / "a:b"))
+
+    # THEN
+    assert (3, "") == (result.code, result.stdout)
+    assert "PYTHONPATH takes no path with ':' in it" in result.stderr
+
+
 def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:
     """kvdiag itself declares the plugin."""  # noqa: D403 - its name
     # WHEN
@@ -78,10 +120,11 @@ def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:
 
 
 def test_audit_says_what_it_looked_for(tmp_path: Path) -> None:
-    """Without a GPU and without agents the audit has nothing, and says of the first why."""
+    """Without a GPU and without agents the audit has nothing, and says of each why."""
     # WHEN
     result = command("audit", "--agent-dir", str(tmp_path))
 
     # THEN
-    assert (3, "") == (result.code, result.stdout)
+    assert (3, "", 1) == (result.code, result.stdout, result.stderr.count("\n"))
     assert result.stderr.startswith("kvdiag: nothing to audit: ")
+    assert f"; no agent publishes in {tmp_path}" in result.stderr

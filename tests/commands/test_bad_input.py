@@ -236,6 +236,16 @@ def test_key_that_no_header_takes_is_told(key: str) -> None:
     assert "the API key has characters that no server takes: is it the right one?" == actual
 
 
+def test_key_that_is_refused_is_told() -> None:
+    """Who has given a key is not asked to give one."""
+    # WHEN
+    with Hostile({"/v1/models": reply("", status=401)}) as server:
+        actual = refusal("run", "--url", server.url, env={"KVDIAG_API_KEY": "wrong"})
+
+    # THEN
+    assert f"{server.url}: 401 on /v1/models: the server refuses the key that was given" == actual
+
+
 CHECK = "check the URL, is a vLLM server there?"
 HTML = reply("<!DOCTYPE html>\n<html>\n<body>\nLogin\n</body>\n</html>\n", content_type="text/html")
 

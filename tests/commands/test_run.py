@@ -129,6 +129,36 @@ def test_interrupted_simulation_leaves_no_server_behind(sent: signal.Signals) ->
     assert eventually(lambda: not any(child.is_running() for child in found))
 
 
+def test_background_job_is_ended_by_sigterm(slow_drill: Client) -> None:
+    """A shell starts its background jobs with SIGINT ignored: SIGTERM ends such a run all the same."""
+    # GIVEN
+    with started("run", "--url", url_of(slow_drill), sigint="ignore") as process:
+        read_while(process, lambda: running(slow_drill) == 1)
+
+        # WHEN
+        process.send_signal(signal.SIGTERM)
+        result = finished(process)
+
+    # THEN
+    last = "kvdiag: interrupted: its own requests are cancelled, there is no verdict"
+    assert (3, last) == (result.code, result.stderr.splitlines()[-1])
+    assert eventually(lambda: running(slow_drill) == 0)
+
+
+def test_refused_run_leaves_an_earlier_trace(tmp_path: Path, drill: Client) -> None:
+    """A run that offers nothing does not write over what an earlier one has recorded."""
+    # GIVEN
+    (tmp_path / "trace.jsonl").write_text("what an earlier run has seen")
+
+    # WHEN
+    with traffic(drill):
+        result = kvdiag("run", "--url", url_of(drill), "--record", str(tmp_path / "trace.jsonl"))
+
+    # THEN
+    assert 3 == result.code
+    assert "what an earlier run has seen" == (tmp_path / "trace.jsonl").read_text()
+
+
 def test_other_traffic_is_refused(drill: Client) -> None:
     """A server that somebody else uses is not measured: their requests would be taken for ours."""
     # WHEN

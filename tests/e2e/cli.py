@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 # A run takes under a minute on idle cores; this is for machines where several things share them.
 RUN_LIMIT_SECONDS = 300.0
@@ -58,11 +58,13 @@ def kvdiag(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
 
 
 @contextmanager
-def started(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *arguments: str, env: Mapping[str, str] | None = None, sigint: Literal["default", "ignore"] = "default"
+) -> Iterator[subprocess.Popen[str]]:
     """The command line, running; killed at the end where it still does."""
     process = subprocess.Popen(
         # A test run started in the background of a shell ignores SIGINT, and its children with it: they shall not.
-        ["env", "--default-signal=SIGINT", sys.executable, "-m", "kvdiag", *arguments],
+        ["env", f"--{sigint}-signal=SIGINT", sys.executable, "-m", "kvdiag", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
