@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2
 
 import kvdiag
+from kvdiag.commands.address import pasted
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.facts import gather_facts
 from kvdiag.feeds.live import AllocatorReading, DeviceReading
@@ -43,19 +44,8 @@ def base_url(url: str) -> str:
         KvdiagError: it is no http or https address.
 
     """
-    refusal = KvdiagError(f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000")
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        httpx2.URL(urlunsplit(parts))
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except (ValueError, httpx2.InvalidURL) as error:
-        raise refusal from error
-    if not valid:
-        raise refusal
-    path = parts.path.rstrip("/")
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        path = path.removesuffix(suffix)
-    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+    refusal = f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000"
+    return urlunsplit(pasted(url, SUFFIXES, refusal))
 
 
 def without_credentials(url: str) -> str:

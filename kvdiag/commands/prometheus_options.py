@@ -18,6 +18,7 @@ import click
 import httpx2
 
 import kvdiag
+from kvdiag.commands.address import pasted
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.prometheus import Window
 
@@ -177,22 +178,12 @@ def access(
 
 
 def _address(url: str) -> tuple[str, str | None, str | None]:
-    refusal = KvdiagError(f"{_shown(url)!r} is not the address of a Prometheus: give one as http://prometheus:9090")
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        httpx2.URL(urlunsplit(parts))
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except (ValueError, httpx2.InvalidURL) as error:
-        raise refusal from error
-    if not valid:
-        raise refusal
-    path = parts.path.rstrip("/")
-    for suffix in SUFFIXES:
-        path = path.removesuffix(suffix)
+    refusal = f"{_shown(url)!r} is not the address of a Prometheus: give one as http://prometheus:9090"
+    parts = pasted(url, SUFFIXES, refusal)
     host = parts.netloc.rpartition("@")[2]
     user = None if parts.username is None else unquote(parts.username)
     password = None if parts.password is None else unquote(parts.password)
-    return urlunsplit((parts.scheme, host, f"{path.rstrip('/')}/", "", "")), user, password
+    return urlunsplit(parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/")), user, password
 
 
 def _shown(url: str) -> str:

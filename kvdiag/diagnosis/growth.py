@@ -119,7 +119,8 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         return problem
     if other := other_tokens(timeline, span):
         return f"other traffic: the server took {whole_number(other)} prompt tokens that are not ours"
-    ours, most = span.workload.requests if span.workload is not None else 0, most_open(timeline, span)
+    ours = span.workload.requests if span.workload is not None else 0
+    most = most_open(timeline, span, limits.idle_samples)
     if most > ours:
         return f"other traffic: up to {most} requests ran or waited, {ours} of them ours"
     seen = len(whole_load(timeline, span))

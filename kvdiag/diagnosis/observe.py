@@ -152,17 +152,23 @@ def most_waiting(timeline: Timeline, span: Span) -> int:
     )
 
 
-def most_open(timeline: Timeline, span: Span) -> int:
-    """The most requests, whosesoever, that any sample of a span's load saw running or waiting; 0 where not counted."""
+def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
+    """The most requests, whosesoever, that so many samples in a row of a span's load saw running or waiting.
+
+    One alone may catch a request twice: data-parallel engines tell each at its own time that one ended and one began.
+    0 where none is counted; fewer samples than that are taken as they are.
+    """
     if span.offer_seconds is None:
         return 0
     end = span.release_seconds if span.release_seconds is not None else float("inf")
-    return max(
-        (
-            sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
-            for sample in timeline.between(span.offer_seconds, end)
-        ),
-        default=0,
+    counts = [
+        sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines)
+        for sample in timeline.between(span.offer_seconds, end)
+        if sample.engines is not None
+    ]
+    width = min(in_a_row, len(counts))
+    return (
+        max((min(counts[place : place + width]) for place in range(len(counts) - width + 1)), default=0) if width else 0
     )
 
 

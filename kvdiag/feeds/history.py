@@ -24,7 +24,7 @@ from kvdiag.feeds.history_facts import (
 )
 from kvdiag.feeds.history_gpu import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history_host import host_of
-from kvdiag.model import Engine, Facts, Gap, Sample, Timeline
+from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus import SOURCE, History, Lost
 from kvdiag.sources.prometheus_names import METRICS, VLLM
 
@@ -155,18 +155,6 @@ def _by_time(times: Sequence[float], values: Sequence[T | None]) -> dict[float, 
     return {moment: value for moment, value in zip(times, values, strict=True) if value is not None}
 
 
-_WHOLE = (
-    "requests_running",
-    "requests_waiting",
-    "requests_waiting_for_capacity",
-    "preemptions_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "prefix_queries_total",
-    "prefix_hits_total",
-)
-
-
 def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float], list[tuple[Engine, ...] | None]]:
     """The engines at each moment that one of them was read."""
     flat: dict[tuple[str, str], Column] = {
@@ -176,7 +164,7 @@ def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float
     nothing = [None] * len(times)
     every: list[list[Engine | None]] = []
     for label in sorted({label for label, _ in flat}, key=lambda label: (len(label), label)):
-        wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *_WHOLE)]
+        wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *ENGINE_COUNTS)]
         # An idle engine says the same for hours.
         known: dict[tuple[float | None, ...], Engine | None] = {}
         told: list[Engine | None] = []
@@ -193,7 +181,7 @@ def _engine(label: str, row: Sequence[float | None]) -> Engine | None:
     usage, awake, *counts = row
     if usage is None and all(count is None for count in counts):
         return None
-    whole = {name: round(count) for name, count in zip(_WHOLE, counts, strict=True) if count is not None}
+    whole = {name: round(count) for name, count in zip(ENGINE_COUNTS, counts, strict=True) if count is not None}
     return Engine(engine=label, kv_usage_ratio=usage, asleep=None if awake is None else awake == 0, **whole)
 
 

@@ -11,6 +11,7 @@ from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, Reserved
 from kvdiag.model.facts import Facts, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import (
+    ENGINE_COUNTS,
     Device,
     Engine,
     Gap,
@@ -25,6 +26,7 @@ from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Time
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
 __all__ = [
+    "ENGINE_COUNTS",
     "MAX_BYTES",
     "MAX_COUNT",
     "NATIVE",

@@ -105,6 +105,19 @@ def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.uuid not in parents)
 
 
+ENGINE_COUNTS = (
+    "requests_running",
+    "requests_waiting",
+    "requests_waiting_for_capacity",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "prefix_queries_total",
+    "prefix_hits_total",
+)
+"""The fields of an `Engine` that are whole numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine (data-parallel rank) as its page shows it; `engine` is the page's label, "0" where it has none."""
@@ -128,19 +141,7 @@ class Engine:
             self,
             first(
                 None if usage is None or 0.0 <= usage <= 1.0 else f"kv_usage_ratio is {usage}, not within 0..1",
-                *(
-                    count_problem(name, getattr(self, name))
-                    for name in (
-                        "requests_running",
-                        "requests_waiting",
-                        "requests_waiting_for_capacity",
-                        "preemptions_total",
-                        "prompt_tokens_total",
-                        "generation_tokens_total",
-                        "prefix_queries_total",
-                        "prefix_hits_total",
-                    )
-                ),
+                *(count_problem(name, getattr(self, name)) for name in ENGINE_COUNTS),
             ),
         )
 
