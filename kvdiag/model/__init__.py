@@ -21,6 +21,7 @@ from kvdiag.model.readings import (
     cuda_uuid,
     without_mig_parents,
 )
+from kvdiag.model.snapshot import ServerState, Snapshot, SourceHealth
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
@@ -51,6 +52,9 @@ __all__ = [
     "Quantity",
     "ReservedSplit",
     "Sample",
+    "ServerState",
+    "Snapshot",
+    "SourceHealth",
     "Span",
     "Status",
     "StepResult",
