@@ -62,7 +62,8 @@ class Watch:
     ) -> None:
         """Read nothing yet. `find` looks for the server, and raises KvdiagError with the reason while there is none.
 
-        Who gives `diagnosis_seconds` gets a diagnosis as often as that, whatever it costs. `nvml` shows this machine's GPUs, until a server says which are its own.
+        Who gives `diagnosis_seconds` gets a diagnosis as often as that, whatever it costs. `nvml` shows this machine's
+        GPUs, until a server says which are its own.
         """
         self._find = find
         self._nvml = nvml
