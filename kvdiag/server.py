@@ -107,7 +107,7 @@ class Pages:
     def _metrics(self, request: Request) -> Answer:
         encoder, content_type = choose_encoder(request.accept)
         if request.names:
-            return _page(encoder(self._registry.restricted_registry(request.names)), content_type, packed=False)
+            return _page(encoder(registry(self.newest, request.names)), content_type, packed=False)
         now, key = self.newest(), (content_type, request.packed)
         if self._of is not now:
             self._of = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from kvdiag.commands.options import agent_option, server_options
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.watch import Watch
+from kvdiag.feeds.watch import Watch, pace_of
 from kvdiag.server import Pages, WebServer
 
 LISTEN = "127.0.0.1:9743"
@@ -38,7 +39,7 @@ _log = structlog.get_logger()
 @click.option("--url", help="The server; left out, it is looked for on this host's usual ports.")
 @server_options
 @agent_option
-@click.option("--diagnosis-seconds", type=click.FloatRange(0.1, 3600.0), hidden=True)
+@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
 @limit_options
 @click.pass_context
 def command(
@@ -49,7 +50,7 @@ def command(
     ca_file: Path | None,
     insecure: bool,
     agent_dir: Path | None,
-    diagnosis_seconds: float | None,
+    tick_seconds: float | None,
     reserved_gap_bytes: int,
 ) -> int:
     """Watch a server for as long as it takes: sample it every second, diagnose it, serve metrics and verdicts.
@@ -73,7 +74,7 @@ def command(
             insecure=insecure,
             agent_dir=agent_dir,
             limits=limits_of(reserved_gap_bytes),
-            diagnosis_seconds=diagnosis_seconds,
+            tick_seconds=tick_seconds,
         )
     )
 
@@ -96,6 +97,11 @@ def address(listen: str) -> tuple[str, int]:
     return host, port
 
 
+def _reason(error: OSError) -> str:
+    """Why a port cannot be had: asyncio puts the address, which the sentence has already, around the system's words."""
+    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
+
+
 async def _serve(
     listen: tuple[str, int],
     *,
@@ -105,7 +111,7 @@ async def _serve(
     insecure: bool,
     agent_dir: Path | None,
     limits: Limits,
-    diagnosis_seconds: float | None,
+    tick_seconds: float | None,
 ) -> int:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -113,14 +119,21 @@ async def _serve(
         loop.add_signal_handler(number, over.set)
     agents = agent_reader(agent_dir)
     finder = Finder(url, own_port=listen[1], api_key=api_key, ca_file=ca_file, insecure=insecure)
-    watch = Watch(find=finder.find, nvml=finder.nvml, agents=agents, limits=limits, diagnosis_seconds=diagnosis_seconds)
+    watch = Watch(
+        find=finder.find,
+        nvml=finder.nvml,
+        agents=agents,
+        limits=limits,
+        pace=pace_of(tick_seconds or 1.0),
+        diagnosis_seconds=tick_seconds,
+    )
     web = WebServer(Pages(newest=watch.snapshot))
     try:
         host, port = listen
         try:
             port = await web.start(host, port)
         except OSError as error:
-            raise KvdiagError(f"cannot listen on {host}:{port}: {error.strerror}; give another --listen") from error
+            raise KvdiagError(f"cannot listen on {host}:{port}: {_reason(error)}; give another --listen") from error
         _log.info(
             "listening", address=f"http://{f'[{host}]' if ':' in host else host}:{port}", version=kvdiag.__version__
         )

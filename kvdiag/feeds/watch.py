@@ -32,10 +32,19 @@ MOST_DIAGNOSIS_RATIO = 0.01
 GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""
 
-SEARCH_SECONDS = 1.0
 LOST_SEARCH_SECONDS = 10.0
 
-PACE = Pace(engine_seconds=1.0, host_seconds=1.0, most_driver_ratio=0.1)
+
+def pace_of(tick_seconds: float) -> Pace:
+    """Everything at the same pace, but process lists at a fifth of it; a slow driver is asked a tenth of the time."""
+    return Pace(
+        engine_seconds=tick_seconds,
+        device_seconds=tick_seconds,
+        process_seconds=5 * tick_seconds,
+        agent_seconds=tick_seconds,
+        host_seconds=tick_seconds,
+        most_driver_ratio=0.1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +66,7 @@ class Watch:
         nvml: Patient[DeviceReading],
         agents: Patient[AllocatorReading] | None,
         limits: Limits,
-        pace: Pace = PACE,
+        pace: Pace,
         diagnosis_seconds: float | None = None,
     ) -> None:
         """Read nothing yet. `find` looks for the server, and raises KvdiagError with the reason while there is none.
@@ -80,6 +89,7 @@ class Watch:
         self._state: ServerState = "starting"
         self._facts = Facts()
         self._tokens: dict[str, int] = {}
+        self._anew = False
         self._returned = asyncio.Event()
         self._diagnosis: Diagnosis | None = None
         self._diagnosed_seconds: float | None = None
@@ -115,7 +125,9 @@ class Watch:
             _log.info("gap", source=news.source, kind=news.kind, reason=news.reason)
         self._snapshot = None
         if entry.engines is not None:
-            if self._state == "lost" or self._began_anew(entry):
+            if self._began_anew(entry):
+                self._anew = True
+            if self._anew or self._state == "lost":
                 self._returned.set()
             self._become("serving")
         elif self._state == "serving" and any(gap.source == "vllm" for gap in entry.gaps):
@@ -163,7 +175,7 @@ class Watch:
 
     async def _first(self) -> Found:
         """The server, once there is one. Until then each attempt leaves its reason as what is absent yet."""
-        async for _ in ticks(SEARCH_SECONDS):
+        async for _ in ticks(self._pace.engine_seconds):
             try:
                 return await self._found()
             except KvdiagError as error:
@@ -186,10 +198,10 @@ class Watch:
             except KvdiagError as error:
                 _log.debug("search", reason=str(error))
                 if self._state == "serving":
-                    await asyncio.sleep(SEARCH_SECONDS)
+                    await asyncio.sleep(self._pace.engine_seconds)
                     self._returned.set()
                 continue
-            if found.facts != self._facts:
+            if self._anew or found.facts != self._facts:
                 return found
 
     async def _found(self) -> Found:
@@ -199,11 +211,11 @@ class Watch:
         return found
 
     def _now_watches(self, facts: Facts) -> None:
-        if self._became_another(facts):
+        if self._anew or self._became_another(facts):
             # The one before would be judged by the facts of this one.
             self._tiers.clear()
             self._diagnosis = self._diagnosed_seconds = None
-        self._facts, self._snapshot = facts, None
+        self._facts, self._snapshot, self._anew = facts, None, False
         self._tokens.clear()
         _log.info("watches", url=facts.url, model=facts.model, version=facts.engine_version, pids=facts.server_pids)
 

@@ -6,7 +6,7 @@ number; vLLM's own series are not repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -37,19 +37,24 @@ Row = tuple[tuple[str, ...], float]
 class SnapshotCollector(Collector):
     """Turns the newest snapshot into metric families, each time it is asked."""
 
-    def __init__(self, newest: Callable[[], Snapshot]) -> None:
+    def __init__(self, newest: Callable[[], Snapshot], names: Collection[str]) -> None:
         """Ask `newest` at each scrape, which must answer at once."""
         self._newest = newest
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the page."""
-        yield from families(self._newest())
+        """The families of the page; those that have series of these names, where any are asked for."""
+        for family in families(self._newest()):
+            if self._names:
+                family.samples = [sample for sample in family.samples if sample.name in self._names]
+            if family.samples or not self._names:
+                yield family
 
 
-def registry(newest: Callable[[], Snapshot]) -> CollectorRegistry:
-    """A registry of this collector alone, which is not asked when it is made."""
+def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> CollectorRegistry:
+    """A registry of this collector alone, which is not asked when it is made; of some series, where they are named."""
     made = CollectorRegistry(auto_describe=False)
-    made.register(SnapshotCollector(newest))
+    made.register(SnapshotCollector(newest, names))
     return made
 
 

@@ -172,7 +172,7 @@ def test_the_worst_of_a_verdicts_findings_counts() -> None:
     # GIVEN
     before = snapshot()
     assert before.diagnosis is not None
-    found = [Finding(id="imbalance.rank", status=status, summary="") for status in ("unknown", "suspect", "ok")]  # type: ignore[arg-type]
+    found = [Finding(id="imbalance.rank", status=status, summary="") for status in ("unknown", "suspect", "ok")]
 
     # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=tuple(found)))
