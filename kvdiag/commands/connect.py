@@ -115,7 +115,7 @@ def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure
     return httpx2.AsyncClient(
         base_url=url,
         headers=headers,
-        # The system's authorities take 6 MiB, which a server without TLS need not cost.
+        # The system's authorities take time and memory, which a server without TLS need not cost.
         verify=_trust(ca_file, insecure=insecure or (ca_file is None and url.startswith("http://"))),
         trust_env=False,
         timeout=httpx2.Timeout(CONNECT_SECONDS),

@@ -18,7 +18,7 @@ from kvdiag.sources.vllm import VllmSource
 
 
 class Finder:
-    """Keeps one client for each address, and one NVML: this machine's, or that of the drill that it has found."""
+    """Keeps one client for each address, and every NVML: this machine's, and those of the drills that it has found."""
 
     def __init__(
         self, url: str | None, *, own_port: int, api_key: str | None, ca_file: Path | None, insecure: bool
@@ -33,8 +33,8 @@ class Finder:
         self._own_port = own_port
         self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
-        self._drill: str | None = None
         self.nvml: Patient[DeviceReading] = device_reader(self._url, drill=False)
+        self._drills: dict[str, Patient[DeviceReading]] = {}
         if self._url is not None:
             self._client(self._url)
 
@@ -59,11 +59,11 @@ class Finder:
     async def _ask(self, url: str) -> Found:
         vllm = VllmSource(HttpReader(self._client(url)))
         facts, identity = await gather_facts(vllm, without_credentials(url))
-        drill = url if identity.server_header == DRILL_HEADER else None
-        if drill != self._drill:
-            self.nvml.close()
-            self._drill, self.nvml = drill, device_reader(url, drill=drill is not None)
-        return Found(facts=facts, vllm=vllm, nvml=self.nvml)
+        if identity.server_header != DRILL_HEADER:
+            return Found(facts=facts, vllm=vllm, nvml=self.nvml)
+        if url not in self._drills:
+            self._drills[url] = device_reader(url, drill=True)
+        return Found(facts=facts, vllm=vllm, nvml=self._drills[url])
 
     def _client(self, url: str) -> httpx2.AsyncClient:
         if url not in self._clients:
@@ -71,7 +71,8 @@ class Finder:
         return self._clients[url]
 
     async def close(self) -> None:
-        """Let go of clients and driver."""
-        self.nvml.close()
+        """Let go of clients and drivers."""
+        for nvml in (self.nvml, *self._drills.values()):
+            nvml.close()
         for client in self._clients.values():
             await client.aclose()
