@@ -75,28 +75,10 @@ async def connect(
 
     """
     url = base_url(url)
-    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}"}
-    # A key that comes from a file often brings its line end.
-    if key := (api_key or "").strip():
-        if not (key.isascii() and key.isprintable()):
-            raise KvdiagError("the API key has characters that no server takes: is it the right one?")
-        headers["Authorization"] = f"Bearer {key}"
-    # The environment's proxies are not for a server on this machine or in this pod.
-    async with httpx2.AsyncClient(
-        base_url=url,
-        headers=headers,
-        verify=_trust(ca_file, insecure=insecure),
-        trust_env=False,
-        timeout=httpx2.Timeout(CONNECT_SECONDS),
-        limits=httpx2.Limits(max_connections=None),
-    ) as client:
+    async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
         vllm = VllmSource(HttpReader(client))
         facts, identity = await gather_facts(vllm, without_credentials(url), forced=forced)
-        # A drill brings its own GPU: the machine's would be somebody else's.
-        drill = identity.server_header == DRILL_HEADER
-        local = drill or host.is_local(urlsplit(url).hostname or "")
-        source = NvmlSource(RemoteNvml(url) if drill else None)
-        nvml: Patient[DeviceReading] = Patient(source.read if local else _elsewhere, "nvml")
+        nvml = device_reader(url, drill=identity.server_header == DRILL_HEADER)
         try:
             # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
             with contextlib.suppress(StillBusy):
@@ -104,6 +86,41 @@ async def connect(
             yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
         finally:
             nvml.close()
+
+
+def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> httpx2.AsyncClient:
+    """The client for a server's base address.
+
+    Raises:
+        KvdiagError: the key or the certificates cannot be used.
+
+    """
+    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}"}
+    # A key that comes from a file often brings its line end.
+    if key := (api_key or "").strip():
+        if not (key.isascii() and key.isprintable()):
+            raise KvdiagError("the API key has characters that no server takes: is it the right one?")
+        headers["Authorization"] = f"Bearer {key}"
+    # The environment's proxies are not for a server on this machine or in this pod.
+    return httpx2.AsyncClient(
+        base_url=url,
+        headers=headers,
+        # The system's authorities take time and memory, which a server without TLS need not cost.
+        verify=_trust(ca_file, insecure=insecure or (ca_file is None and url.startswith("http://"))),
+        trust_env=False,
+        timeout=httpx2.Timeout(CONNECT_SECONDS),
+        limits=httpx2.Limits(max_connections=None),
+    )
+
+
+def device_reader(url: str | None, *, drill: bool) -> Patient[DeviceReading]:
+    """The NVML that shows a server's GPUs, this machine's where there is no server yet.
+
+    A drill brings its own GPU: the machine's would be somebody else's.
+    """
+    local = url is None or drill or host.is_local(urlsplit(url).hostname or "")
+    source = NvmlSource(RemoteNvml(url) if drill and url is not None else None)
+    return Patient(source.read if local else _elsewhere, "nvml")
 
 
 def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts
 from kvdiag.sources import host
@@ -25,7 +27,8 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     pools, pool_gaps = parse_pools(page, identity.version)
-    pids, pid_gaps = host.find_server(url)
+    # On a machine of thousands of processes this takes a while, and nobody else should wait for it.
+    pids, pid_gaps = await asyncio.to_thread(host.find_server, url)
     ranks = host.parallel_ranks(pids or ())
     weights, weight_gaps = host.weights_bytes(identity.root)
     return (

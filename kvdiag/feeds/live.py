@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -40,6 +41,8 @@ class Pace:
     process_seconds: float = 5.0
     agent_seconds: float = 1.0
     host_seconds: float = 5.0
+    most_driver_ratio: float = 1.0
+    """Share of the time that may be spent in the driver: after a slow call it is left alone until that holds again."""
 
 
 class Clock:
@@ -123,22 +126,32 @@ class Recorder:
         return True
 
 
+class Keeper(Protocol):
+    """Takes samples as they come."""
+
+    def add(self, entry: Sample) -> None:
+        """Take one, the newest."""
+
+
 class Sampler:
     """Reads every source at its pace into a recorder. `load` tells what our own requests hold at this moment."""
 
     def __init__(
         self,
         *,
-        vllm: VllmSource,
+        vllm: VllmSource | None,
         nvml: Patient[DeviceReading],
         agents: Patient[AllocatorReading] | None = None,
         facts: Facts,
-        recorder: Recorder,
+        recorder: Keeper,
         pace: Pace,
         clock: Clock,
         load: Callable[[], Load | None],
     ) -> None:
-        """Keep the sources; nothing is read yet. Without `agents` the server's allocators are not looked for."""
+        """Keep the sources; nothing is read yet.
+
+        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for.
+        """
         self._vllm = vllm
         self._nvml = nvml
         self._agents = agents
@@ -148,11 +161,14 @@ class Sampler:
         self._pace = pace
         self._clock = clock
         self._load = load
+        self.durations_seconds: dict[str, float] = {}
+        """How long the newest reading of each source took."""
 
     async def run(self) -> None:
         """Read for ever, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._engine_loop())
+            if self._vllm is not None:
+                group.create_task(self._engine_loop())
             group.create_task(self._device_loop())
             group.create_task(self._host_loop())
             if self._agents is not None:
@@ -164,8 +180,17 @@ class Sampler:
 
     async def _device_loop(self) -> None:
         every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
+        rest_until_seconds = listed = -1.0
         async for number in ticks(self._pace.device_seconds):
-            await self.read_devices(processes=number % every == 0)
+            begun_seconds = self._clock.now_seconds()
+            if begun_seconds < rest_until_seconds:
+                continue
+            # By the number of the five, not by its tick: the one that lists processes may be among those left out.
+            processes = number // every > listed
+            listed = number // every
+            await self.read_devices(processes=processes)
+            took_seconds = self._clock.now_seconds() - begun_seconds
+            rest_until_seconds = begun_seconds + took_seconds / self._pace.most_driver_ratio
 
     async def _host_loop(self) -> None:
         async for _ in ticks(self._pace.host_seconds):
@@ -173,7 +198,9 @@ class Sampler:
 
     async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
         async for _ in ticks(self._pace.agent_seconds):
+            begun_seconds = self._clock.now_seconds()
             allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+            self._took("torch_allocator", begun_seconds)
             devices = devices_inside(allocators) if self._driver_absent else None
             self._recorder.add(
                 Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
@@ -182,13 +209,19 @@ class Sampler:
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""
         if self._facts.server_pids is not None:
+            begun_seconds = self._clock.now_seconds()
             processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
+            self._took("host", begun_seconds)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
+        if self._vllm is None:
+            return
         before = self._load()
+        begun_seconds = self._clock.now_seconds()
         engines, gaps = await self._vllm.read()
+        self._took("vllm", begun_seconds)
         now_seconds = self._clock.now_seconds()
         self._recorder.add(
             Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)
@@ -196,13 +229,18 @@ class Sampler:
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
+        begun_seconds = self._clock.now_seconds()
         try:
             devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
         except StillBusy as busy:
             reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
             devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+        self._took("nvml", begun_seconds)
         self._driver_absent = driver_absent(devices, gaps)
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
+
+    def _took(self, source: str, begun_seconds: float) -> None:
+        self.durations_seconds[source] = self._clock.now_seconds() - begun_seconds
 
 
 def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:

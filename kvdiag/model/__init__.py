@@ -22,6 +22,7 @@ from kvdiag.model.readings import (
     cuda_uuid,
     without_mig_parents,
 )
+from kvdiag.model.snapshot import ServerState, Snapshot, SourceHealth
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
@@ -53,6 +54,9 @@ __all__ = [
     "Quantity",
     "ReservedSplit",
     "Sample",
+    "ServerState",
+    "Snapshot",
+    "SourceHealth",
     "Span",
     "Status",
     "StepResult",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import httpx2
@@ -218,6 +221,7 @@ def sampled(
     read_devices: Callable[..., DeviceReading] = lambda **_: ((GPU,), ()),
     pids: tuple[int, ...] | None = None,
     answer_seconds: float = LONG_SECONDS,
+    pace: Pace = QUICK,
 ) -> list[Sample]:
     """All that a sampler saw of a server until there was enough of it."""
 
@@ -230,7 +234,7 @@ def sampled(
                 nvml=nvml,
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
-                pace=QUICK,
+                pace=pace,
                 clock=Clock(),
                 load=lambda: Load(requests=2, resident_tokens=(7,)),
             )
@@ -335,6 +339,29 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
     reasons = {gap.reason for one in device_readings(samples) for gap in one.gaps}
     assert f"the driver has not answered for {DRIVER_SECONDS:.0f} s: its readings are stale" in reasons
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_slow_driver_is_asked_seldom() -> None:
+    """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
+    # GIVEN a call that takes 20 ms, and a tenth of the time for all of them
+    asked: list[tuple[float, bool]] = []
+
+    def slow(*, processes: bool) -> DeviceReading:
+        asked.append((time.monotonic(), processes))
+        time.sleep(0.02)
+        return (GPU,), ()
+
+    # WHEN
+    sampled(
+        reply(PAGE),
+        until=lambda seen: len(device_readings(seen)) >= 4,
+        read_devices=slow,
+        pace=replace(QUICK, device_seconds=0.01, process_seconds=0.03, most_driver_ratio=0.1),
+    )
+
+    # THEN a call comes no sooner than ten times its length after the one before
+    assert all(later - earlier > 0.19 for (earlier, _), (later, _) in pairwise(asked))
+    assert {True} == {processes for _, processes in asked}
 
 
 def test_filter_that_is_not_known_is_given_up() -> None:

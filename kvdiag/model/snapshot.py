@@ -1,0 +1,39 @@
+"""What a daemon knows at one moment: the newest reading of everything, the newest diagnosis, and how its sources do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvdiag.model.facts import Facts
+from kvdiag.model.timeline import Sample
+from kvdiag.model.verdicts import Diagnosis
+
+ServerState = Literal["starting", "serving", "lost"]
+"""Starting: no engine has answered yet, which is no fault. Lost: one did, and does no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceHealth:
+    """One source: whether its newest reading succeeded, how many failed since the start, how long the newest took."""
+
+    source: str
+    up: bool
+    errors_total: int
+    duration_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that the daemon's outputs show.
+
+    `newest` holds each part as it was last read, `None` where that is too long ago or the newest reading of it failed:
+    what is gone is not shown. `diagnosis` is `None` until the first one is made, `diagnosed_seconds` when it was made.
+    """
+
+    state: ServerState
+    facts: Facts
+    newest: Sample
+    sources: tuple[SourceHealth, ...]
+    diagnosis: Diagnosis | None = None
+    diagnosed_seconds: float | None = None

@@ -1,0 +1,237 @@
+"""The HTTP shell of `kvdiag serve`: GET and HEAD of a few paths, on the daemon's own event loop.
+
+Nothing is read or judged for a request: it is answered from the newest snapshot, whose page is rendered once however
+often it is asked for. Requests are bounded in size, in time and in number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+import kvdiag
+from kvdiag.ledger import ledger
+from kvdiag.model import Snapshot
+from kvdiag.outputs import jsondoc
+from kvdiag.outputs.metrics import registry
+
+MAX_HEAD_BYTES = 16 * 2**10
+REQUEST_SECONDS = 5.0
+"""For a whole request; as long again for its answer."""
+
+MAX_CONNECTIONS = 256
+"""At once; more are closed at the door. A Prometheus has one, a person's browser six."""
+
+MAX_NAMES = 256
+MAX_PAGES = 8
+"""Forms of the page that are kept: text and OpenMetrics, plain and packed."""
+
+INDEX = """kvdiag {version}
+/metrics            for Prometheus
+/api/v1/diagnosis   the newest diagnosis
+/api/v1/ledger      where every byte is, now
+/-/healthy          the daemon lives
+/-/ready            it has seen something
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request's line and those of its headers that matter."""
+
+    method: str
+    path: str
+    names: tuple[str, ...] = ()
+    accept: str = ""
+    packed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is answered."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Pages:
+    """Answers from snapshots."""
+
+    newest: Callable[[], Snapshot]
+    _registry: CollectorRegistry = field(init=False)
+    _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
+    _of: Snapshot | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Make the registry once."""
+        self._registry = registry(self.newest)
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to a request."""
+        if request.method not in ("GET", "HEAD"):
+            return _problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is served", ("Allow", "GET, HEAD"))
+        if request.path == "/metrics":
+            return self._metrics(request)
+        if request.path == "/api/v1/diagnosis":
+            diagnosis = self.newest().diagnosis
+            if diagnosis is None:
+                return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "there is no diagnosis yet: ask again in some seconds")
+            return _json(jsondoc.document(diagnosis))
+        if request.path == "/api/v1/ledger":
+            now = self.newest()
+            return _json(jsondoc.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps))
+        if request.path == "/-/healthy":
+            return Answer(body=b"kvdiag is healthy.\n")
+        if request.path == "/-/ready":
+            if self.newest().newest.at_seconds:
+                return Answer(body=b"kvdiag is ready.\n")
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
+        if request.path == "/":
+            return Answer(body=INDEX.format(version=kvdiag.__version__).encode())
+        return _problem(HTTPStatus.NOT_FOUND, "there is no such page; / lists them")
+
+    def _metrics(self, request: Request) -> Answer:
+        encoder, content_type = choose_encoder(request.accept)
+        if request.names:
+            return _page(encoder(registry(self.newest, request.names)), content_type, packed=False)
+        now, key = self.newest(), (content_type, request.packed)
+        if self._of is not now:
+            self._of = now
+            self._rendered.clear()
+        if key not in self._rendered:
+            answer = _page(encoder(self._registry), content_type, packed=request.packed)
+            if len(self._rendered) >= MAX_PAGES:
+                return answer
+            self._rendered[key] = answer
+        return self._rendered[key]
+
+
+def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
+    if not packed:
+        return Answer(body=text, content_type=content_type)
+    body = gzip.compress(text, compresslevel=1)
+    return Answer(body=body, content_type=content_type, headers=(("Content-Encoding", "gzip"),))
+
+
+def _json(value: Any) -> Answer:
+    return Answer(body=json.dumps(value, separators=(",", ":")).encode() + b"\n", content_type="application/json")
+
+
+def _problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
+    body = json.dumps({"error": text}).encode() + b"\n"
+    return Answer(status=status, body=body, content_type="application/json", headers=headers)
+
+
+class BadRequestError(Exception):
+    """What came is no request of HTTP/1."""
+
+
+def parse_request(head: bytes) -> Request:
+    """The request of a head.
+
+    Raises:
+        BadRequestError: it is none.
+
+    """
+    first, *rest = head.decode("latin-1").split("\r\n")
+    try:
+        method, target, version = first.split(" ")
+        parts = urlsplit(target)
+        names = parse_qs(parts.query, max_num_fields=MAX_NAMES).get("name[]", [])
+    except ValueError as error:
+        raise BadRequestError from error
+    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+        raise BadRequestError
+    headers: dict[str, str] = {}
+    for line in rest:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return Request(
+        method=method,
+        path=parts.path.rstrip("/") or "/",
+        names=tuple(names),
+        accept=headers.get("accept", ""),
+        packed="gzip" in headers.get("accept-encoding", ""),
+    )
+
+
+class WebServer:
+    """Listens on one address within a running event loop."""
+
+    def __init__(self, pages: Pages) -> None:
+        """Answer with `pages`; `start` opens the port."""
+        self._pages = pages
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Open the port, any free one for 0, and return it.
+
+        Raises:
+            OSError: it is taken, or may not be used.
+
+        """
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Close the port and hang up."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                try:
+                    request = parse_request(await reader.readuntil(b"\r\n\r\n"))
+                    answer, bodiless = self._pages.answer(request), request.method == "HEAD"
+                except (BadRequestError, asyncio.LimitOverrunError):
+                    answer, bodiless = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1"), False
+            writer.write(_head(answer) + (b"" if bodiless else answer.body))
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client has gone, or is not worth waiting for
+        finally:
+            self._connections.discard(task)
+            with contextlib.suppress(OSError):
+                writer.transport.abort()
+
+
+def _head(answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Server: kvdiag/{kvdiag.__version__}",
+        f"Date: {formatdate(usegmt=True)}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in answer.headers),
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,0 +1,235 @@
+"""The HTTP shell: what it answers, to whom, and that nobody can hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+import kvdiag.server
+from kvdiag.model import Facts, Sample, Snapshot
+from kvdiag.server import Pages, WebServer
+from tests.fixtures.hostile import eventually
+from tests.outputs.test_metrics import page, snapshot
+
+STARTING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Shell:
+    """A server on a loop of its own, asked with bytes of all kinds."""
+
+    def __init__(self, shown: Snapshot, loop: asyncio.AbstractEventLoop) -> None:
+        """Show this snapshot."""
+        self.shown = shown
+        self.loop = loop
+        self.web = WebServer(Pages(newest=lambda: self.shown))
+        self.port = asyncio.run_coroutine_threadsafe(self.web.start("127.0.0.1", 0), loop).result(10)
+
+    async def exchange(self, *pieces: bytes, end: bool = False) -> Answer:
+        """Send pieces on a connection of their own, and read what comes until it is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            if end:
+                writer.write_eof()
+            raw = await asyncio.wait_for(reader.read(), 20)
+        finally:
+            writer.close()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        first, *rest = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+        return Answer(int(first.split()[1]) if first else 0, headers, body)
+
+    def ask(self, request: str, **headers: str) -> Answer:
+        """One request."""
+        lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        return asyncio.run(self.exchange(f"{request} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode()))
+
+
+@contextmanager
+def shell(shown: Snapshot) -> Iterator[Shell]:
+    """The server for the length of a block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    serving = Shell(shown, loop)
+    try:
+        yield serving
+    finally:
+        asyncio.run_coroutine_threadsafe(serving.web.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def serving() -> Iterator[Shell]:
+    """A server that shows a leaking server."""
+    with shell(snapshot()) as serving:
+        yield serving
+
+
+def test_metrics_are_the_page(serving: Shell) -> None:
+    """A scrape gets the page with the exact type that Prometheus asks for, packed where it takes that."""
+    # WHEN
+    plain = serving.ask("GET /metrics")
+    packed = serving.ask("GET /metrics/", accept_encoding="gzip", accept="application/openmetrics-text;version=1.0.0")
+
+    # THEN
+    assert (200, page(snapshot()).encode()) == (plain.status, plain.body)
+    assert plain.headers["content-type"].startswith("text/plain; version=")
+    assert packed.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert gzip.decompress(packed.body).endswith(b"# EOF\n")
+
+
+def test_names_filter_the_page(serving: Shell) -> None:
+    """`name[]` asks for some series alone."""
+    # WHEN
+    answer = serving.ask("GET /metrics?name[]=kvdiag_kv_usage_ratio&name[]=kvdiag_build_info")
+
+    # THEN
+    lines = [line for line in answer.body.decode().splitlines() if not line.startswith("#")]
+    assert ['kvdiag_build_info{version="0.1.0"} 1.0', 'kvdiag_kv_usage_ratio{engine="0"} 0.25'] == lines
+
+
+def test_a_new_snapshot_is_a_new_page(serving: Shell) -> None:
+    """What was rendered is kept for as long as nothing new was seen."""
+    # GIVEN a page that was asked for
+    serving.ask("GET /metrics")
+
+    # WHEN
+    serving.shown = STARTING
+
+    # THEN
+    assert page(STARTING).encode() == serving.ask("GET /metrics").body
+
+
+def test_diagnosis_and_ledger_are_documents(serving: Shell) -> None:
+    """The diagnosis is that of `kvdiag run --output json`; the ledger adds up to what is used."""
+    # WHEN
+    diagnosis = json.loads(serving.ask("GET /api/v1/diagnosis").body)
+    audit = json.loads(serving.ask("GET /api/v1/ledger").body)
+
+    # THEN
+    assert (1, "fault") == (diagnosis["schema_version"], diagnosis["worst"])
+    assert audit["devices"][0]["used_bytes"] == sum(line["bytes"] for line in audit["ledger"])
+
+
+def test_before_anything_is_known_it_says_so() -> None:
+    """Healthy means that the daemon lives; ready that something was read; there is no diagnosis of nothing."""
+    # GIVEN
+    with shell(STARTING) as serving:
+        actual = {
+            path: serving.ask(f"GET {path}").status
+            for path in ("/-/healthy", "/-/ready", "/api/v1/diagnosis", "/metrics", "/", "/nothing")
+        }
+
+    # THEN
+    assert {
+        "/-/healthy": 200,
+        "/-/ready": 503,
+        "/api/v1/diagnosis": 503,
+        "/metrics": 200,
+        "/": 200,
+        "/nothing": 404,
+    } == actual
+
+
+def test_head_has_no_body(serving: Shell) -> None:
+    """HEAD answers as GET does, without what it would carry."""
+    # WHEN
+    answer = serving.ask("HEAD /-/ready")
+
+    # THEN
+    assert (200, b"", "17") == (answer.status, answer.body, answer.headers["content-length"])
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(serving: Shell, method: str) -> None:
+    """Only GET is served."""
+    # WHEN
+    answer = serving.ask(f"{method} /metrics")
+
+    # THEN
+    assert (405, "GET, HEAD") == (answer.status, answer.headers["allow"])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET metrics HTTP/1.1\r\n\r\n",
+        b"GET http://[/ HTTP/1.1\r\n\r\n",
+        b"GET //[ HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00 tls \xff\r\n\r\n",
+        b"GET /metrics?" + b"name[]=x&" * 1000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["nothing", "a word", "HTTP/0.9", "no path", "no URL", "no host", "TLS", "1,000 names", "200 KB"],
+)
+def test_garbage_is_refused(serving: Shell, sent: bytes) -> None:
+    """What is no request, or too large for one, is answered with 400 or a closed connection, and the next is served."""
+    # WHEN
+    try:
+        status = asyncio.run(serving.exchange(sent)).status
+    except ConnectionError:
+        status = 0  # closed while more was being sent
+
+    # THEN
+    assert status in (0, 400)
+    assert 200 == serving.ask("GET /-/ready").status
+
+
+def test_slow_clients_hold_nobody_up(serving: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that never ends its request is closed after a while, and others are answered meanwhile."""
+
+    # GIVEN
+    async def slow_and_quick() -> tuple[int, int]:
+        slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nX: "))
+        quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\n\r\n")
+        return quick.status, (await slow).status
+
+    monkeypatch.setattr(kvdiag.server, "REQUEST_SECONDS", 0.3)
+
+    # THEN
+    assert (200, 0) == asyncio.run(slow_and_quick())
+
+
+def test_connections_are_bounded(serving: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes when all places are taken is closed at the door, and served when there is room again."""
+    # GIVEN two places, taken by clients that wait
+    monkeypatch.setattr(kvdiag.server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(kvdiag.server, "REQUEST_SECONDS", 1.0)
+
+    async def crowd() -> tuple[int, list[int]]:
+        waiting = [asyncio.create_task(serving.exchange(b"GET")) for _ in range(2)]
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert await asyncio.to_thread(eventually, lambda: len(places) == 2)
+        try:
+            third = (await serving.exchange(b"GET / HTTP/1.1\r\n\r\n")).status
+        except ConnectionError:
+            third = 0
+        return third, [(await one).status for one in waiting]
+
+    # THEN
+    assert (0, [0, 0]) == asyncio.run(crowd())
+    assert 200 == serving.ask("GET /-/ready").status
