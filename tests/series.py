@@ -210,6 +210,13 @@ def device_part(size: int) -> Sample:
     return Sample(at_seconds=0.0, devices=(device(used_bytes=size + 2 * GIB, total_bytes=80 * GIB, processes=listed),))
 
 
+def neighbour_part(size: int) -> Sample:
+    """A server's process that never moves, beside a neighbour's that holds what moves."""
+    listed = (process(SERVER_PID, 20 * GIB), process(SERVER_PID + 900, size - BASE_BYTES))
+    used = 20 * GIB + size - BASE_BYTES + GIB
+    return Sample(at_seconds=0.0, devices=(device(used_bytes=used, total_bytes=80 * GIB, processes=listed),))
+
+
 def hidden_device_part(size: int) -> Sample:
     """The same device where NVML lists no processes."""
     return Sample(at_seconds=0.0, devices=(device(used_bytes=size + 2 * GIB, total_bytes=80 * GIB),))

@@ -92,6 +92,7 @@ class History:
     others: Readings[Holder]
 
     moments: Mapping[float, Moment]
+    started_seconds: float | None
     _known: dict[str, dict[Holder, Watched]]
 
     def watched(self, part: Part, limits: Limits) -> Mapping[Holder, Watched]:
@@ -99,8 +100,16 @@ class History:
         if part not in self._known:
             group = next(group for group in GROUPS if part in group)
             seen = [series for name in group for series in getattr(self, name).values()]
-            self._known[part] = watch_all(getattr(self, part), seen, self.engines, self.moments, limits)
+            # What comes with a beginning is left out, where that is told.
+            since = -math.inf if self.started_seconds is None else self.started_seconds + limits.warmup_seconds
+            self._known[part] = watch_all(getattr(self, part), seen, self.engines, self.moments, limits, since)
         return self._known[part]
+
+    def grown_bytes(self, part: Part, holder: Holder) -> int:
+        """What a component holds beyond its first reading."""
+        series: Readings[Holder] = getattr(self, part)
+        _, sizes = series[holder]
+        return max(sizes[-1] - sizes[0], 0)
 
     def grew(self, part: Part, least_bytes: int) -> bool:
         """Whether a component of anything moved by so much at all: most do not, and need no test."""
@@ -110,7 +119,7 @@ class History:
 
 def history(timeline: Timeline, facts: Facts, limits: Limits) -> History:
     """The series of a timeline, gone through once."""
-    key = ("history", facts.server_pids, limits.watched_seconds)
+    key = ("history", facts.server_pids, facts.device_uuids, facts.started_seconds, limits)
     return timeline.once(key, lambda: _Gathering(timeline, facts, limits).history())
 
 
@@ -121,6 +130,8 @@ class _Gathering:
         self._timeline = timeline
         self._pids = facts.server_pids
         self._own = server_uuids(timeline, facts)
+        self._assigned = frozenset(facts.device_uuids or ())
+        self._started_seconds = facts.started_seconds
         self._least = limits.watched_seconds
         self._limits = limits
         self._kept: dict[Hashable, float] = {}
@@ -163,7 +174,7 @@ class _Gathering:
             for seconds in times:
                 if seconds not in moments:
                     moments[seconds] = engines.at(seconds, self._limits)
-        return History(engines=engines, moments=moments, _known={}, **parts)
+        return History(engines=engines, moments=moments, started_seconds=self._started_seconds, _known={}, **parts)
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
         source = (devices[0].uuid, len(devices))
@@ -173,7 +184,7 @@ class _Gathering:
         if self._own and all(device.processes is None for device in devices):
             return
         self._kept[source] = at_seconds
-        for device in server_devices(devices, self._own):
+        for device in server_devices(devices, self._own or self._assigned):
             key = (device.uuid, device.index)
             if key not in self._names:
                 self._names[key] = Holder(device_uuid=cuda_uuid(device.uuid), who=f"GPU {device.index}")
@@ -274,8 +285,12 @@ def watch_all(
     beside: Company,
     moments: Mapping[float, Moment],
     limits: Limits,
+    since_seconds: float = -math.inf,
 ) -> dict[Key, Watched]:
-    """Every component that was there to the end of all that was `seen` with it, on every bank, beside the engines."""
+    """Every component that was there to the end of all that was `seen` with it, on every bank, beside the engines.
+
+    Nothing before `since_seconds` counts.
+    """
     first = min((times[0] for times, _ in seen), default=0.0)
     last = max((times[-1] for times, _ in seen), default=0.0)
     served = beside.times_seconds[0] if beside.times_seconds else None
@@ -287,7 +302,7 @@ def watch_all(
         # Where its beginning was seen, what comes with a beginning is left out; elsewhere the banks' gates have to do.
         born = max(times[0], beside.began_seconds or times[0])
         begun = beside.fresh or born - first > limits.reading_age_seconds
-        start = born + limits.warmup_seconds if begun else born
+        start = max(born + limits.warmup_seconds if begun else born, since_seconds)
         watched[key] = watch(_series(line, start, moments), limits, served)
     return watched
 

@@ -271,6 +271,9 @@ class Limits:
     slowing_significance: float = 0.05
     """Chance that steady growth bends down so much, below which it may be a beginning that comes to its end."""
 
+    cap_passed_ratio: float = 1.05
+    """Growth over the bound of a cache from which it is not the cache's: what surrounds an entry is not counted."""
+
     idle_settle_seconds: float = 5.0
     """A reading is idle so long after the last request: freed memory comes back late."""
 

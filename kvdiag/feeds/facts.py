@@ -41,6 +41,7 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
             pools=pools,
             server_pids=pids,
             weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
+            host_caches=host.caches(pids or ()),
             host_limit_bytes=host.limit_bytes(pids or ()),
             model_config=host.model_config(identity.root),
             tensor_parallel=None if ranks is None else ranks[0],

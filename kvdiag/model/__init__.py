@@ -8,7 +8,7 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 from __future__ import annotations
 
 from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, ReservedSplit
-from kvdiag.model.facts import Facts, KvPool
+from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import (
     ENGINE_COUNTS,
@@ -41,6 +41,7 @@ __all__ = [
     "Finding",
     "Gap",
     "GapKind",
+    "HostCache",
     "HostProcess",
     "KvPool",
     "LedgerLine",

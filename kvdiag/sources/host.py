@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvdiag.model import Gap, HostProcess
+from kvdiag.diagnosis.caps import told
+from kvdiag.model import Gap, HostCache, HostProcess
 
 SOURCE = "host"
 
@@ -118,6 +119,12 @@ def parallel_ranks(pids: Iterable[int]) -> tuple[int, int] | None:
         return None
     tensor, pipeline = (1 + max(int(part.get(name, 0)) for part in parts) for name in ("TP", "PP"))
     return tensor, pipeline
+
+
+def caches(pids: Iterable[int]) -> tuple[HostCache, ...]:
+    """The caches in host memory that the server's command lines bound, each once."""
+    found = (cache for pid in pids for cache in told(_command(pid)))
+    return tuple({cache.name: cache for cache in found}.values())
 
 
 def _command(pid: int) -> str:

@@ -15,8 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvdiag.model import Gap, HostProcess
-from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, find_server, limit_bytes, model_config, read, weights_bytes
+from kvdiag.model import Gap, HostCache, HostProcess
+from kvdiag.sources.host import (
+    MAX_CONFIG_BYTES,
+    SOURCE,
+    caches,
+    find_server,
+    limit_bytes,
+    model_config,
+    read,
+    weights_bytes,
+)
 from tests.fixtures.hostile import refused_port
 
 LONG_SECONDS = 60.0
@@ -89,6 +98,19 @@ def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
     # THEN
     assert server.launcher is not None
     assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
+
+
+def test_caches_are_read_from_the_command_line() -> None:
+    """What the launcher's command says of caches is known, once for all of the server's processes."""
+    # WHEN
+    with listening(LAUNCHER, "vllm", "serve", "--mm-processor-cache-gb", "2") as server:
+        actual = caches((server.launcher or 0, *server.pids, 2**22 + 1))
+
+    # THEN
+    expected = HostCache(
+        name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=2 * 2**30
+    )
+    assert (expected,) == actual
 
 
 def test_starter_of_another_program_stays_out() -> None:

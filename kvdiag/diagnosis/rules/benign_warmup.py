@@ -7,6 +7,7 @@ first requests of a shape and stay: on a before/after test of one request they l
 from __future__ import annotations
 
 from kvdiag.diagnosis.device_growth import device_growths
+from kvdiag.diagnosis.filling import filling
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number, unseen
@@ -20,6 +21,8 @@ BASELINE = "baseline"
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the baseline with the first cycles, and the first cycles with the later ones."""
+    if not timeline.marks and (fills := filling(timeline, facts, limits, ID)) is not None:
+        return (fills,)
     if not first_devices(timeline):
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
     growths = device_growths(timeline, facts, limits, step=CYCLES)

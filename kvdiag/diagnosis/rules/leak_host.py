@@ -6,6 +6,7 @@ not resident ones, since page cache and mapped weights come and go as the kernel
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.filling import under_its_bound
 from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import gap_reason
@@ -43,7 +44,8 @@ def _watched(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding,
         found = together if together is not None and together[1].shape in LEAKS else found
     if found is None:
         return unseen(ID, too_short(watched.values(), "host memory", limits))
-    return (finding(ID, found, "anonymous bytes", room, "host", limits),)
+    judged = finding(ID, found, "anonymous bytes", room, "host", limits)
+    return (judged if found[1].shape not in LEAKS else under_its_bound(judged, found[0], seen, facts, limits),)
 
 
 def _room_bytes(timeline: Timeline, facts: Facts) -> int | None:

@@ -6,15 +6,18 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
+from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
 from kvdiag.diagnosis.rules.leak_device import NON_TORCH, TORCH, judge
 from kvdiag.model import Finding, KvPool, Timeline
-from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, statuses
+from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, split, statuses
 from tests.series import (
     MODELS,
     Part,
     device_part,
     hidden_device_part,
     host_part,
+    neighbour_part,
     timeline,
     torch_part,
 )
@@ -29,16 +32,19 @@ def verdicts(seen: Timeline) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("busy", [True, False], ids=["under load", "idle"])
 def test_process_that_grows_for_hours_is_a_fault_with_the_time_that_is_left(busy: bool) -> None:
-    """Two hundred MB/h of device memory are called over six hours; that NVML cannot tell whose inside is said."""
+    """Two hundred MB/h of device memory are called over six hours; that NVML cannot tell whose inside is said.
+
+    Of an engine whose memory torch allocates, torch's is the likelier one.
+    """
     # WHEN
     actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part, busy=busy))
 
     # THEN
-    shown = evidence(actual[NON_TORCH])
+    shown = evidence(actual[TORCH])
     left = shown["time_to_exhaustion"]
-    assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(tuple(actual.values()))
-    assert actual[NON_TORCH].summary.startswith("GPU 0, the server's process: device bytes keep growing, 19")
-    assert actual[NON_TORCH].summary.endswith(
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
+    assert actual[TORCH].summary.startswith("GPU 0, the server's process: device bytes keep growing, 19")
+    assert actual[TORCH].summary.endswith(
         "torch's allocator statistics would tell its allocations from others of the process"
     )
     assert ("and under load" if busy else "only") == shown["read_while_idle"]
@@ -55,7 +61,106 @@ def test_device_whose_processes_are_not_listed(pools: tuple[KvPool, ...], expect
     actual = judge(seen, replace(FACTS, pools=pools), DEFAULT_LIMITS)
 
     # THEN
-    assert {TORCH: "unknown", NON_TORCH: expected} == statuses(actual)
+    assert {TORCH: expected, NON_TORCH: "unknown"} == statuses(actual)
+
+
+def test_engine_that_does_not_allocate_by_torch_leaks_beside_it() -> None:
+    """llama.cpp has no torch: what NVML alone shows is named so."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
+    actual = judge(seen, replace(FACTS, engine_name="llama.cpp"), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
+
+
+def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
+    """A leak that leaves no hour is called after twenty minutes, where the room is about to be gone."""
+    # WHEN 26 GB/h after ten healthy minutes: of 80 GiB 50 are free at first
+    minutes = 35.0
+    seen = timeline(
+        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
+    )
+    slow = timeline(
+        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=10_000.0, onset=0.15, part=device_part
+    )
+    actual, other = (judge(one, FACTS, DEFAULT_LIMITS) for one in (seen, slow))
+
+    # THEN with more room the bank of an hour is waited for
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
+    assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(other)
+    assert " min (" in actual[0].summary
+
+
+def test_model_that_loads_is_no_burst() -> None:
+    """Before the engine answers, memory is taken faster than by any leak."""
+    # GIVEN readings of the device alone
+    seen = timeline(
+        "filled cache", hours=0.6, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
+    )
+    samples = tuple(replace(sample, engines=None) for sample in seen.samples)
+
+    # THEN
+    assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(judge(Timeline(samples=samples), FACTS, DEFAULT_LIMITS))
+
+
+def test_sleep_is_no_growth() -> None:
+    """Memory that an engine gives back while it sleeps, and takes again, is neither a fall nor a rise."""
+    # GIVEN an engine that sleeps each second half hour of eight
+    seen = timeline("pool", hours=8.0, part=device_part)
+    begin = seen.samples[0].at_seconds
+    samples = []
+    for sample in seen.samples:
+        asleep = (sample.at_seconds - begin) // 600.0 % 6 == 5
+        (page,) = sample.engines or ()
+        devices = device_part(5 * GIB).devices if asleep else sample.devices
+        samples.append(replace(sample, engines=(replace(page, asleep=asleep),), devices=devices))
+
+    # WHEN
+    actual = judge(Timeline(samples=tuple(samples)), FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
+    assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
+
+
+def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
+    """What is on the device and not the server's, and keeps growing, is named by the rule for others' memory."""
+    # GIVEN a server that stands still beside a process that grows by 500 MB/h
+    seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
+
+    # WHEN
+    (others,) = foreign(seen, FACTS, DEFAULT_LIMITS)
+    leaks = judge(seen, FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("fault", 0.0) == (others.status, evidence(others)["server_growth_per_hour"])
+    assert "bytes that are not the server's keep growing" in others.summary
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(leaks)
+
+
+@pytest.mark.parametrize(
+    ("stranded", "expected"), [(8 * GIB, "suspect"), (0, "ok"), (None, "suspect")], ids=["holes", "cache", "untold"]
+)
+def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(stranded: int | None, expected: str) -> None:
+    """Reserved bytes that nothing lives in, more of them each hour: holes, unless torch could give them back."""
+    # GIVEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=torch_part(reserved=True))
+    parts = (
+        None if stranded is None else split(live_bytes=0, stranded_bytes=stranded, releasable_bytes=8 * GIB - stranded)
+    )
+    samples = tuple(
+        replace(sample, allocators=tuple(replace(each, split=parts) for each in sample.allocators or ()))
+        for sample in seen.samples
+    )
+
+    # WHEN
+    (actual,) = fragmented(Timeline(samples=samples), FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert expected == actual.status
+    if expected == "suspect":
+        assert 0.0 == evidence(actual)["live_growth_per_hour"]
 
 
 @pytest.mark.parametrize(
@@ -138,3 +243,35 @@ def test_a_day_of_every_source_names_who_leaks() -> None:
         for one in found.evidence
         if one.name == "holder"
     }
+
+
+def test_device_that_was_assigned_is_the_server_s() -> None:
+    """A device of the server's pod that grows is a fault without a process list, and without a pool."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
+    uuid = (seen.samples[0].devices or ())[0].uuid
+    actual = judge(seen, replace(FACTS, pools=(), device_uuids=(uuid,)), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
+
+
+def test_beginning_that_is_told_is_left_out() -> None:
+    """Where the server's start is told, its first half hour is no growth, though the readings begin with it."""
+    # GIVEN 30 GiB that come within 25 minutes
+    seen = timeline("pool", hours=2.0, part=device_part)
+    begin = seen.samples[0].at_seconds
+    samples = tuple(
+        replace(
+            sample,
+            devices=device_part(10 * GIB + int(min((sample.at_seconds - begin) / 1500.0, 1.0) * 30 * GIB)).devices,
+        )
+        for sample in seen.samples
+    )
+
+    # WHEN
+    actual = judge(Timeline(samples=samples), replace(FACTS, started_seconds=begin), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
+    assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}

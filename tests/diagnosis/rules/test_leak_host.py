@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -156,3 +157,56 @@ def test_restart_begins_anew() -> None:
 
     # THEN the four hours and a half after the beginning are judged, on the bank that they fill
     assert ("ok", 4.5, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+
+
+def test_what_no_process_shows_alone_all_of_them_may() -> None:
+    """Two workers that take turns: each moves up and down for hours, and together they grow by 200 MB/h."""
+    # GIVEN
+    samples = []
+    for minute in range(8 * 60):
+        leaked, swing = int(200e6 * minute / 60), int(math.sin(minute / 25.0) * GIB)
+        sizes = (6 * GIB + leaked // 2 + swing, 8 * GIB + leaked // 2 - swing)
+        host = tuple(
+            HostProcess(pid=10 + number, name="worker", resident_bytes=size, anonymous_bytes=size)
+            for number, size in enumerate(sizes)
+        )
+        samples.append(Sample(at_seconds=60.0 * minute, host=host))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN
+    assert ("fault", "the server's 2 processes together") == (actual.status, evidence(actual)["holder"])
+
+
+def test_server_that_has_just_begun_is_not_judged_by_its_beginning() -> None:
+    """Counters at 0 at the first reading tell that the server has begun with them: its first half hour is left out."""
+    # GIVEN 5 GiB in the first 25 minutes, and nothing in the hour and a half after
+    whole = timeline("pool", hours=2.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        minutes = (sample.at_seconds - begin) / 60.0
+        size = 20 * GIB + int(min(minutes / 25.0, 1.0) * 5 * GIB)
+        (page,) = sample.engines or ()
+        engines = (replace(page, requests_running=int(minutes > 0), generation_tokens_total=int(minutes) * 500),)
+        samples.append(replace(host_part(size), at_seconds=sample.at_seconds, engines=engines))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN
+    assert ("ok", 1.0, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+
+
+@pytest.mark.parametrize("name", ["pool", "fast noise", "sawtooth", "load cycles"])
+def test_leak_names_what_it_looks_like_and_why_it_is_not_that(name: str) -> None:
+    """A leak that is called carries its nearest lookalike with the figure that excludes it."""
+    # WHEN
+    actual = verdict(timeline(name, 3, hours=9.0, leak_mb_per_hour=200.0, part=host_part))
+
+    # THEN
+    shown = evidence(actual)
+    assert actual.status in {"suspect", "fault"}
+    assert any(digit in str(shown["nearest_lookalike"]) for digit in "0123456789")
+    assert {"growth_per_hour", "chance_in_a_random_walk", "wandering_of_a_healthy_server"} <= set(shown)

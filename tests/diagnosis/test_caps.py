@@ -1,0 +1,131 @@
+"""Caches of a known bound: what a command line tells, what a name lets assume, and growth under and through it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.caps import CAPS, Bound, bound_of, told
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
+from kvdiag.diagnosis.rules.leak_host import judge
+from kvdiag.model import Facts, HostCache, HostProcess, Sample, Timeline
+from tests.builders import GIB, MIB, World, evidence, facts
+from tests.series import Part, timeline
+
+FACTS = replace(facts(World()), host_limit_bytes=256 * GIB)
+CACHE = HostCache(name="llama.cpp's prompt cache", flag="--cache-ram", limit_bytes=4 * GIB)
+VISION = '{"model_type": "qwen2_vl", "vision_config": {}}'
+
+
+def process_of(name: str) -> Part:
+    """The memory as the anonymous bytes of a process of this name."""
+
+    def part(size: int) -> Sample:
+        one = HostProcess(pid=7, name=name, resident_bytes=size + GIB, anonymous_bytes=size)
+        return Sample(at_seconds=0.0, host=(one,))
+
+    return part
+
+
+def growing(name: str, gb_per_hour: float) -> Timeline:
+    """A process that grows for three hours."""
+    return timeline("pool", hours=3.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("llama-server -m a.gguf --cache-ram 2048", [("--cache-ram", 2048 * MIB)]),
+        ("/usr/bin/llama-server -cram 512 -c 8192", [("-cram", 512 * MIB)]),
+        ("llama-server --cache-ram 0", [("--cache-ram", 0)]),
+        ("llama-server --cache-ram -1", []),
+        ("python -m vllm serve x --mm-processor-cache-gb=1.5", [("--mm-processor-cache-gb", GIB + GIB // 2)]),
+        (
+            "vllm serve x --swap-space 4 --kv-offloading-size 32",
+            [("--kv-offloading-size", 32 * GIB), ("--swap-space", 4 * GIB)],
+        ),
+        ("vllm serve x --mm-processor-cache-gb 99999999999999999999", []),
+        ("vllm serve x --mm-processor-cache-gb 999999999", []),
+        ("other --cache-ram 2048", []),
+        ("", []),
+    ],
+)
+def test_command_line_tells_bounds(command: str, expected: list[tuple[str, int]]) -> None:
+    """Flags of a program that has the cache are read in their units; what is no number, or too large, is left out."""
+    assert expected == [(cache.flag, cache.limit_bytes) for cache in told(command)]
+
+
+@pytest.mark.parametrize(
+    ("who", "changes", "expected"),
+    [
+        ("llama-server 7", {}, (8 * GIB, False)),
+        ("container ollama 1", {}, (8 * GIB, False)),
+        ("llama-server 7", {"host_caches": (CACHE,)}, (4 * GIB, True)),
+        ("llama-server 7", {"host_caches": (replace(CACHE, limit_bytes=0),)}, None),
+        ("VLLM::EngineCore 7", {}, None),
+        ("VLLM::EngineCore 7", {"model_config": VISION}, (4 * GIB, False)),
+        ("VLLM::EngineCore 7", {"model_config": "not json"}, None),
+        ("python3 7", {}, None),
+    ],
+)
+def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected: tuple[int, bool] | None) -> None:
+    """What the command line says goes before a program's default; a cache of media is none of a model of text."""
+    # WHEN
+    actual = bound_of(who, replace(FACTS, **changes))  # type: ignore[arg-type]
+
+    # THEN
+    assert expected == (None if actual is None else (actual.limit_bytes, actual.told))
+    assert actual is None or isinstance(actual, Bound)
+
+
+def test_every_cap_names_its_source() -> None:
+    """No bound without where it is from."""
+    assert [] == [cap.name for cap in CAPS if not cap.source or not cap.flags]
+
+
+@pytest.mark.parametrize(
+    ("caches", "gb_per_hour", "status", "words"),
+    [
+        ((CACHE,), 1.0, "ok", "under the bound of llama.cpp's prompt cache (--cache-ram), 2.79 GiB of 4.00 GiB"),
+        ((CACHE,), 3.0, "fault", "through the bound of llama.cpp's prompt cache (--cache-ram): 8.38 GiB of 4.00 GiB"),
+        ((), 1.0, "suspect", "it may be llama.cpp's prompt cache (--cache-ram, by default) that fills"),
+        ((), 5.0, "fault", "through the bound of llama.cpp's prompt cache (--cache-ram, by default)"),
+    ],
+    ids=["under", "through", "under an assumed one", "through an assumed one"],
+)
+def test_growth_is_judged_by_the_bound(
+    caches: tuple[HostCache, ...], gb_per_hour: float, status: str, words: str
+) -> None:
+    """Under a bound that is told a cache fills, under one that is assumed it may; through either it is a leak."""
+    # WHEN
+    (actual,) = judge(growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches), DEFAULT_LIMITS)
+
+    # THEN
+    assert status == actual.status
+    assert words in actual.summary
+    assert isinstance(evidence(actual)["bound_of_caches"], int)
+
+
+def test_growth_of_a_process_without_caches_is_a_leak() -> None:
+    """A bound is of the process that has the cache, and of no other."""
+    (actual,) = judge(growing("python3", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
+    assert ("fault", False) == (actual.status, "bound_of_caches" in evidence(actual))
+
+
+def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
+    """The verdict for what is no leak says how full the cache is."""
+    # WHEN
+    (actual,) = warmup(growing("llama-server", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("benign.warmup", "ok") == (actual.id, actual.status)
+    assert "llama-server 7: llama.cpp's prompt cache (--cache-ram) fills: 2.79 GiB of 4.00 GiB (70%)" in actual.summary
+    assert evidence(actual)["full"] == pytest.approx(0.698, abs=0.01)
+
+
+def test_nothing_fills_where_nothing_is_told() -> None:
+    """An assumed bound explains nothing away."""
+    (actual,) = warmup(growing("llama-server", 1.0), Facts(), DEFAULT_LIMITS)
+    assert "fills" not in actual.summary
