@@ -156,3 +156,13 @@ def test_restart_begins_anew() -> None:
 
     # THEN the four hours and a half after the beginning are judged, on the bank that they fill
     assert ("ok", 4.5, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+
+
+def test_growth_of_the_last_minutes_alone_is_never_called_healthy() -> None:
+    """Ten GB/h since forty minutes, with hours of room: too short for a leak, and too much to be called flat."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=8.0, leak_mb_per_hour=10_000.0, onset=7.3, part=host_part))
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "within 20 min; 1 h of readings would decide" in actual.summary
