@@ -9,6 +9,7 @@ from kvdiag.commands.fleet import show
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.errors import KvdiagError
 from kvdiag.feeds.segments import read_recorded
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 
@@ -17,9 +18,13 @@ def examine_traces(paths: Sequence[Path], limits: Limits, output: str) -> int:
     """Judge each trace, compare all, print the result, and give its exit code. One trace is held at a time.
 
     Raises:
-        KvdiagError: one of them cannot be read.
+        KvdiagError: one of them cannot be read, or is given twice.
 
     """
+    known: dict[Path, Path] = {}
+    for path in paths:
+        if (same := known.setdefault(path.resolve(), path)) is not path:
+            raise KvdiagError(f"{same} is given twice: a replica that counts twice would prove too much")
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     for path in paths:

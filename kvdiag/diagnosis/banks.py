@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from statistics import fmean, median
 
 from kvdiag import stats
@@ -36,21 +36,25 @@ class Series:
 class Watched:
     """A series on every bank that its readings reach, the shortest first; and how long the readings are.
 
-    `burst` is growth so fast that the room may be gone before any bank is filled.
+    `burst` is growth so fast that the room may be gone before any bank is filled; `at_record` says that it has brought
+    the series higher than all readings before it.
     """
 
     seconds: float
     trends: tuple[Trend, ...]
     burst: Trend | None = None
+    at_record: bool = False
 
     @property
     def decides(self) -> Trend | None:
-        """The shortest bank on which it keeps growing, else the longest; `None` where no bank is reached.
+        """The shortest bank that is certain of growth, else the shortest on which it keeps growing, else the longest.
 
-        A shorter bank that stays open is answered by a longer one: garbage rises for minutes and not for hours.
+        A shorter bank that stays open is answered by a longer one: garbage rises for minutes and not for hours, and
+        what an hour's noise leaves open a day may prove. `None` where no bank is reached.
         """
-        leaks = (trend for trend in self.trends if trend.shape in LEAKS)
-        return next(leaks, self.trends[-1] if self.trends else None)
+        leaks = [trend for trend in self.trends if trend.shape in LEAKS]
+        sure = (trend for trend in leaks if trend.certain)
+        return next(chain(sure, leaks, self.trends[-1:]), None)
 
 
 def watch(series: Series, limits: Limits, served_since_seconds: float | None = None) -> Watched:
@@ -61,15 +65,28 @@ def watch(series: Series, limits: Limits, served_since_seconds: float | None = N
     if not series.times_seconds:
         return Watched(seconds=0.0, trends=())
     minutes = _minutes(series, limits)
-    trends = [_on_bank(minutes, bank, limits) for bank in limits.banks]
+    trends = [trend for bank in limits.banks if (trend := _on_bank(minutes, bank, limits)) is not None]
     burst = None
     begin = series.times_seconds[-1] - limits.burst.window_minutes * MINUTE_SECONDS
     if served_since_seconds is not None and served_since_seconds <= begin:
         burst = _on_bank(minutes, limits.burst, limits)
+    earlier = series.sizes_bytes[: bisect_left(series.times_seconds, begin)]
     return Watched(
         burst=burst if burst is not None and burst.shape in LEAKS else None,
+        at_record=bool(earlier) and series.sizes_bytes[-1] > max(earlier),
         seconds=series.times_seconds[-1] - series.times_seconds[0],
-        trends=tuple(trend for trend in trends if trend is not None),
+        trends=tuple(
+            replace(trend, certain=trend.certain and not _was_collected(trends[place + 1 :], limits))
+            for place, trend in enumerate(trends)
+        ),
+    )
+
+
+def _was_collected(longer: Sequence[Trend], limits: Limits) -> bool:
+    """Whether longer banks have seen growth come back: falls, no such rise, and a floor that stays where it was."""
+    return any(
+        trend.shape == "flat" and trend.jumps_up == 0 and trend.jumps_down >= limits.seen_collections
+        for trend in longer
     )
 
 

@@ -321,6 +321,10 @@ class Limits:
     collections: int = 3
     """Falls beyond the usual, without one such rise, from which they are garbage collected."""
 
+    seen_collections: int = 2
+    """The same in a longer window whose floor is flat: from here on growth since the last fall is no certain leak. One
+    fall may be anything that was freed once."""
+
     bend_significance: float = 0.1
     """Chance that growth only seems to slow down: noise bends a short window as much."""
 

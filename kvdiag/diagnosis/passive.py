@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.history import Holder
@@ -47,13 +48,18 @@ def decisive(
 ) -> Found | None:
     """The component that decides, and its trend: the fastest leak, else what is open, else the largest gain.
 
-    A burst decides where the room is gone before the shortest bank could tell.
+    A burst decides where the room is gone before the shortest bank could tell. With more room it leaves open what
+    the banks call healthy: they have hardly seen it.
     """
     trends = [(key, trend) for key, one in watched.items() if (trend := one.decides) is not None]
     bursts = [
-        (key, one.burst)
+        (key, one.burst if urgent else replace(one.burst, shape="unsteady"))
         for key, one in watched.items()
-        if one.burst is not None and _is_urgent(one.burst, room_bytes(key), limits)
+        if one.burst is not None
+        and (
+            (urgent := _is_urgent(one.burst, room_bytes(key), limits))
+            or (one.at_record and one.trends and one.burst.certain)
+        )
     ]
     order = ("flat", "ended", "event", "unsteady", "steps", "grows")
     return max(
@@ -119,6 +125,11 @@ def _judged(trend: Trend, subject: str, limits: Limits) -> tuple[Status, str]:
     if trend.shape == "steps":
         jumps = f"{trend.jumps_up} steps up and {trend.jumps_down} down"
         return "suspect", f"{subject} grow in {jumps} over {window}, {rate}"
+    if trend.shape == "unsteady" and trend.bank == limits.burst:
+        return (
+            "unknown",
+            f"cannot tell: {subject} rose {gain} within {trend.hours * 60.0:.0f} min; {_next(trend, limits)}",
+        )
     if trend.shape == "unsteady":
         return "unknown", f"cannot tell: {subject} rose {gain} over {window}, but not steadily; {_next(trend, limits)}"
     if trend.shape == "event":

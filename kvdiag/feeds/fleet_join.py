@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from kvdiag.model import Gap, cuda_uuid
 from kvdiag.sources.prometheus import Labels
@@ -114,10 +115,23 @@ def gpus_assigned(replica: Replica) -> bool:
     )
 
 
-def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
+def pods_of_gpus(series: Iterable[Labels]) -> dict[str, set[str]]:
+    """The pods that exporters name for each GPU, by UUID: several where it is shared, or has changed hands."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for labels in series:
+        said = dict(labels)
+        if said.get("__name__") in GPU and said.get("exported_pod") and (uuid := uuid_of(said)) is not None:
+            found[uuid].add("/".join(pod_of(said) or ()).lstrip("/"))
+    return found
+
+
+def join(
+    series: Iterable[Labels], gpus: Iterable[Labels] = (), shared: Mapping[str, Iterable[str]] = MappingProxyType({})
+) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
     """All replicas in the order of their keys, and what could be joined to none.
 
     Of `gpus` each is a subject of its own where it is of no server; others among `series` count for servers only.
+    `shared` are GPUs, by UUID, that their exporter gives to these pods at once: to none of them alone.
     """
     chosen = frozenset(gpus)
     told = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
@@ -128,7 +142,7 @@ def join(series: Iterable[Labels], gpus: Iterable[Labels] = ()) -> tuple[tuple[R
     for labels, said in told:
         apart[",".join(f"{name}={said[name]}" for name in realms)].append((labels, said))
     for realm, some in apart.items():
-        replicas, missing = _join(some, chosen)
+        replicas, missing = _join(some, chosen, shared)
         found += [replace(one, key=f"{one.key} [{realm}]") for one in replicas] if len(apart) > 1 else replicas
         gaps += missing
     return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
@@ -140,7 +154,9 @@ def _realms(told: Sequence[Said]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _join(told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> tuple[list[Replica], tuple[Gap, ...]]:
+def _join(
+    told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
+) -> tuple[list[Replica], tuple[Gap, ...]]:
     groups = _servers(told)
     _note_nodes(groups, told)
     for labels, said in told:
@@ -148,7 +164,8 @@ def _join(told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> tup
             group = groups.get(_pod_key(pod))
             if group is not None:
                 group.series.append(labels)
-    alone, gaps = _join_gpus(groups, [(labels, said) for labels, said in told if said.get("__name__") in GPU], chosen)
+    gpus = [(labels, said) for labels, said in told if said.get("__name__") in GPU]
+    alone, gaps = _join_gpus(groups, gpus, chosen, shared)
     return [_replica(group) for group in groups.values()] + alone, gaps
 
 
@@ -211,7 +228,10 @@ def _note_nodes(groups: Mapping[str, _Group], told: Sequence[tuple[Labels, Said]
 
 
 def _join_gpus(
-    groups: Mapping[str, _Group], told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]
+    groups: Mapping[str, _Group],
+    told: Sequence[tuple[Labels, Said]],
+    chosen: frozenset[Labels],
+    shared: Mapping[str, Iterable[str]],
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
     """Give each GPU to its server; the others are subjects of their own."""
     by_uuid: dict[str, list[_Group]] = defaultdict(list)
@@ -228,7 +248,12 @@ def _join_gpus(
     for labels, said in told:
         uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
         owner = groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
-        if owner is None and not said.get("exported_pod"):
+        if owner is not None and uuid in shared:
+            gap = _of_several(uuid, said, sorted(shared[uuid]))
+            gaps.setdefault(gap)
+            owner.gaps += [gap] if gap not in owner.gaps else []
+            owner = None
+        elif owner is None and not said.get("exported_pod"):
             owners = by_uuid.get(uuid, [])
             if not owners and target_of(said) not in mapping:
                 owners = list({one.key: one for host in hosts_of(said) for one in by_host.get(host, [])}.values())
@@ -263,6 +288,16 @@ def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
     more = "" if len(owners) <= MAX_NAMED else f" and {len(owners) - MAX_NAMED} more"
     reason = (
         f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is joined to none"
+    )
+    return Gap(source="nvml", kind="absent", reason=reason)
+
+
+def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
+    host = said.get("Hostname") or said.get("instance", "")
+    more = "" if len(pods) <= MAX_NAMED else f" and {len(pods) - MAX_NAMED} more"
+    names = ", ".join(pods[:MAX_NAMED])
+    reason = (
+        f"GPU {uuid} of {host} is shared by {names}{more}: whose its bytes are is not told, so it is joined to none"
     )
     return Gap(source="nvml", kind="absent", reason=reason)
 

@@ -8,7 +8,17 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvdiag.feeds.fleet_join import HOST_LABELS, UUID_LABELS, Replica, hosts_of, join, pod_of, target_of, uuid_of
+from kvdiag.feeds.fleet_join import (
+    HOST_LABELS,
+    UUID_LABELS,
+    Replica,
+    hosts_of,
+    join,
+    pod_of,
+    pods_of_gpus,
+    target_of,
+    uuid_of,
+)
 from kvdiag.feeds.history import timeline_of
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.prometheus import (
@@ -41,6 +51,9 @@ _OWN_NAME = re.compile(r"\b(?=(?:namespace|pod|container)\s*(?:=|!=|=~|!~)\s*\")
 
 SCRAPE_SECONDS = 15.0
 """Supposed time between two samples, until it is seen."""
+
+TOGETHER_SECONDS = 90.0
+"""Before the window's end, in which a GPU that two pods have is shared; a minute's scrape and a late one."""
 
 REPLICAS_AT_ONCE = 16
 """Read with one query, so that the others' samples need not be kept meanwhile."""
@@ -84,9 +97,20 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
         hosts = {host for one in said for host in hosts_of(one)}
         hosts |= {told["node"] for labels in around if (told := dict(labels)).get("node")}
         around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
-    replicas, gaps = join(found | around, alone)
+    shared = await _shared(source, found | around | alone, window)
+    replicas, gaps = join(found | around, alone, shared)
     warned = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in source.warnings]
     return Survey(replicas=replicas, gaps=(*warned, *gaps))
+
+
+async def _shared(source: PrometheusSource, told: Iterable[Labels], window: Window) -> dict[str, set[str]]:
+    """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
+    claimed = {pod for pods in pods_of_gpus(told).values() if len(pods) > 1 for pod in pods}
+    history = History()
+    for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
+        wanted = selector(_named(GPU), any_of("exported_pod", some))
+        await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
+    return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
 
 
 def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], said: Iterable[dict[str, str]]) -> Iterator[str]:

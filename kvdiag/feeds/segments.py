@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from kvdiag.errors import KvdiagError
@@ -18,6 +18,9 @@ from kvdiag.model import Facts, Gap, Timeline
 SOURCE = "recorder"
 
 ENDINGS = (".jsonl", ".jsonl.gz")
+
+OVERLAP_SECONDS = 60.0
+"""A recorder's next segment begins where the one before ends, but for a clock that was put right in between."""
 
 MAX_SEGMENTS = 1024
 """A month of segments of an hour."""
@@ -32,6 +35,7 @@ class _Segment:
     timeline: Timeline
     facts: Facts
     first_seconds: float
+    last_seconds: float
 
 
 def read_recorded(path: Path) -> tuple[Timeline, Facts]:
@@ -60,12 +64,15 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
         timeline, facts = read_trace(path)
         if CUT_OFF in facts.gaps:
             gaps.append(_gap(f"{path.name} has no end: its recorder was killed, or still writes"))
-        times = [sample.at_seconds for sample in timeline.samples[:1]] + [
-            mark.at_seconds for mark in timeline.marks[:1]
-        ]
+        times = [sample.at_seconds for sample in (*timeline.samples[:1], *timeline.samples[-1:])]
+        times += [mark.at_seconds for mark in (*timeline.marks[:1], *timeline.marks[-1:])]
         if times:
             own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap != CUT_OFF))
-            segments.append(_Segment(name=path.name, timeline=timeline, facts=own, first_seconds=min(times)))
+            segments.append(
+                _Segment(
+                    name=path.name, timeline=timeline, facts=own, first_seconds=min(times), last_seconds=max(times)
+                )
+            )
     if not segments:
         raise KvdiagError(f"the segments in {folder} hold no sample: has the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
@@ -93,6 +100,12 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
     urls = sorted({one.facts.url for one in segments if one.facts.url is not None})
     if len(urls) > 1:
         raise KvdiagError(f"{folder} holds segments of several servers ({', '.join(urls)[:160]}): judge each alone")
+    for before, after in pairwise(segments):
+        if after.first_seconds < before.last_seconds - OVERLAP_SECONDS:
+            raise KvdiagError(
+                f"{before.name} and {after.name} in {folder} are of the same time, so of several servers: give the "
+                "files instead of the folder, and each is judged alone"
+            )
     # By the newest pools the usage of others cannot be read.
     first = next(
         place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])

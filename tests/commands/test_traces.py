@@ -67,6 +67,22 @@ def test_text_of_two_traces_has_both_and_says_what_is_missing(
     assert max(map(len, told.splitlines())) <= 80
 
 
+def test_a_trace_that_is_given_twice_is_refused(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicas prove together what none does alone; one that counts six times would."""
+    # GIVEN
+    path = record("r0", day(0, name="pool", part=device_part))
+    again = str(Path(path).parent / "." / ".." / Path(path).parent.name / Path(path).name)
+
+    # WHEN
+    code = main(["diagnose", path, again])
+
+    # THEN
+    assert 3 == code
+    assert (
+        f"kvdiag: {path} is given twice: a replica that counts twice would prove too much\n" == capsys.readouterr().err
+    )
+
+
 def test_trace_that_cannot_be_read_is_named(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
     """One missing file among several is an error, and not one replica less."""
     assert 3 == main(["diagnose", record("r", day(1)), "/nowhere/trace"])

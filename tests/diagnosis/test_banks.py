@@ -282,6 +282,48 @@ def test_staircase_is_a_leak_in_steps() -> None:
     assert slow.jumps_up >= 10
 
 
+def test_growth_that_came_back_twice_before_is_no_certain_leak() -> None:
+    """Garbage that is collected each twelve hours rises like a leak for nine: the day shows that it comes back."""
+    # GIVEN 900 MB in twelve hours, the last fall nine hours ago
+    random = seeded("collected")
+    times = tuple(60.0 * minute for minute in range(28 * 60))
+    rises = (((minute / 60.0 + 5.0) % 12.0) / 12.0 for minute in range(28 * 60))
+    sizes = tuple(round(6e9 + 900e6 * rise + random.gauss(0.0, 5e6)) for rise in rises)
+
+    def decides(first: int) -> Trend | None:
+        some = Series(times_seconds=times[first:], sizes_bytes=sizes[first:], idle=(True,) * (len(times) - first))
+        return watch(some, DEFAULT_LIMITS).decides
+
+    # WHEN
+    whole, since_the_fall = decides(0), decides(19 * 60 + 5)
+
+    # THEN without the day before, nothing tells it from a leak
+    assert whole is not None
+    assert since_the_fall is not None
+    assert ("grows", False) == (whole.shape, whole.certain)
+    assert ("grows", True) == (since_the_fall.shape, since_the_fall.certain)
+
+
+def test_longer_bank_is_certain_of_what_a_shorter_one_leaves_open() -> None:
+    """A leak beneath garbage of two hours: the last hour alone is the garbage's, half a day proves the leak."""
+    # GIVEN 900 MB of garbage collected each 2.3 hours, and 120 MB/h
+    random = seeded("beneath garbage")
+    times = tuple(60.0 * minute for minute in range(1480))
+    above = (900e6 * ((minute / 60.0) % 2.3) / 2.3 + 120e6 * minute / 60.0 for minute in range(1480))
+    sizes = tuple(round(6e9 + size + random.gauss(0.0, 15e6)) for size in above)
+
+    # WHEN
+    seen = watch(Series(times_seconds=times, sizes_bytes=sizes, idle=(True,) * len(times)), DEFAULT_LIMITS)
+
+    # THEN
+    fast, decides = seen.trends[0], seen.decides
+    assert decides is not None
+    assert ("grows", False) == (fast.shape, fast.certain)
+    assert decides.certain
+    assert decides.bank.window_minutes > fast.bank.window_minutes
+    assert pytest.approx(120e6, rel=0.2) == decides.bytes_per_second * 3600.0
+
+
 def test_nothing_that_falls_is_exhausted() -> None:
     """A flat series leaves its room for ever."""
     flat = watched("pool", 1, hours=1.5)[0]

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.fleet_join import Replica, join
+from kvdiag.feeds.fleet_join import Replica, join, pods_of_gpus
 from kvdiag.feeds.history import timeline_of
+from kvdiag.model import Gap
 from kvdiag.sources.prometheus import History, Labels, Points
 from kvdiag.sources.prometheus_names import METRICS
 
@@ -109,6 +110,21 @@ def test_a_gpu_is_given_to_the_one_server_it_can_be_of(
     # THEN
     chosen = tuple(one for one in series if dict(one)["__name__"].startswith("DCGM"))
     assert expected == joined(*series, gpus=chosen)
+
+
+def test_a_gpu_of_several_pods_is_of_none() -> None:
+    """What an exporter gives to two pods at once is said to be missing at the server that is one of them."""
+    # GIVEN
+    both = tuple(dcgm(exported_namespace="a", exported_pod=pod, Hostname="n1") for pod in ("p", "notebook"))
+
+    # WHEN
+    replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
+
+    # THEN
+    reason = "GPU 1 of n1 is shared by a/notebook, a/p: whose its bytes are is not told, so it is joined to none"
+    assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
+    assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
+    assert gaps[0] in replicas[1].gaps
 
 
 @pytest.mark.parametrize("name", ["region", "case"])

@@ -130,6 +130,24 @@ def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" == refusal(tmp_path / "none")
 
 
+def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> None:
+    """Traces that tell no address are not put together as one server's; a clock put right by a minute is no reason."""
+    # GIVEN
+    first, last = SAMPLES[0], replace(SAMPLES[0], at_seconds=SAMPLES[0].at_seconds + 600.0)
+    for name, back in (("fleet", 61.0), ("clock", 59.0)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.jsonl", first, last)
+        write(
+            tmp_path / name / "b.jsonl",
+            replace(first, at_seconds=last.at_seconds - back),
+            facts=replace(FACTS, url=None),
+        )
+
+    # THEN
+    assert "a.jsonl and b.jsonl in" in refusal(tmp_path / "fleet")
+    assert 3 == len(read_segments(tmp_path / "clock")[0].samples)
+
+
 def test_too_many_segments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is bounded, as every input."""
     # GIVEN

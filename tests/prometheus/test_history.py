@@ -149,6 +149,31 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
         assert "joined to none" in reasons(server)
 
 
+def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose: Diagnose) -> None:
+    """Of a time-sliced GPU the exporter names every pod, and the bytes of each are not told."""
+    # WHEN
+    document = whole(diagnose, history, '{namespace="sliced"}')
+
+    # THEN
+    servers = [one for one in document["replicas"] if "UUID" not in one["subject"]]
+    assert 2 == len(servers)
+    for one in servers:
+        assert ["unknown"] == statuses(one, "leak.device_non_torch")
+        assert "is shared by sliced/vllm-0, sliced/vllm-1" in reasons(one)
+    assert ["suspect"] == [one["worst"] for one in document["replicas"] if one not in servers]
+
+
+def test_a_gpu_that_changed_hands_stays_with_each_pod(history: str, diagnose: Diagnose) -> None:
+    """A pod that was replaced on the same GPU shares it with nobody."""
+    # WHEN
+    document = whole(diagnose, history, '{namespace="handed"}')
+
+    # THEN
+    found = {one["subject"]["pod"]: statuses(one, "leak.device_non_torch") for one in document["replicas"]}
+    assert {"vllm-0": ["fault"], "vllm-1": ["unknown"]} == found
+    assert "is shared by" not in str(document)
+
+
 def test_one_server_on_a_host_has_its_gpu(history: str, diagnose: Diagnose) -> None:
     """nvidia_gpu_exporter names no pod; the host is enough where one server is there."""
     # WHEN

@@ -199,6 +199,19 @@ def shared() -> Iterator[str]:
     )
 
 
+def time_sliced() -> Iterator[str]:
+    """A GPU that its exporter gives to two servers at once, and grows; and one that went from one pod to the next."""
+    slices = on(watched(leak_mb_per_hour=2000.0), "GPU-sliced")
+    handed = on(watched(leak_mb_per_hour=2000.0), "GPU-handed")
+    middle = END_SECONDS - 1800.0
+    for pod in ("vllm-0", "vllm-1"):
+        yield from openmetrics.vllm(watched(), FACTS, server("sliced", pod))
+        yield from openmetrics.dcgm(slices, exporter("sliced", pod, node="node-sliced"))
+        mine = Timeline(samples=tuple(one for one in handed.samples if (one.at_seconds < middle) == (pod == "vllm-0")))
+        yield from openmetrics.vllm(mine, FACTS, server("handed", pod))
+        yield from openmetrics.dcgm(mine, exporter("handed", pod, node="node-handed"))
+
+
 def one_host() -> Iterator[str]:
     """One server on a host of its own, and nvidia_gpu_exporter beside it."""
     yield from openmetrics.vllm(watched(), FACTS, {"job": "vllm", "instance": "host-3:8000", "rack": "one"})
@@ -287,6 +300,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             resized,
             impossible,
             shared,
+            time_sliced,
             one_host,
             gpus,
             cluster,

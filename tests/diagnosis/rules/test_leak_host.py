@@ -210,3 +210,13 @@ def test_leak_names_what_it_looks_like_and_why_it_is_not_that(name: str) -> None
     assert actual.status in {"suspect", "fault"}
     assert any(digit in str(shown["nearest_lookalike"]) for digit in "0123456789")
     assert {"growth_per_hour", "chance_in_a_random_walk", "wandering_of_a_healthy_server"} <= set(shown)
+
+
+def test_growth_of_the_last_minutes_alone_is_never_called_healthy() -> None:
+    """Ten GB/h since forty minutes, with hours of room: too short for a leak, and too much to be called flat."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=8.0, leak_mb_per_hour=10_000.0, onset=7.3, part=host_part))
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "within 20 min; 1 h of readings would decide" in actual.summary
