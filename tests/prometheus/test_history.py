@@ -169,7 +169,7 @@ def test_a_gpu_that_changed_hands_stays_with_each_pod(history: str, diagnose: Di
     document = whole(diagnose, history, '{namespace="handed"}')
 
     # THEN
-    found = {one["subject"]["pod"]: statuses(one, "leak.device_non_torch") for one in document["replicas"]}
+    found = {one["subject"]["pod"]: statuses(one, "leak.device_torch") for one in document["replicas"]}
     assert {"vllm-0": ["fault"], "vllm-1": ["unknown"]} == found
     assert "is shared by" not in str(document)
 
