@@ -15,7 +15,8 @@ from itertools import accumulate, chain, pairwise
 from statistics import fmean, median
 
 from kvdiag import stats
-from kvdiag.diagnosis.limits import Bank, Limits
+from kvdiag.diagnosis.bank import Bank
+from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.window import LEAKS, MINUTE_SECONDS, Blocks, Trend, certain, judged_window
 
 

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Literal
 
 from kvdiag import stats
-from kvdiag.diagnosis.limits import Bank, Limits
+from kvdiag.diagnosis.bank import Bank
+from kvdiag.diagnosis.limits import Limits
 
 MINUTE_SECONDS = 60.0
 HOUR_SECONDS = 3600.0

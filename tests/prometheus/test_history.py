@@ -158,7 +158,7 @@ def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose
     servers = [one for one in document["replicas"] if "UUID" not in one["subject"]]
     assert 2 == len(servers)
     for one in servers:
-        assert ["unknown"] == statuses(one, "leak.device_non_torch")
+        assert ["unknown", "unknown"] == statuses(one, "leak.device_torch", "leak.device_non_torch")
         assert "is shared by sliced/vllm-0, sliced/vllm-1" in reasons(one)
     assert ["suspect"] == [one["worst"] for one in document["replicas"] if one not in servers]
 
