@@ -132,9 +132,11 @@ def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: Subject
     assert_exact(result, subject_run.block_tokens)
 
 
-@pytest.mark.parametrize("key", [None, "wrong"])
-def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None) -> None:
-    """A server that wants another key ends the run with one line that names the option."""
+@pytest.mark.parametrize(
+    ("key", "words"), [(None, "--api-key"), ("wrong", "refuses the key that was given")], ids=["missing", "wrong"]
+)
+def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None, words: str) -> None:
+    """A server that wants a key, or another one, ends the run with one line that says which."""
     # GIVEN
     given = [] if key is None else ["--api-key", key]
 
@@ -142,7 +144,7 @@ def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | Non
     result = kvdiag("run", "--url", guarded_server.url, *given)
 
     # THEN
-    assert_one_line(result, "--api-key")
+    assert_one_line(result, words)
 
 
 def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> None:
