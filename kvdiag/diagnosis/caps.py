@@ -106,7 +106,7 @@ def told(command: str) -> tuple[HostCache, ...]:
 def bound_of(who: str, facts: Facts) -> Bound | None:
     """What bounds the caches of a process, by its name; `None` where none of them is known to be there."""
     caps = [cap for cap in CAPS if any(program in who.lower() for program in cap.programs)]
-    set_by = {cache.name: cache for cache in facts.host_caches}
+    set_by = {cache.name: cache for cache in facts.host_caches or ()}
     known = [set_by[cap.name] for cap in caps if cap.name in set_by]
     if any(cache.limit_bytes for cache in known):
         names = ", ".join(f"{cache.name} ({cache.flag})" for cache in known if cache.limit_bytes)

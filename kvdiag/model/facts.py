@@ -87,13 +87,13 @@ class HostCache:
 class Facts:
     """What does not change while a timeline is made: the server, its pools, and which processes are its own.
 
-    `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size
-    on disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
-    cgroup's where that is less; `model_config` is the text of its config.json where that is visible;
-    `host_caches` are those that its command line bounds; `tensor_parallel` and `pipeline_parallel` are ranks of one
-    engine, `None` where they cannot be seen; `forced` says that other traffic was to be expected; `started_seconds` is
-    when the server's process began, where that is told; `device_uuids` are the devices that were assigned to the server
-    (its pod's), `None` where only its processes tell.
+    `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size on
+    disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
+    cgroup's where that is less; `model_config` is the text of its config.json where that is visible; `host_caches` are
+    those that its command lines bound, `None` where these are not seen; `tensor_parallel` and `pipeline_parallel` are
+    ranks of one engine, `None` where they cannot be seen; `forced` says that other traffic was to be expected;
+    `started_seconds` is when the server's process began, where that is told; `device_uuids` are the devices that were
+    assigned to the server (its pod's), `None` where only its processes tell.
     """
 
     url: str | None = None
@@ -108,7 +108,7 @@ class Facts:
     model_config: str | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
-    host_caches: tuple[HostCache, ...] = ()
+    host_caches: tuple[HostCache, ...] | None = None
     forced: bool = False
     started_seconds: float | None = None
     device_uuids: tuple[str, ...] | None = None

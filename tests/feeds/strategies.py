@@ -207,7 +207,7 @@ FACTS = st.builds(
     weights_bytes=maybe(BYTES),
     host_limit_bytes=maybe(BYTES),
     model_config=maybe(TEXTS),
-    host_caches=tuples(st.builds(HostCache, name=TEXTS, flag=TEXTS, limit_bytes=BYTES)),
+    host_caches=maybe(tuples(st.builds(HostCache, name=TEXTS, flag=TEXTS, limit_bytes=BYTES))),
     forced=st.booleans(),
     started_seconds=maybe(SECONDS),
     device_uuids=maybe(tuples(TEXTS)),
