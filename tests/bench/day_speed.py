@@ -8,6 +8,7 @@ daemon keeps it. Processor time of one core; the second figure is a walk through
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,12 +44,14 @@ def _device(number: int, size: int, place: int) -> Device:
     return replace(one, uuid=f"{one.uuid}-{number}", index=number)
 
 
-def took_seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call, the least of three."""
+def took_seconds(work: Callable[[Timeline], object], seen: Timeline) -> float:
+    """Processor time of one call, the least of three, each on a timeline that nobody has looked at."""
     least = float("inf")
     for _ in range(3):
+        fresh = Timeline(samples=seen.samples)
+        gc.collect()
         begin = process_time()
-        work()
+        work(fresh)
         least = min(least, process_time() - begin)
     return least
 
@@ -62,10 +65,10 @@ def main() -> int:
     """Print the lines."""
     known = replace(facts(World()), server_pids=tuple(range(SERVER_PID, SERVER_PID + GPUS)))
     whole = day()
-    judged, walked = took_seconds(lambda: diagnose(whole, known)), took_seconds(lambda: walk(whole))
+    judged, walked = took_seconds(lambda seen: diagnose(seen, known), whole), took_seconds(walk, whole)
     scraped = timeline("slow noise", hours=24.0, tick_seconds=30.0, part=device_part)
-    replica = took_seconds(lambda: diagnose(scraped, Facts(engine_name="vllm")))
-    summed = took_seconds(lambda: summarise(scraped, Facts(engine_name="vllm"), DEFAULT_LIMITS, replica="r"))
+    replica = took_seconds(lambda seen: diagnose(seen, Facts(engine_name="vllm")), scraped)
+    summed = took_seconds(lambda seen: summarise(seen, Facts(engine_name="vllm"), DEFAULT_LIMITS, replica="r"), scraped)
     met = "met" if judged <= AIM_SECONDS else "not met"
     sys.stdout.write(
         f"24 h at 1 Hz, {GPUS} GPUs: diagnose {judged:.2f} s, {judged / walked:.1f} times a walk through it "
