@@ -172,9 +172,13 @@ def parse_request(head: bytes) -> Request:
 class WebServer:
     """Listens on one address within a running event loop."""
 
-    def __init__(self, pages: Pages) -> None:
-        """Answer with `pages`; `start` opens the port."""
+    def __init__(
+        self, pages: Pages, *, request_seconds: float = REQUEST_SECONDS, most_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        """Answer with `pages`; `start` opens the port. `request_seconds` is for a request, and again for its answer."""
         self._pages = pages
+        self._request_seconds = request_seconds
+        self._most_connections = most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -199,19 +203,19 @@ class WebServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= MAX_CONNECTIONS:
+        if task is None or len(self._connections) >= self._most_connections:
             writer.transport.abort()
             return
         self._connections.add(task)
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._request_seconds):
                 try:
                     request = parse_request(await reader.readuntil(b"\r\n\r\n"))
                     answer, bodiless = self._pages.answer(request), request.method == "HEAD"
                 except (BadRequestError, asyncio.LimitOverrunError):
                     answer, bodiless = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1"), False
             writer.write(_head(answer) + (b"" if bodiless else answer.body))
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._request_seconds):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()

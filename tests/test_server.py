@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pytest
 
-import kvdiag.server
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.server import Pages, WebServer
 from tests.fixtures.hostile import eventually
@@ -33,11 +32,11 @@ class Answer:
 class Shell:
     """A server on a loop of its own, asked with bytes of all kinds."""
 
-    def __init__(self, shown: Snapshot, loop: asyncio.AbstractEventLoop) -> None:
-        """Show this snapshot."""
+    def __init__(self, shown: Snapshot, loop: asyncio.AbstractEventLoop, **bounds: float) -> None:
+        """Show this snapshot, within other bounds than usual where they are given."""
         self.shown = shown
         self.loop = loop
-        self.web = WebServer(Pages(newest=lambda: self.shown))
+        self.web = WebServer(Pages(newest=lambda: self.shown), **bounds)  # type: ignore[arg-type]
         self.port = asyncio.run_coroutine_threadsafe(self.web.start("127.0.0.1", 0), loop).result(10)
 
     async def exchange(self, *pieces: bytes, end: bool = False) -> Answer:
@@ -64,12 +63,12 @@ class Shell:
 
 
 @contextmanager
-def shell(shown: Snapshot) -> Iterator[Shell]:
+def shell(shown: Snapshot, **bounds: float) -> Iterator[Shell]:
     """The server for the length of a block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    serving = Shell(shown, loop)
+    serving = Shell(shown, loop, **bounds)
     try:
         yield serving
     finally:
@@ -199,28 +198,28 @@ def test_garbage_is_refused(serving: Shell, sent: bytes) -> None:
     assert 200 == serving.ask("GET /-/ready").status
 
 
-def test_slow_clients_hold_nobody_up(serving: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clients_hold_nobody_up() -> None:
     """A client that never ends its request is closed after a while, and others are answered meanwhile."""
 
     # GIVEN
-    async def slow_and_quick() -> tuple[int, int]:
+    async def slow_and_quick(serving: Shell) -> tuple[int, int]:
         slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nX: "))
         quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\n\r\n")
         return quick.status, (await slow).status
 
-    monkeypatch.setattr(kvdiag.server, "REQUEST_SECONDS", 0.3)
+    # WHEN
+    with shell(snapshot(), request_seconds=0.3) as serving:
+        actual = asyncio.run(slow_and_quick(serving))
 
     # THEN
-    assert (200, 0) == asyncio.run(slow_and_quick())
+    assert (200, 0) == actual
 
 
-def test_connections_are_bounded(serving: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded() -> None:
     """Who comes when all places are taken is closed at the door, and served when there is room again."""
-    # GIVEN two places, taken by clients that wait
-    monkeypatch.setattr(kvdiag.server, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(kvdiag.server, "REQUEST_SECONDS", 1.0)
 
-    async def crowd() -> tuple[int, list[int]]:
+    # GIVEN two places, taken by clients that wait
+    async def crowd(serving: Shell) -> tuple[int, list[int]]:
         waiting = [asyncio.create_task(serving.exchange(b"GET")) for _ in range(2)]
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert await asyncio.to_thread(eventually, lambda: len(places) == 2)
@@ -230,6 +229,10 @@ def test_connections_are_bounded(serving: Shell, monkeypatch: pytest.MonkeyPatch
             third = 0
         return third, [(await one).status for one in waiting]
 
+    # WHEN
+    with shell(snapshot(), request_seconds=1.0, most_connections=2) as serving:
+        actual = asyncio.run(crowd(serving))
+        afterwards = serving.ask("GET /-/ready").status
+
     # THEN
-    assert (0, [0, 0]) == asyncio.run(crowd())
-    assert 200 == serving.ask("GET /-/ready").status
+    assert ((0, [0, 0]), 200) == (actual, afterwards)
