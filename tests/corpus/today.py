@@ -98,7 +98,7 @@ def least_squares(points: Sequence[tuple[float, float]]) -> float:
 def predict_linear(window_hours: float, ahead_hours: float) -> Detector:
     """An extrapolation of the window reaches the limit so far ahead; silent until the window is half full."""
 
-    def test(series: Sequence[tuple[float, float]], limit: float) -> bool:
+    def fires(series: Sequence[tuple[float, float]], limit: float) -> bool:
         points = _window(series, window_hours * HOUR)
         if len(points) < 2 or points[-1][0] - points[0][0] < window_hours * HOUR / 2.0:
             return False
@@ -106,7 +106,7 @@ def predict_linear(window_hours: float, ahead_hours: float) -> Detector:
         level = fmean(size for _, size in points) + slope * (points[-1][0] - fmean(at for at, _ in points))
         return level + slope * ahead_hours * HOUR >= limit
 
-    return _both(test)
+    return _both(fires)
 
 
 def slope_of_an_hour(series: Sequence[tuple[float, float]], limit: float) -> bool:
