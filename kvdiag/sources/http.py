@@ -46,6 +46,8 @@ class Answer:
     text: str
     content_type: str
     server: str | None
+    date: str | None = None
+    """When the server says that it answered, as its header has it."""
 
 
 class HttpReader:
@@ -96,6 +98,7 @@ class HttpReader:
                 text=b"".join(chunks).decode("utf-8", errors="replace"),
                 content_type=response.headers.get("content-type", "").lower(),
                 server=response.headers.get("server"),
+                date=response.headers.get("date"),
             )
 
     async def json(self, path: str, *, body: Json | None = None) -> Any:

@@ -199,6 +199,24 @@ class PrometheusSource:
             self._last = str(error)
             into.lost.append(Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
 
+    async def number(self, query: str) -> float | None:
+        """The one value of a query now, by the server's own clock; `None` where it has none.
+
+        Raises:
+            Unreadable: no answer, an error, or several values.
+
+        """
+        answer = await self._ask("/api/v1/query", [("query", query)], MAX_ANSWER_BYTES)
+        data: Any = answer.get("data")
+        try:
+            values = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
+            numbers = [float(text) for _, text in values]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RefusedError("failed", "the answer is no value: is this a Prometheus API?") from error
+        if len(numbers) > 1:
+            raise RefusedError("failed", f"the answer has {len(numbers)} values instead of one")
+        return numbers[0] if numbers and math.isfinite(numbers[0]) else None
+
     async def _once(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
         span = _milliseconds(start_seconds, end_seconds)
         form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]

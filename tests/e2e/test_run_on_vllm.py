@@ -54,6 +54,17 @@ def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
     assert_exact(result, block_tokens)
 
 
+def test_the_doctor_sees_all_of_a_server(server: Engine) -> None:
+    """Of a real server beside it, kvdiag can see everything but the GPU that is not there."""
+    # WHEN
+    result = kvdiag("doctor", "--url", server.url, "--output", "json")
+
+    # THEN
+    outcomes = {one["id"]: one["outcome"] for one in result.document["checks"]}
+    assert {"pass"} == {outcome for check, outcome in outcomes.items() if check.startswith("engine.")}, outcomes
+    assert (2, "fail") == (result.code, outcomes["gpu.driver"])
+
+
 @pytest.mark.subject("leak")
 def test_blocks_that_stay_held_are_a_leak(subject_run: SubjectRun) -> None:
     """Blocks that an engine keeps after its requests have ended are a fault, with their exact number as evidence."""

@@ -19,6 +19,7 @@ import httpx2
 from kvdiag.commands import main
 from kvdiag.feeds.prometheus import Window, read, survey
 from kvdiag.sources.prometheus import PrometheusSource
+from tests.fixtures.hostile import refused_port
 from tests.prometheus.conftest import require_prometheus
 from tests.prometheus.server import serving
 
@@ -77,6 +78,14 @@ async def waiting(url: str) -> list[int | None]:
     return [engine.requests_waiting for sample in timeline.samples for engine in sample.engines or ()]
 
 
+def held(url: str, capsys: Any) -> dict[str, str]:
+    """How the checks of a Prometheus go, by what they look for."""
+    with refused_port() as port:
+        main(["doctor", "--url", f"http://127.0.0.1:{port}", "--prometheus", url, "--output", "json"])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    return {one["id"].split(".")[1]: one["outcome"] for one in checks if one["id"].startswith("prometheus.")}
+
+
 def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
     """A series that vanishes is missing from then on, not repeated; a target that fails makes it unknown."""
     require_prometheus()
@@ -89,6 +98,7 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
             # GIVEN some scrapes, then some without a series, then some that fail
             until(lambda: (value(url, "count_over_time(vllm:num_requests_waiting[1m])") or 0) >= 3)
+            scraped = held(url, capsys)
             Now.without = WAITING
             until(lambda: value(url, "vllm:num_requests_waiting") is None)
             until(lambda: (value(url, "sum(count_over_time(vllm:num_requests_running[1m]))") or 0) >= 8)
@@ -98,11 +108,14 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
             # WHEN
             code = main(["diagnose", "--prometheus", url, "--window", "5m", "--output", "json"])
             told = asyncio.run(waiting(url))
+            replica = json.loads(capsys.readouterr().out)["replicas"][0]
+            failing = held(url, capsys)
         page.shutdown()
-    replica = json.loads(capsys.readouterr().out)["replicas"][0]
 
     # THEN
     assert (3, "unknown") == (code, replica["worst"])
     assert "the scrape of the server failed (up is 0)" in [gap["reason"] for gap in replica["gaps"]]
     assert replica["server"]["pools"][0]["total_blocks"] > 1
+    assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "warn", "kvdiag": "warn"} == scraped
+    assert {**scraped, "vllm": "warn"} == failing
     assert [False, True] == [one for one, _ in groupby(count is None for count in told)]

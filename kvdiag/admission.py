@@ -1,0 +1,250 @@
+"""Whether one more request should be let in now: admit, wait or shed, with the numbers. Pure.
+
+vLLM admits what fits at the moment, by its prompt alone; what the running requests will still write is not kept free,
+and where it is missing one of them is preempted and computed again (vllm/v1/core/sched/scheduler.py::_preempt_request).
+Here the room is counted that everybody will still need, by the lengths that finished requests had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+from kvdiag.diagnosis.need import blocks_needed, curve_problem
+from kvdiag.model import Engine, Facts, KvPool
+
+Decision = Literal["admit", "wait", "shed"]
+
+CAUTION_RATIO = 0.9
+"""Quantile of the lengths of finished outputs that the new request is counted with; the others by their mean."""
+
+RESERVE_RATIO = 0.05
+"""Share of the pool that stays free: requests finish in clusters, and the newest figures are a second old."""
+
+LEAST_FINISHED = 20
+"""Finished requests from which their lengths count: of fewer, one long one is the quantile."""
+
+GRID = 64
+"""Moments at which growth is looked at, closer together where they are near."""
+
+MOST_QUEUED_RATIO = 1.0
+"""Share of the pool that those who wait may need before another is turned away: it would wait for a whole turnover."""
+
+STALE_SECONDS = 5.0
+"""Age of a reading that says nothing of now: requests come and go in less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """What finished requests were like: a histogram of their output tokens, and the mean of their prompts.
+
+    `upper_tokens` ascend and may end with infinity; `counts` are per bucket, not cumulated.
+    """
+
+    upper_tokens: tuple[float, ...]
+    counts: tuple[int, ...]
+    mean_prompt_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse buckets that are none."""
+        if len(self.upper_tokens) != len(self.counts) or any(a >= b for a, b in pairwise(self.upper_tokens)):
+            raise ValueError("buckets have to ascend, each with its count")
+        if any(count < 0 for count in self.counts) or any(not upper > 0 for upper in self.upper_tokens):
+            raise ValueError("counts are 0 or more, and upper bounds above 0")
+
+    @property
+    def finished(self) -> int:
+        """Requests that are counted."""
+        return sum(self.counts)
+
+    def quantile_tokens(self, ratio: float, most_tokens: int) -> int:
+        """The length that this share of them stays within, at most `most_tokens`; lengths lie evenly in a bucket."""
+        wanted = ratio * self.finished
+        lower, before = 0.0, 0
+        for upper, count in zip(self.upper_tokens, self.counts, strict=True):
+            end = min(upper, float(most_tokens))
+            if count and before + count >= wanted:
+                return max(math.ceil(lower + (end - lower) * (wanted - before) / count), 1)
+            lower, before = end, before + count
+        return most_tokens
+
+    def mean_tokens(self, most_tokens: int) -> float:
+        """The mean length."""
+        return self.beyond_tokens(0.0, most_tokens)
+
+    def peak_growth_tokens(self, held_tokens: float, most_tokens: int) -> float:
+        """How much more a running request will hold than now, at the worst moment, in the mean over many of them.
+
+        Each writes on, and the finished ones give all of theirs back. A request that is met at a random moment still
+        writes t tokens and more with probability R(t), the mean length beyond t over the mean length (the residual life
+        of renewal theory; Feller, vol. 2, XI.4): together they hold (held + t) R(t) each after t steps.
+        """
+        return _peak_growth_tokens(self, held_tokens, most_tokens)
+
+    def beyond_tokens(self, tokens: float, most_tokens: int) -> float:
+        """The mean of what a request writes after its first `tokens`: the integral of the share that is longer."""
+        total, lower, longer = 0.0, 0.0, self.finished
+        for upper, count in zip(self.upper_tokens, self.counts, strict=True):
+            end, begin = min(upper, float(most_tokens)), max(lower, tokens)
+            if end > begin:
+                # The share falls in a straight line within a bucket.
+                first = longer - count * (begin - lower) / (end - lower)
+                total += (first + longer - count) / 2.0 * (end - begin)
+            lower, longer = max(lower, end), longer - count
+        return total / self.finished if self.finished else max(most_tokens - tokens, 0.0)
+
+
+@lru_cache(maxsize=16)
+def _peak_growth_tokens(lengths: Lengths, held_tokens: float, most_tokens: int) -> float:
+    """The same for everybody who asks between two readings."""
+    mean_tokens = lengths.mean_tokens(most_tokens)
+    if mean_tokens <= 0.0:
+        return 0.0
+    moments = (most_tokens * (number / GRID) ** 2 for number in range(1, GRID))
+    held = ((held_tokens + t) * lengths.beyond_tokens(t, most_tokens) / mean_tokens for t in moments)
+    return max(max(held) - held_tokens, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A request that somebody would like to send."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no request."""
+        if self.prompt_tokens < 1 or self.max_tokens < 1:
+            raise ValueError("prompt_tokens and max_tokens are 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do with a request, why, and the blocks behind it, each `None` where it is not known.
+
+    `free_blocks` are left now, `running_blocks` what the running requests will still take, `waiting_blocks` what those
+    in the queue need, `promised_blocks` what was admitted since the newest reading, `request_blocks` what this one is
+    counted with (`output_tokens` of output), `reserve_blocks` what stays free.
+    """
+
+    decision: Decision
+    reason: str
+    engine: str | None = None
+    usable_blocks: int | None = None
+    free_blocks: int | None = None
+    running_blocks: int | None = None
+    waiting_blocks: int | None = None
+    promised_blocks: int | None = None
+    request_blocks: int | None = None
+    reserve_blocks: int | None = None
+    output_tokens: int | None = None
+
+
+def advise(
+    wish: Wish,
+    *,
+    engines: Sequence[Engine] | None,
+    age_seconds: float,
+    facts: Facts,
+    lengths: Lengths | None,
+    promised: Sequence[int] = (),
+) -> Advice:
+    """What to do with a request, by the newest reading of the engines (`None`: there is none).
+
+    `promised` holds the blocks of each request that was admitted since that reading. Of several engines the fullest
+    counts: which of them a request comes to is not known here. Pessimistic when in doubt: what is not known is `wait`.
+    """
+    longest_tokens = facts.max_model_len_tokens
+    whole_tokens = wish.prompt_tokens + wish.max_tokens
+    if longest_tokens is not None and whole_tokens > longest_tokens:
+        told = f"{whole_tokens:,} tokens are more than max_model_len, {longest_tokens:,}: it can never be served"
+        return Advice(decision="shed", reason=told)
+    doubt = _doubt(engines, age_seconds, facts)
+    if doubt is not None or engines is None:
+        return Advice(decision="wait", reason=f"in doubt: {doubt}")
+    pools = {pool.engine: pool for pool in facts.pools}
+    advice = [_one(wish, engine, pools[engine.engine], facts, lengths, promised) for engine in engines]
+    return min(advice, key=lambda one: (_MILDEST.index(one.decision), _room(one)))
+
+
+_MILDEST: tuple[Decision, ...] = ("shed", "wait", "admit")
+
+
+def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -> str | None:
+    if engines is None or not engines:
+        return "the server does not answer now"
+    if age_seconds > STALE_SECONDS:
+        return f"the newest reading is {age_seconds:,.0f} s old"
+    problem = curve_problem(facts)
+    if problem is not None:
+        return problem
+    pools = {pool.engine for pool in facts.pools}
+    for engine in engines:
+        if engine.engine not in pools:
+            return f"engine {engine.engine} does not report its KV pool"
+        if engine.asleep:
+            return f"engine {engine.engine} sleeps"
+        if engine.kv_usage_ratio is None or engine.requests_running is None or engine.requests_waiting is None:
+            return f"engine {engine.engine} does not tell its occupancy and its requests"
+    return None
+
+
+def _one(
+    wish: Wish, engine: Engine, pool: KvPool, facts: Facts, lengths: Lengths | None, promised: Sequence[int]
+) -> Advice:
+    running, waiting = engine.requests_running or 0, engine.requests_waiting or 0
+    longest_tokens = facts.max_model_len_tokens or pool.usable_blocks * pool.block_tokens
+    known = lengths if lengths is not None and lengths.finished >= LEAST_FINISHED else None
+    output_tokens = wish.max_tokens if known is None else known.quantile_tokens(CAUTION_RATIO, wish.max_tokens)
+    mean_tokens = float(wish.max_tokens) if known is None else known.mean_tokens(longest_tokens)
+    prompt_tokens = wish.prompt_tokens if known is None else known.mean_prompt_tokens or wish.prompt_tokens
+    held_blocks = min(round((engine.kv_usage_ratio or 0.0) * pool.usage_blocks), pool.usable_blocks)
+    held_tokens = held_blocks * pool.block_tokens / max(running, 1)
+    growth_tokens = wish.max_tokens if known is None else known.peak_growth_tokens(held_tokens, longest_tokens)
+    numbers = Advice(
+        decision="wait",
+        reason="",
+        engine=engine.engine,
+        usable_blocks=pool.usable_blocks,
+        free_blocks=pool.usable_blocks - held_blocks,
+        running_blocks=running * _blocks(round(growth_tokens), facts),
+        waiting_blocks=waiting * _blocks(round(prompt_tokens + mean_tokens), facts),
+        promised_blocks=sum(promised),
+        request_blocks=_blocks(wish.prompt_tokens + output_tokens, facts),
+        reserve_blocks=round(pool.usable_blocks * RESERVE_RATIO),
+        output_tokens=output_tokens,
+    )
+    return _judged(numbers, whole_blocks=_blocks(wish.prompt_tokens + wish.max_tokens, facts), busy=running + waiting)
+
+
+def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
+    usable, waiting = numbers.usable_blocks or 0, numbers.waiting_blocks or 0
+    if whole_blocks > usable:
+        told = f"{whole_blocks:,} blocks are more than the pool has, {usable:,}: it can never be held"
+        return replace(numbers, decision="shed", reason=told)
+    if not busy and not numbers.promised_blocks:
+        return replace(numbers, decision="admit", reason="nothing else runs, and the whole request fits")
+    room = _room(numbers)
+    if room >= 0:
+        return replace(numbers, decision="admit", reason=f"{room:,} blocks would still be free beyond the reserve")
+    if waiting + (numbers.promised_blocks or 0) > MOST_QUEUED_RATIO * usable:
+        return replace(
+            numbers, decision="shed", reason=f"those who wait need {waiting:,} blocks already, more than the whole pool"
+        )
+    return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of what all of them will need")
+
+
+def _room(one: Advice) -> int:
+    """Blocks that would be free beyond the reserve, once all have what they will need."""
+    wanted = (one.running_blocks, one.waiting_blocks, one.promised_blocks, one.request_blocks, one.reserve_blocks)
+    return (one.free_blocks or 0) - sum(each or 0 for each in wanted)
+
+
+def _blocks(tokens: int, facts: Facts) -> int:
+    """Blocks that a request of so many tokens holds at most; growth from nothing is at least as steep as later on."""
+    need = blocks_needed([max(tokens, 0)], facts)
+    return 0 if need is None else need.most_blocks

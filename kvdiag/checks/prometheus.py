@@ -1,0 +1,48 @@
+"""The Prometheus: whether it answers, and holds what `kvdiag diagnose --prometheus` joins."""
+
+from __future__ import annotations
+
+from kvdiag.checks.check import Check
+
+APART_SECONDS = 5.0
+"""A window that ends now would miss the newest samples, or show times to come."""
+
+
+def answers(url: str | None, problem: str | None) -> Check:
+    """Whether the address has a Prometheus API."""
+    if url is None:
+        return Check(id="prometheus.answers", outcome="skip", found="no --prometheus")
+    if problem is not None:
+        fix = "give the address of the API with its path prefix, and --user or --token-file where it asks for one"
+        return Check(id="prometheus.answers", outcome="fail", found=f"{url}: {problem}", fix=fix)
+    return Check(id="prometheus.answers", outcome="pass", found=url)
+
+
+def clock(apart_seconds: float | None) -> Check:
+    """Whether its clock is ours, of which it is `apart_seconds` behind."""
+    if apart_seconds is None:
+        return Check(id="prometheus.clock", outcome="skip", found="no Prometheus answers")
+    if abs(apart_seconds) > APART_SECONDS:
+        found = f"its clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
+        return Check(id="prometheus.clock", outcome="warn", found=found, fix="run NTP (chrony) on both machines")
+    return Check(id="prometheus.clock", outcome="pass", found="its clock and this one agree")
+
+
+def scraped(title: str, series_now: int | None, series_lately: int | None) -> Check:
+    """Whether it holds series of a source now, or held some in the last hour; `None`: it does not answer."""
+    id_ = f"prometheus.{title}"
+    if series_now is None or series_lately is None:
+        return Check(id=id_, outcome="skip", found="no Prometheus answers")
+    if series_now:
+        return Check(id=id_, outcome="pass", found=f"{series_now:,} series")
+    if not series_lately:
+        return Check(id=id_, outcome="warn", found="no series in the last hour", fix=MISSING[title])
+    fix = "look at the target's state on Prometheus's /targets: it is scraped no more"
+    return Check(id=id_, outcome="warn", found=f"{series_lately:,} series in the last hour, none now", fix=fix)
+
+
+MISSING = {
+    "vllm": "scrape the server's /metrics: without it neither pool nor load is known",
+    "gpu": "scrape dcgm-exporter or nvidia_gpu_exporter, or kvdiag itself: without it no device memory is known",
+    "kvdiag": "scrape `kvdiag serve`, if its verdicts and alerts are wanted there",
+}

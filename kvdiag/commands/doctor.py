@@ -1,0 +1,247 @@
+"""`kvdiag doctor`: whether kvdiag can see what it has to see from where it runs, and what to change where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import click
+import psutil
+
+from kvdiag.checks import Check, Outcome, agents, engine, gpus, prometheus, worst
+from kvdiag.commands.connect import DRILL_HEADER, agent_reader, base_url, device_reader, open_client
+from kvdiag.commands.options import agent_option, output_option, server_options
+from kvdiag.commands.prometheus_options import Access, access
+from kvdiag.commands.serve import LISTEN
+from kvdiag.commands.show import print_json, print_text
+from kvdiag.feeds.live import read_agents
+from kvdiag.model import Gap
+from kvdiag.outputs import doctor
+from kvdiag.sources import host
+from kvdiag.sources.http import Answer, HttpReader, Unreadable
+from kvdiag.sources.listening import PORTS, candidates
+from kvdiag.sources.patience import StillBusy
+from kvdiag.sources.prometheus import PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_names import GPU, KVDIAG, VLLM
+from kvdiag.sources.vllm import POLLED_NAMES, Identity, Page, VllmSource
+
+DRIVER_SECONDS = 10.0
+"""The first answer takes longer: the driver is initialised, a second for each GPU where nobody holds it."""
+
+AGENT_SECONDS = 5.0
+PROMETHEUS_SECONDS = 15.0
+
+EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "warn": 1, "fail": 2, "skip": 3}
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--url", help="The server; left out, it is looked for on this host's usual ports.")
+@server_options
+@agent_option
+@click.option("--prometheus", "prometheus_url", metavar="URL", help="Check this Prometheus API as well.")
+@click.option("--user", help="Its name for basic auth; the password comes from --password-file.")
+@click.option("--password-file", type=_PATH, help="File with that password.")
+@click.option("--token-file", type=_PATH, help="File with a bearer token for it.")
+@output_option
+def command(
+    url: str | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    agent_dir: Path | None,
+    prometheus_url: str | None,
+    user: str | None,
+    password_file: Path | None,
+    token_file: Path | None,
+    output: str,
+) -> int:
+    """Check what kvdiag can see from here: GPUs, server, agents, Prometheus. Each complaint says what to change.
+
+    Exit codes: 0 all pass, 1 warnings, 2 failures, 3 nothing could be checked. It only reads, and offers no load.
+    """
+    history = None
+    if prometheus_url is not None:
+        history = access(
+            prometheus_url,
+            user=user,
+            password=None,
+            password_file=password_file,
+            token=None,
+            token_file=token_file,
+            headers=(),
+            ca_file=ca_file,
+            cert_file=None,
+            key_file=None,
+            insecure=insecure,
+            timeout=PROMETHEUS_SECONDS,
+        )
+    checks = asyncio.run(_look(url, api_key, ca_file, agent_dir, history, insecure=insecure))
+    if output == "json":
+        print_json(doctor.document(checks))
+    else:
+        print_text(doctor.render(checks))
+    return EXIT_CODES[worst(checks)]
+
+
+async def _look(
+    url: str | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    agent_dir: Path | None,
+    history: Access | None,
+    *,
+    insecure: bool,
+) -> list[Check]:
+    address = base_url(url) if url is not None else next(_guesses(), None)
+    drill = False
+    server: list[Check] = []
+    if address is None:
+        why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
+        server = _server(None, None, why)
+    else:
+        async with open_client(address, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
+            server, drill = await _engine(address, HttpReader(client))
+    return [
+        *await _gpus(address, drill=drill),
+        *server,
+        *await _agents(agent_dir),
+        *await _prometheus(history),
+    ]
+
+
+def _guesses() -> Iterator[str]:
+    yield from candidates(int(LISTEN.rpartition(":")[2]))
+
+
+async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
+    reader = device_reader(url, drill=drill)
+    try:
+        devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
+        # The first reading starts the driver's library, which is no measure of the others.
+        begun_seconds = time.perf_counter()
+        devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
+    except StillBusy as busy:
+        devices, begun_seconds = None, time.perf_counter()
+        reason = f"the driver has not answered for {busy.since_seconds:.0f} s; look for Xid errors in `dmesg`"
+        gaps = (Gap(source="nvml", kind="failed", reason=reason),)
+    finally:
+        reader.close()
+    took_seconds = time.perf_counter() - begun_seconds
+    container = [] if drill else [gpus.container(os.environ, _names("/dev"))]
+    here = set(psutil.pids()) if not drill else {one.pid for each in devices or () for one in each.processes or ()}
+    return [
+        *container,
+        gpus.driver(devices, gaps, took_seconds),
+        gpus.memory(devices, gaps),
+        gpus.processes(devices, here),
+    ]
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [path.name for path in Path(folder).iterdir()]
+    except OSError:
+        return []
+
+
+def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
+    """The checks of a server that was not reached, or the first two of one that was."""
+    first = [engine.answers(url, identity, problem), engine.version(identity)]
+    if identity is not None:
+        return first
+    return [
+        *first,
+        engine.series(None, None),
+        engine.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
+        engine.processes(None, 0, None),
+        engine.clock(None, 0.0),
+    ]
+
+
+async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
+    """The checks of the server at an address, and whether it is a drill."""
+    source = VllmSource(http)
+    try:
+        identity = await source.identify()
+    except Unreadable as error:
+        return _server(url, None, str(error)), False
+    page: Page | None = None
+    problem: str | None = None
+    try:
+        page = await source.page()
+    except Unreadable as error:
+        problem = str(error)
+    whole, _ = await _answer(http, ())
+    now_seconds = time.time()
+    some, took_seconds = await _answer(http, POLLED_NAMES)
+    pids, gaps = await asyncio.to_thread(host.find_server, url)
+    seen, _ = host.read(pids or ())
+    checks = [
+        *_server(url, identity, None),
+        engine.series(page, problem),
+        engine.name_filter(
+            whole_bytes=None if whole is None else len(whole.text),
+            some_bytes=None if some is None else len(some.text),
+            took_seconds=took_seconds,
+        ),
+        engine.processes(pids, len(seen or ()), gaps[0].reason if gaps else None),
+        engine.clock(None if whole is None else whole.date, now_seconds),
+    ]
+    return checks, identity.server_header == DRILL_HEADER
+
+
+async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | None, float]:
+    begun_seconds = time.perf_counter()
+    try:
+        answer = await http.get("/metrics/", params=[("name[]", name) for name in names])
+    except Unreadable:
+        return None, 0.0
+    return answer, time.perf_counter() - begun_seconds
+
+
+async def _agents(folder: Path | None) -> list[Check]:
+    reader = agent_reader(folder)
+    if folder is None or reader is None:
+        return [agents.publications(None, None, ()), agents.permission(None, writable=False)]
+    allocators, gaps = await read_agents(reader, AGENT_SECONDS)
+    return [
+        agents.publications(folder, allocators, gaps),
+        agents.permission(folder, writable=os.access(folder, os.W_OK | os.X_OK)),
+    ]
+
+
+async def _prometheus(history: Access | None) -> list[Check]:
+    sources = {"vllm": VLLM, "gpu": GPU, "kvdiag": KVDIAG}
+    if history is None:
+        return [prometheus.answers(None, None)]
+    url = history.url.rstrip("/")
+    try:
+        async with history.client() as client:
+            source = PrometheusSource(client, history.seconds)
+            told = await source.number("time()")
+            apart_seconds = None if told is None else time.time() - told
+            seen = [(title, *await _scraped(source, names)) for title, names in sources.items()]
+    except Unreadable as error:
+        return [
+            prometheus.answers(url, str(error)),
+            prometheus.clock(None),
+            *(prometheus.scraped(title, None, None) for title in sources),
+        ]
+    return [
+        prometheus.answers(url, None),
+        prometheus.clock(apart_seconds),
+        *(prometheus.scraped(title, now, lately) for title, now, lately in seen),
+    ]
+
+
+async def _scraped(source: PrometheusSource, names: Iterable[str]) -> tuple[int, int]:
+    """How many series have any of the names now, by Prometheus' own look-back, and had in the last hour."""
+    wanted = selector(any_of("__name__", sorted(names)))
+    now = await source.number(f"count({wanted})")
+    lately = await source.number(f"count(last_over_time({wanted}[1h]))")
+    return round(now or 0.0), round(lately or 0.0)
