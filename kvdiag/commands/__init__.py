@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "audit": "Where the memory is: every byte of the device on a line of its own.",
     "fit": "What a model's KV cache costs, and whether model, context and traffic fit a GPU.",
     "diagnose": "Judge a recorded trace, a Prometheus' history, or what a dead server left.",
+    "baseline": "Hold one engine version or configuration against another, with an exit code for CI.",
     "doctor": "Whether kvdiag can see GPUs, server, agents and Prometheus from here, and what to change.",
     "explain": "What is known of a verdict: symptom, likely cause, how to confirm it, what to change.",
     "agent": "Put the agent, which tells what torch holds, where a server finds it.",

@@ -1,0 +1,101 @@
+"""`kvdiag baseline`: what one engine version or configuration measures, kept, and another's held against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kvdiag import baseline
+from kvdiag.baseline import TOLERANCE_RATIO, Baseline
+from kvdiag.commands.options import output_option
+from kvdiag.commands.show import print_json, print_text
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.trace import read_trace
+from kvdiag.outputs import baseline_text
+
+MAX_FILE_BYTES = 4 * 2**20
+
+SAME, WORSE, UNKNOWN = 0, 2, 3
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.group()
+def command() -> None:
+    """Hold an engine version or configuration against another: idle memory, pool, cost of each test step.
+
+    \b
+    kvdiag run --url URL --record before.jsonl.gz
+    kvdiag baseline save before.jsonl.gz baseline.json
+    kvdiag run --url URL --record after.jsonl.gz        after the change
+    kvdiag baseline compare baseline.json after.jsonl.gz
+    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+
+
+@command.command()
+@click.argument("trace", type=_FILE)
+@click.argument("file", type=_FILE)
+def save(trace: Path, file: Path) -> None:
+    """Keep what TRACE, a file of `kvdiag run --record`, has measured, in FILE."""
+    document = json.dumps(baseline.document(_of_trace(trace)), indent=2, allow_nan=False)
+    try:
+        file.write_text(f"{document}\n", encoding="utf-8")
+    except OSError as error:
+        raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
+
+
+@command.command()
+@click.argument("before", type=_FILE)
+@click.argument("after", type=_FILE)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0.0, 1.0),
+    default=TOLERANCE_RATIO,
+    show_default=True,
+    help="Share by which a figure may differ, and be the same.",
+)
+@output_option
+def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
+    """Hold AFTER against BEFORE, each a saved baseline or a trace of `kvdiag run --record`.
+
+    Exit codes: 0 nothing is worse, 2 something is, 3 something that BEFORE shows was not seen.
+    """
+    old, new = _of(before), _of(after)
+    changes = baseline.compare(old, new, tolerance)
+    if output == "json":
+        print_json(baseline_text.document(old, new, changes))
+    else:
+        print_text(baseline_text.render(old, new, changes))
+    outcomes = {one.outcome for one in changes}
+    return WORSE if "worse" in outcomes else UNKNOWN if "not seen" in outcomes else SAME
+
+
+def _of(path: Path) -> Baseline:
+    """The baseline that a file holds, or that of the trace that it is."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or "kvdiag_trace" in document:
+        # Several lines of JSON, or a packed file: a trace, which says itself what is wrong with it.
+        return _of_trace(path)
+    try:
+        return baseline.parse(document)
+    except ValueError as error:
+        raise KvdiagError(f"{path} is no baseline: {error}") from error
+
+
+def _of_trace(path: Path) -> Baseline:
+    timeline, facts = read_trace(path)
+    try:
+        return baseline.baseline_of(timeline, diagnose(timeline, facts, DEFAULT_LIMITS))
+    except ValueError as error:
+        raise KvdiagError(f"{path}: {error}") from error
