@@ -10,8 +10,9 @@ WORKERS ?= 4
 
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
+PYZ ?= dist/kvdiag.pyz
 
-.PHONY: help demo test bench bench-diagnosis gpu-check check format lock clean
+.PHONY: help demo test bench bench-diagnosis pyz gpu-check check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -36,6 +37,14 @@ bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported i
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)
+
+pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform's Python from 3.11 on, with nothing installed
+	@rm -rf $(PYZ).d && mkdir -p $(PYZ).d
+	@$(UV) export --quiet --frozen --no-dev --no-emit-project --no-hashes --output-file $(PYZ).d/requirements.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site -r $(PYZ).d/requirements.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site .
+	@$(BIN)/shiv --compressed --site-packages $(PYZ).d/site -p '/usr/bin/env python3' -c kvdiag -o $(PYZ)
+	@rm -rf $(PYZ).d
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

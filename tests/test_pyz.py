@@ -1,0 +1,68 @@
+"""The one file of `make pyz`, on a Python that has nothing installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvdiag
+from kvdiag.sim import STORIES, Drill
+
+ROOT = Path(__file__).parents[1]
+LONG_SECONDS = 300.0
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def system_python() -> str:
+    """The system's own Python where it is new enough, else the one that this environment was made from."""
+    for candidate in ("/usr/bin/python3", sys._base_executable):  # type: ignore[attr-defined]  # noqa: SLF001 - undocumented, and there since 3.7
+        told = subprocess.run(
+            [candidate, "-c", "import sys; print(sys.version_info >= (3, 11))"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if told.stdout.strip() == "True":
+            return str(candidate)
+    raise AssertionError("no Python from 3.11 on")
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs the file, with a home of its own and without this environment's packages."""
+    folder = tmp_path_factory.mktemp("pyz")
+    file = folder / "kvdiag.pyz"
+    subprocess.run(["make", "--no-print-directory", "pyz", f"PYZ={file}"], cwd=ROOT, check=True, timeout=LONG_SECONDS)
+    python = system_python()
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-I", str(file), *args],
+            cwd=folder,
+            env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=LONG_SECONDS,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.xdist_group("pyz")
+def test_the_file_runs_where_nothing_is_installed(pyz: Run, tmp_path: Path) -> None:
+    """Version, a plan, a look at a server, and the agent that it brings along."""
+    first = pyz("--version")
+    assert f"kvdiag, version {kvdiag.__version__}\n" == first.stdout, first.stderr
+    assert pyz("fit", "llama_70b", "--tp", "4").stdout.startswith("FITS")
+    with Drill(STORIES["healthy"]) as drill:
+        looked = pyz("doctor", "--url", drill.url)
+    assert (0, "") == (looked.returncode, looked.stderr)
+    installed = pyz("agent", "install", str(tmp_path / "agent"))
+    assert 0 == installed.returncode, installed.stderr
+    assert any((tmp_path / "agent").rglob("publication.py"))
