@@ -13,7 +13,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.model import Evidence, Facts, Finding, HostProcess, Sample, Snapshot, SourceHealth
-from kvdiag.outputs.metrics import MAX_PROCESSES, registry
+from kvdiag.outputs.metrics import registry
+from kvdiag.outputs.metrics_page import MAX_PROCESSES
 from kvdiag.sources.prometheus_names import KVDIAG
 from tests.builders import (
     GIB,
@@ -190,7 +191,8 @@ def test_what_is_gone_has_no_series() -> None:
     left = {key[0] for key in series(empty)}
 
     # THEN
-    assert {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"} == left
+    of_the_daemon = {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"}
+    assert of_the_daemon | {"kvdiag_server_info", "kvdiag_server_state"} == left
     assert len(series(whole)) > 50
 
 
@@ -200,7 +202,7 @@ def test_nothing_is_told_before_anything_was_seen() -> None:
     first = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
     # THEN
-    assert {"kvdiag_build_info"} == {key[0] for key in series(first)}
+    assert {"kvdiag_build_info", "kvdiag_server_state"} == {key[0] for key in series(first)}
 
 
 def test_processes_are_bounded_in_number() -> None:
