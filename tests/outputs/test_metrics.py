@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvdiag.model import Engine, Evidence, Facts, FailedAllocation, Finding, HostProcess, Sample, Snapshot, SourceHealth
+from kvdiag.model import (
+    Engine,
+    Evidence,
+    Facts,
+    FailedAllocation,
+    Finding,
+    HostProcess,
+    Sample,
+    Snapshot,
+    SourceHealth,
+    Status,
+)
 from kvdiag.outputs.metrics import registry
 from kvdiag.outputs.metrics_page import MAX_PROCESSES, MAX_SERIES
 from kvdiag.sources.prometheus_names import KVDIAG
@@ -267,6 +278,11 @@ def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
     # GIVEN three processes that grow, the second of which has an hour left
     before = snapshot()
     assert before.diagnosis is not None
+    told: tuple[tuple[str, Status, float, float], ...] = (
+        ("slow 1", "fault", 900.0, 9000.0),
+        ("soon 2", "suspect", 3600.0, 3600.0),
+        ("well 3", "ok", 7200.0, 60.0),
+    )
     each = [
         Finding(
             id="leak.host",
@@ -274,11 +290,7 @@ def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
             summary="",
             evidence=figures(holder=holder, growth_per_hour=growth, time_to_exhaustion=left),
         )
-        for holder, status, growth, left in (
-            ("slow 1", "fault", 900.0, 9000.0),
-            ("soon 2", "suspect", 3600.0, 3600.0),
-            ("well 3", "ok", 7200.0, 60.0),
-        )
+        for holder, status, growth, left in told
     ]
 
     # WHEN

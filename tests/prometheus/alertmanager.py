@@ -14,6 +14,10 @@ from tests.prometheus.server import free_port, unpack_package, wait_until_ready
 
 NAMES = ("prometheus-alertmanager", "amtool")
 
+SHARE = b"/usr/share/prometheus/alertmanager"
+HERE = b"./alertmanager".ljust(len(SHARE), b"/")
+"""Debian's program has the path of its templates within, where only root could put them: here they lie beside it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertPrograms:
@@ -33,8 +37,15 @@ def alert_programs() -> AlertPrograms:
     installed = [shutil.which(name) for name in NAMES]
     if all(installed):
         return AlertPrograms(alertmanager=Path(installed[0] or ""), amtool=Path(installed[1] or ""))
-    folder = made_once(cache() / "alertmanager", lambda to: unpack_package(to, "prometheus-alertmanager", NAMES))
+    folder = made_once(cache() / "alertmanager", _fetch)
     return AlertPrograms(alertmanager=folder / NAMES[0], amtool=folder / NAMES[1])
+
+
+def _fetch(folder: Path) -> None:
+    parts = (*(f"usr/bin/{name}" for name in NAMES), SHARE.decode().strip("/"))
+    unpack_package(folder, "prometheus-alertmanager", parts)
+    program = folder / NAMES[0]
+    program.write_bytes(program.read_bytes().replace(SHARE, HERE))
 
 
 @contextmanager
@@ -54,6 +65,7 @@ def alerting(folder: Path, config: str) -> Iterator[str]:
                 "--cluster.listen-address=",
                 "--log.level=warn",
             ],
+            cwd=alert_programs().alertmanager.parent,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

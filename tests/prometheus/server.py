@@ -45,13 +45,14 @@ def programs() -> Programs:
 
 
 def _fetch(folder: Path) -> None:
-    unpack_package(folder, "prometheus", ("prometheus", "promtool"))
+    unpack_package(folder, "prometheus", ("usr/bin/prometheus", "usr/bin/promtool"))
 
 
-def unpack_package(folder: Path, package: str, names: tuple[str, ...]) -> None:
-    """Make the folder, with these programs of a Debian package in it."""
+def unpack_package(folder: Path, package: str, parts: tuple[str, ...]) -> None:
+    """Make the folder, with these programs and folders of a Debian package in it."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise PrometheusEnvError(f"neither {' and '.join(names)} nor apt-get and dpkg-deb are here")
+        names = " and ".join(Path(part).name for part in parts if "/bin/" in part)
+        raise PrometheusEnvError(f"neither {names} nor apt-get and dpkg-deb are here")
     folder.mkdir()
     # Without root: nothing is installed, and package lists that are missing are fetched into a folder of our own.
     lists, archives = folder / "lists", folder / "archives"
@@ -65,8 +66,8 @@ def unpack_package(folder: Path, package: str, names: tuple[str, ...]) -> None:
     if file is None:
         raise PrometheusEnvError(f"apt-get downloaded no package {package}")
     _run(["dpkg-deb", "-x", str(file), str(folder / "unpacked")], folder)
-    for name in names:
-        (folder / "unpacked" / "usr" / "bin" / name).rename(folder / name)
+    for part in parts:
+        (folder / "unpacked" / part).rename(folder / Path(part).name)
     for left in (folder / "unpacked", lists, archives):
         shutil.rmtree(left)
     file.unlink()
@@ -147,7 +148,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise PrometheusEnvError(f"Prometheus ended: {log.read_text()[-300:]}")
+            raise PrometheusEnvError(f"{log.stem} ended: {log.read_text()[-300:]}")
         try:
             urllib.request.urlopen(f"{url}/-/ready", timeout=5.0).close()
         except urllib.error.HTTPError as answer:
@@ -159,7 +160,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
         else:
             return
         time.sleep(0.05)
-    raise PrometheusEnvError(f"Prometheus was not ready within {READY_SECONDS:g} s")
+    raise PrometheusEnvError(f"{log.stem} was not ready within {READY_SECONDS:g} s")
 
 
 if __name__ == "__main__":
