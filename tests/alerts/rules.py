@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ HEADER = """# recording-rules.yaml and alerting-rules.yaml for the Prometheus op
 """
 
 
+@cache
 def groups() -> list[dict[str, Any]]:
     """Every rule group, those that record first."""
     return [group for file in FILES for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]]
