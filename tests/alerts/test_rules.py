@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -261,12 +262,19 @@ def idle() -> Snapshot:
     )
 
 
-def input_series(text: str, target: dict[str, str]) -> Iterator[dict[str, str]]:
-    """A page that stays as it is for an hour and more, but for the moments that it tells, which go on."""
+def input_series(text: str, target: dict[str, str], grows: tuple[str, ...] = ()) -> Iterator[dict[str, str]]:
+    """A page that stays as it is for an hour and more, but for the moments that it tells, which go on.
+
+    Series whose names end as `grows` says grow by their value each minute.
+    """
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{name}={yaml_string(value)}" for name, value in {**sample.labels, **target}.items())
-            values = "0+60x70" if sample.name.endswith("_timestamp_seconds") else f"{sample.value}x70"
+            values = f"{sample.value}x70"
+            if sample.name.endswith("_timestamp_seconds"):
+                values = "0+60x70"
+            elif grows and sample.name.endswith(grows):
+                values = f"0+{sample.value}x70"
             yield {"series": f"{sample.name}{{{labels}}}", "values": values}
 
 
@@ -305,6 +313,43 @@ def test_an_idle_default_vllm_fires_nothing(scrape: str, tmp_path: Path) -> None
         ],
     }
     file = tmp_path / "idle.yaml"
+    file.write_text(yaml.safe_dump(case))
+
+    # WHEN
+    done = promtool("test", "rules", file)
+
+    # THEN
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
+    """With the labels that vLLM and kvdiag really send each recording rule gives a number."""
+    # GIVEN a vLLM whose counters grow, and a kvdiag whose pool keeps ever more at idle
+    counters = ("_total", "_bucket", "_sum", "_count")
+    leaks = replace(idle(), newest=replace(idle().newest, engines=(engine(usage=0.01),)))
+    series = [
+        *input_series(page(leaks), {"job": "kvdiag", "instance": "vllm-0:9743"}, ("kv_usage_ratio", "kv_used_bytes")),
+        *(
+            one
+            for name in ("vllm-0.32.0-cpu-load", "vllm-0.32.0-V1-speculative-rendered")
+            for one in input_series((SCRAPES / f"{name}.prom").read_text(), {"job": "vllm", "instance": name}, counters)
+        ),
+    ]
+    running = {"series": 'kvdiag_context_mean_tokens{engine="0",job="kvdiag",instance="vllm-0:9743"}', "values": "9x70"}
+    told = [
+        {
+            "expr": f"count({one['record']} > -1) > bool 0",
+            "eval_time": "20m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for one in records()
+    ]
+    case = {
+        "rule_files": [str(file) for file in FILES],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": [*series, running], "promql_expr_test": told}],
+    }
+    file = tmp_path / "records.yaml"
     file.write_text(yaml.safe_dump(case))
 
     # WHEN
