@@ -29,6 +29,8 @@ Row = tuple[tuple[str, ...], float]
 def label(text: object) -> str:
     """A label's value: printable, and bounded in length."""
     shown = str(text)[:MAX_LABEL_CHARACTERS]
+    if shown.isprintable():
+        return shown
     return "".join(character if character.isprintable() else "?" for character in shown)
 
 

@@ -227,6 +227,21 @@ def test_the_operators_object_holds_the_same_rules() -> None:
     assert groups() == yaml.safe_load(WRAPPED.read_text(encoding="utf-8"))["spec"]["groups"]
 
 
+def test_the_readme_lists_every_alert_with_its_severities() -> None:
+    """The table has each alert once, with the severities that it has."""
+    # GIVEN
+    rows = re.findall(r"(?m)^\| (Kvdiag[^|]+) \| ([^|]+) \|", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    listed = {name: set(severities.split(", ")) for names, severities in rows for name in names.split(", ")}
+
+    # WHEN
+    shipped: dict[str, set[str]] = {}
+    for rule in alerts():
+        shipped.setdefault(rule["alert"], set()).add(rule["labels"]["severity"])
+
+    # THEN
+    assert shipped == listed
+
+
 def test_the_rule_of_thumb_is_the_diagnosis_own() -> None:
     """The reserved gap that the alert names is the one from which `run` and `diagnose` show its parts."""
     # GIVEN
