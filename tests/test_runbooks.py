@@ -21,6 +21,7 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
 from kvdiag.diagnosis.postmortem import case
 from kvdiag.diagnosis.rules import RULES
+from tests.alerts.rules import alerts
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "alerts" / "runbooks"
@@ -28,9 +29,24 @@ SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", 
 LONGEST_LINES = 55
 
 
-def runbook(verdict: str) -> str:
-    """The text of a verdict's runbook."""
-    return (ROOT / KNOWLEDGE[verdict].runbook).read_text(encoding="utf-8")
+ALERTS = (
+    "alert.device_memory",
+    "alert.kvdiag_down",
+    "alert.memory_pressure",
+    "alert.oom",
+    "alert.prefill_chunk",
+    "alert.prefix_cache",
+    "alert.source_down",
+    "alert.speculative_decoding",
+)
+"""Runbooks of alerts that stand on no verdict."""
+
+ALL = (*KNOWLEDGE, *ALERTS)
+
+
+def runbook(title: str) -> str:
+    """The text of a verdict's runbook, or of an alert's that has no verdict."""
+    return (FOLDER / f"{title}.md").read_text(encoding="utf-8")
 
 
 def section(text: str, title: str) -> str:
@@ -70,19 +86,21 @@ def names_given(module: ModuleType) -> set[str]:
     }
 
 
-def test_folder_holds_one_runbook_for_each_verdict_and_no_other() -> None:
-    """Every verdict has a runbook, and there is none for a verdict that does not exist."""
-    assert {path.name for path in FOLDER.iterdir()} == {f"{verdict}.md" for verdict in KNOWLEDGE} | {"README.md"}
+def test_folder_holds_one_runbook_for_each_verdict_and_alert_and_no_other() -> None:
+    """Every verdict has a runbook and every alert without one, and there is none for what does not exist."""
+    asked = {rule["annotations"]["runbook_url"] for rule in alerts()}
+    assert {f"alerts/runbooks/{title}.md" for title in ALERTS} == {url for url in asked if "/alert." in url}
+    assert {path.name for path in FOLDER.iterdir()} == {f"{title}.md" for title in ALL} | {"README.md"}
     assert all((ROOT / entry.runbook).parent == FOLDER for entry in KNOWLEDGE.values())
 
 
 def test_index_links_every_runbook() -> None:
     """The index has a link to each runbook, and no link that leads nowhere."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\]\(([^)]+)\)", index)) == {f"{verdict}.md" for verdict in KNOWLEDGE}
+    assert set(re.findall(r"\]\(([^)]+)\)", index)) == {f"{title}.md" for title in ALL}
 
 
-@pytest.mark.parametrize("verdict", KNOWLEDGE)
+@pytest.mark.parametrize("verdict", ALL)
 def test_runbook_names_its_verdict_and_has_every_section(verdict: str) -> None:
     """A runbook's title begins with its verdict, and its sections are all there, in order, with words in them."""
     text = runbook(verdict)
@@ -91,13 +109,13 @@ def test_runbook_names_its_verdict_and_has_every_section(verdict: str) -> None:
     assert all(section(text, title).strip() for title in SECTIONS)
 
 
-@pytest.mark.parametrize("verdict", KNOWLEDGE)
+@pytest.mark.parametrize("verdict", ALL)
 def test_runbook_is_short(verdict: str) -> None:
     """A runbook is read in one go, at night."""
     assert len(runbook(verdict).splitlines()) <= LONGEST_LINES
 
 
-@pytest.mark.parametrize("verdict", KNOWLEDGE)
+@pytest.mark.parametrize("verdict", ALL)
 def test_runbook_links_lead_to_headings_that_exist(verdict: str) -> None:
     """A link from one runbook to another finds the file, and the section where it names one."""
     for file, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", runbook(verdict))):
@@ -107,13 +125,13 @@ def test_runbook_links_lead_to_headings_that_exist(verdict: str) -> None:
         }
 
 
-@pytest.mark.parametrize("verdict", KNOWLEDGE)
+@pytest.mark.parametrize("verdict", ALL)
 def test_runbook_confirms_with_a_kvdiag_command(verdict: str) -> None:
     """The way to confirm a verdict has a kvdiag command line among its own."""
     assert any(commands(section(runbook(verdict), "Confirm")))
 
 
-@pytest.mark.parametrize("verdict", KNOWLEDGE)
+@pytest.mark.parametrize("verdict", ALL)
 def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
     """Every kvdiag command line in a runbook names a command that exists and options that it has."""
     for name, *arguments in commands(runbook(verdict)):

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvdiag.model import Evidence, Facts, Finding, HostProcess, Sample, Snapshot, SourceHealth
-from kvdiag.outputs.metrics import MAX_PROCESSES, registry
+from kvdiag.model import (
+    Evidence,
+    Facts,
+    FailedAllocation,
+    Finding,
+    HostProcess,
+    Sample,
+    Snapshot,
+    SourceHealth,
+)
+from kvdiag.outputs.metrics import registry
+from kvdiag.outputs.metrics_page import MAX_PROCESSES
 from kvdiag.sources.prometheus_names import KVDIAG
 from tests.builders import (
     GIB,
@@ -59,6 +69,7 @@ NEWEST = Sample(
             alloc_retries_total=2,
             ooms_total=1,
             allocated_bytes=19 * GIB,
+            failure=FailedAllocation(age_seconds=60.0, asked_bytes=2 * GIB, free_bytes=512 * MIB),
         ),
     ),
     host=(HostProcess(pid=SERVER_PID, name="vllm", resident_bytes=3 * GIB, anonymous_bytes=2 * GIB),),
@@ -70,18 +81,38 @@ SOURCES = (
 )
 
 
+GROWTH: dict[str, float | str] = {
+    "holder": "vllm 100",
+    "growth_per_hour": 360.0 * MIB,
+    "room": 720.0 * MIB,
+    "time_to_exhaustion_earliest": 3600.0,
+    "time_to_exhaustion": 7200.0,
+    "time_to_exhaustion_latest": 14400.0,
+}
+
+
+def figures(**told: float | str) -> tuple[Evidence, ...]:
+    """The evidence of a finding that holds these."""
+    return tuple(Evidence(name=name, value=value, unit="", source="computed") for name, value in told.items())
+
+
 def snapshot(newest: Sample = NEWEST, known: Facts | None = None) -> Snapshot:
-    """A server that leaks blocks, and whose host memory lasts two hours more."""
+    """A server that leaks blocks, whose host memory lasts two hours more, and one of whose ranks holds more."""
     diagnosis = judged(World(leaked_blocks_per_request=4))
-    told = Evidence(name="time_to_exhaustion", value=7200.0, unit="seconds", source="computed")
-    host = replace(finding(diagnosis, "leak.host"), status="suspect", evidence=(told,))
+    host = replace(finding(diagnosis, "leak.host"), status="suspect", evidence=figures(**GROWTH))
+    uneven = Finding(
+        id="imbalance.rank",
+        status="suspect",
+        summary="",
+        evidence=figures(beyond_the_others=float(GIB), kv_tokens_lost=8192.0),
+    )
     kept = tuple(one for one in diagnosis.findings if one.id in ("leak.kv_blocks", "benign.warmup"))
     return Snapshot(
         state="serving",
         facts=known or facts(World()),
         newest=newest,
         sources=SOURCES,
-        diagnosis=replace(diagnosis, findings=(*kept, host)),
+        diagnosis=replace(diagnosis, findings=(*kept, host, uneven)),
         diagnosed_seconds=1_000.25,
     )
 
@@ -156,7 +187,7 @@ def test_the_ledger_on_the_page_adds_up() -> None:
 def test_a_verdict_has_one_status(status: str) -> None:
     """Of a verdict's four series the one of its status is 1."""
     # GIVEN
-    expected = {"leak.kv_blocks": "fault", "benign.warmup": "ok", "leak.host": "suspect"}
+    expected = {"leak.kv_blocks": "fault", "benign.warmup": "ok", "leak.host": "suspect", "imbalance.rank": "suspect"}
 
     # WHEN
     actual = named(snapshot(), "kvdiag_finding")
@@ -190,7 +221,8 @@ def test_what_is_gone_has_no_series() -> None:
     left = {key[0] for key in series(empty)}
 
     # THEN
-    assert {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"} == left
+    of_the_daemon = {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"}
+    assert of_the_daemon | {"kvdiag_server_info", "kvdiag_server_state"} == left
     assert len(series(whole)) > 50
 
 
@@ -200,7 +232,7 @@ def test_nothing_is_told_before_anything_was_seen() -> None:
     first = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
     # THEN
-    assert {"kvdiag_build_info"} == {key[0] for key in series(first)}
+    assert {"kvdiag_build_info", "kvdiag_server_state"} == {key[0] for key in series(first)}
 
 
 def test_processes_are_bounded_in_number() -> None:

@@ -45,26 +45,32 @@ def programs() -> Programs:
 
 
 def _fetch(folder: Path) -> None:
+    unpack_package(folder, "prometheus", ("usr/bin/prometheus", "usr/bin/promtool"))
+
+
+def unpack_package(folder: Path, package: str, parts: tuple[str, ...]) -> None:
+    """Make the folder, with these programs and folders of a Debian package in it."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise PrometheusEnvError("neither prometheus and promtool nor apt-get and dpkg-deb are here")
+        names = " and ".join(Path(part).name for part in parts if "/bin/" in part)
+        raise PrometheusEnvError(f"neither {names} nor apt-get and dpkg-deb are here")
     folder.mkdir()
     # Without root: nothing is installed, and package lists that are missing are fetched into a folder of our own.
     lists, archives = folder / "lists", folder / "archives"
     for one in (lists, archives):
         (one / "partial").mkdir(parents=True)
     own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={archives}", "-o", "Debug::NoLocking=1"]
-    if not _works(["apt-get", "-qq", "download", "prometheus"], folder):
+    if not _works(["apt-get", "-qq", "download", package], folder):
         _run(["apt-get", "-qq", *own, "update"], folder)
-        _run(["apt-get", "-qq", *own, "download", "prometheus"], folder)
-    package = next(folder.glob("prometheus_*.deb"), None)
-    if package is None:
-        raise PrometheusEnvError("apt-get downloaded no package of Prometheus")
-    _run(["dpkg-deb", "-x", str(package), str(folder / "unpacked")], folder)
-    for name in ("prometheus", "promtool"):
-        (folder / "unpacked" / "usr" / "bin" / name).rename(folder / name)
+        _run(["apt-get", "-qq", *own, "download", package], folder)
+    file = next(folder.glob(f"{package}_*.deb"), None)
+    if file is None:
+        raise PrometheusEnvError(f"apt-get downloaded no package {package}")
+    _run(["dpkg-deb", "-x", str(file), str(folder / "unpacked")], folder)
+    for part in parts:
+        (folder / "unpacked" / part).rename(folder / Path(part).name)
     for left in (folder / "unpacked", lists, archives):
         shutil.rmtree(left)
-    package.unlink()
+    file.unlink()
 
 
 def _works(command: list[str], folder: Path) -> bool:
@@ -103,7 +109,7 @@ def serving(storage: Path, *options: str, config: str = "") -> Iterator[str]:
     """A Prometheus on a loopback port over this storage; its address."""
     settings = storage.with_suffix(".yml")
     settings.write_text(config)
-    port = _free_port()
+    port = free_port()
     with (
         storage.with_suffix(".log").open("w") as log,
         subprocess.Popen(
@@ -123,24 +129,26 @@ def serving(storage: Path, *options: str, config: str = "") -> Iterator[str]:
     ):
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(url, process, storage.with_suffix(".log"))
+            wait_until_ready(url, process, storage.with_suffix(".log"))
             yield url
         finally:
             process.terminate()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once the server answers; its end, or a minute without an answer, is an error."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise PrometheusEnvError(f"Prometheus ended: {log.read_text()[-300:]}")
+            raise PrometheusEnvError(f"{log.stem} ended: {log.read_text()[-300:]}")
         try:
             urllib.request.urlopen(f"{url}/-/ready", timeout=5.0).close()
         except urllib.error.HTTPError as answer:
@@ -152,7 +160,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
         else:
             return
         time.sleep(0.05)
-    raise PrometheusEnvError(f"Prometheus was not ready within {READY_SECONDS:g} s")
+    raise PrometheusEnvError(f"{log.stem} was not ready within {READY_SECONDS:g} s")
 
 
 if __name__ == "__main__":
