@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.grafana import Board, Json, Panel, Row, Target
-from dashboards.panels import by_name, graph, stat, table, thresholds, timeline
+from dashboards.panels import by_name, graph, stat, table, timeline
 from dashboards.queries import (
     ANNOTATIONS,
     CODES,
@@ -20,7 +20,7 @@ from dashboards.queries import (
     verdict_codes,
     vllm,
 )
-from dashboards.states import ANY, ANY_IS_BAD, FULL, MAPPINGS, PLAIN, STEPS, TEXTS, TIME_LEFT
+from dashboards.states import ANY, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
 
 _BY_REPLICA = f"max by (replica) ({verdict_codes()})"
 
@@ -38,7 +38,6 @@ def _count(title: str, description: str, status: str, steps: Json) -> Panel:
 
 
 def _counts() -> Row:
-    unknown = thresholds((None, "green"), (1, TEXTS["unknown"][1]))
     return Row(
         title="How many are well?",
         panels=(
@@ -48,7 +47,7 @@ def _counts() -> Row:
                 "Unknown",
                 "Replicas that kvdiag cannot judge: no diagnosis of the last minutes, or engine or driver not read.",
                 "unknown",
-                unknown,
+                ANY_UNKNOWN,
             ),
             _count("Nothing found", "Replicas that were judged, and nothing was found.", "ok", PLAIN),
             stat(

@@ -174,7 +174,7 @@ def _variable(one: Variable) -> Json:
         "multi": True,
         "name": one.name,
         "options": [],
-        "query": {"query": one.query, "refId": f"variable-{one.name}"},
+        "query": one.query,
         "refresh": 2,
         "regex": one.regex,
         "sort": 1,

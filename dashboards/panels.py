@@ -37,8 +37,13 @@ def stat(
     no_value: str,
     mappings: Sequence[Json] = (),
     background: bool = False,
+    no_value_color: str = "purple",
 ) -> Panel:
-    """One number as it is now. `no_value` is what stands there when nothing is known."""
+    """One number as it is now. `no_value` is what stands there when nothing is known.
+
+    That needs a colour of its own: Grafana gives a missing value the lowest threshold's, which often is green.
+    """
+    missing = {"color": no_value_color, "index": len(mappings), "text": no_value}
     return Panel(
         kind="stat",
         title=title,
@@ -48,7 +53,7 @@ def stat(
         height=4,
         defaults={
             "color": {"mode": "thresholds"},
-            "mappings": list(mappings),
+            "mappings": [*mappings, {"type": "special", "options": {"match": "null+nan", "result": missing}}],
             "noValue": no_value,
             "thresholds": steps,
             "unit": unit,

@@ -14,7 +14,7 @@ from dashboards.queries import (
     own,
     verdict_codes,
 )
-from dashboards.states import AGE, ANY, ANY_IS_BAD, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
+from dashboards.states import AGE, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
 
 _WORDS: list[Json] = [
     {
@@ -92,7 +92,8 @@ def health() -> Row:
                 unit="s",
                 steps=TIME_LEFT,
                 width=4,
-                no_value="No growth found",
+                no_value="None known",
+                no_value_color="text",
             ),
             stat(
                 "Room in the pool",
@@ -101,7 +102,7 @@ def health() -> Row:
                 f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
                 unit="short",
                 steps=PLAIN,
-                width=4,
+                width=3,
                 no_value="Unknown",
             ),
             stat(
@@ -110,7 +111,7 @@ def health() -> Row:
                 "below names them.\n\nMetric: `kvdiag_finding`",
                 f"sum({own('finding', UNKNOWN)})",
                 unit="none",
-                steps=ANY,
+                steps=ANY_UNKNOWN,
                 width=3,
                 no_value="Unknown",
             ),
@@ -131,7 +132,7 @@ def health() -> Row:
                 f"max(time() - {own('diagnosis_timestamp_seconds')})",
                 unit="s",
                 steps=AGE,
-                width=2,
+                width=3,
                 no_value="None",
             ),
         ),

@@ -43,6 +43,7 @@ FULL: Json = thresholds((None, "green"), (0.8, "orange"), (0.9, "red"))
 """The mission's 80 and 90 %, of memory pressure and of what the pool admits."""
 
 ANY: Json = thresholds((None, "green"), (1, "orange"))
+ANY_UNKNOWN: Json = thresholds((None, "green"), (1, TEXTS["unknown"][1]))
 ANY_IS_BAD: Json = thresholds((None, "green"), (1, "red"))
 TIME_LEFT: Json = thresholds((None, "red"), (6 * 3600, "orange"), (7 * 86_400, "green"))
 AGE: Json = thresholds((None, "green"), (60, "orange"), (300, "red"))

@@ -145,7 +145,11 @@ def test_what_is_not_known_is_never_shown_as_well(name: str) -> None:
         if panel["type"] in ("stat", "table"):
             assert all(target["instant"] for target in panel["targets"]), panel["title"]
         if panel["type"] == "stat":
-            assert panel["fieldConfig"]["defaults"]["noValue"] not in ("", "0", "OK"), panel["title"]
+            defaults = panel["fieldConfig"]["defaults"]
+            missing = [one["options"]["result"] for one in defaults["mappings"] if one["type"] == "special"]
+            assert [defaults["noValue"]] == [one["text"] for one in missing], panel["title"]
+            assert missing[0]["color"] in ("purple", "text"), panel["title"]
+            assert missing[0]["text"] in ("Unknown", "Unknown: no kvdiag", "None", "None known"), panel["title"]
         assert not any("vector(0)" in target["expr"] for target in panel["targets"]), panel["title"]
 
 
