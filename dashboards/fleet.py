@@ -110,6 +110,7 @@ def _replicas() -> Row:
                 width=24,
                 height=12,
                 sort_by="Verdict",
+                hidden=("Targets", "Engines"),
                 overrides=(
                     by_name("Replica", links=[{"title": "Open this replica", "url": link}]),
                     by_name("Verdict", mappings=MAPPINGS, thresholds=STEPS, **words),
@@ -117,8 +118,6 @@ def _replicas() -> Row:
                     by_name("Pool in use", unit="percentunit"),
                     by_name("In flight", unit="percentunit", thresholds=FULL, **words),
                     by_name("Lasts", unit="s", thresholds=TIME_LEFT, **words),
-                    by_name("Targets", custom_hidden=True),
-                    by_name("Engines", custom_hidden=True),
                 ),
             ),
             timeline(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dashboards.grafana import Json, Panel, Target
@@ -163,11 +163,13 @@ def table(
     height: int,
     sort_by: str,
     descending: bool = True,
+    hidden: Collection[str] = (),
     overrides: Sequence[Json] = (),
 ) -> Panel:
     """A row for each combination of the labels `keys` (to their headings), a column for each query of `columns`.
 
-    All queries must keep the same labels, or fewer of them: rows whose common labels agree become one.
+    All queries must keep the same labels, or fewer of them: rows whose common labels agree become one. Columns that
+    are `hidden` are asked for the sake of their labels.
     """
     letters = {heading: chr(ord("A") + place) for place, heading in enumerate(columns)}
     renamed = {**keys, **{f"Value #{letter}": heading for heading, letter in letters.items()}}
@@ -195,7 +197,7 @@ def table(
             {
                 "id": "organize",
                 "options": {
-                    "excludeByName": {"Time": True},
+                    "excludeByName": {"Time": True, **{f"Value #{letters[heading]}": True for heading in hidden}},
                     "indexByName": {name: place for place, name in enumerate(renamed)},
                     "renameByName": renamed,
                 },

@@ -148,7 +148,6 @@ def wrong() -> Row:
         by_name("Status", mappings=_WORDS, custom_cellOptions={"type": "color-text"}),
         by_name("First seen in this range", unit="dateTimeFromNow"),
         by_name("Lasts", unit="s", noValue="-"),
-        by_name("Now", custom_hidden=True),
     ]
     return Row(
         title="What is wrong, and since when?",
@@ -169,6 +168,7 @@ def wrong() -> Row:
                 height=10,
                 sort_by="Status",
                 descending=False,
+                hidden=("Now",),
                 overrides=coloured,
             ),
             timeline(

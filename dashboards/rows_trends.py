@@ -65,9 +65,16 @@ def growth() -> Row:
             ),
             graph(
                 "Time to exhaustion",
-                "How long the room lasts at the growth that was found. No line: no verdict has found growth.\n\n"
-                "Metric: `kvdiag_time_to_exhaustion_seconds`",
+                "How long the room lasts at the growth that was found, and the least that it can last. No line: no "
+                "verdict has found growth.\n\n"
+                "Metrics: `kvdiag_time_to_exhaustion_seconds`, `kvdiag_time_to_exhaustion_low_seconds`",
                 Target(expr=each("min", "id", own("time_to_exhaustion_seconds")), legend="{{replica}} {{id}}"),
+                Target(
+                    expr=each(
+                        "min", "id", f"{own('time_to_exhaustion_low_seconds')} or {own('time_to_exhaustion_seconds')}"
+                    ),
+                    legend="{{replica}} {{id}} at least",
+                ),
                 unit="s",
                 width=8,
                 steps=TIME_LEFT,

@@ -22,7 +22,7 @@ UNITS = {"none", "short", "percentunit", "bytes", "s", "ops", "cps"}
 KINDS = {"stat", "table", "timeseries", "state-timeline"}
 """None of those that Grafana deprecates."""
 
-LATER = {"kvdiag_requests_concurrency_limit"}
+LATER = {"kvdiag_requests_concurrency_limit", "kvdiag_time_to_exhaustion_low_seconds"}
 """Asked for with an `or`: a page without it is enough."""
 
 each_board = pytest.mark.parametrize("name", BOARDS)

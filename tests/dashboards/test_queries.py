@@ -138,6 +138,6 @@ def test_what_is_wrong_has_its_first_moment(ask: Ask) -> None:
 
     # THEN
     since = {one["metric"]["id"]: (one["metric"]["replica"], float(one["value"][1])) for one in found}
-    assert {"leak.kv_blocks", "leak.host"} == set(since)
+    assert {"leak.kv_blocks", "leak.host"} <= set(since)
     assert {"vllm-0"} == {name for name, _ in since.values()}
     assert all(1_769_996_300_000 < moment < 1_769_996_600_000 for _, moment in since.values())
