@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import gzip
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -74,9 +74,9 @@ class Pages:
     """Answers from snapshots."""
 
     newest: Callable[[], Snapshot]
-    history: Callable[[], Sequence[Sample]] = tuple
+    history: Callable[[], tuple[Sample, ...]] = tuple
     """The samples of the last hours, in ascending time."""
-    now_seconds: Callable[[], float] = time.time
+    now_seconds: Callable[[], float] = time
     _registry: CollectorRegistry = field(init=False)
     _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
     _of: Snapshot | None = field(init=False, default=None)
