@@ -65,13 +65,14 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """Marks on every graph, where a query has a value."""
+    """Marks on every graph, where a query has a value; or at the moment, in milliseconds, that is its value."""
 
     name: str
     expr: str
     title: str
     text: str
     color: str
+    value_is_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,7 @@ def _annotation(one: Annotation) -> Json:
         "step": "60s",
         "textFormat": one.text,
         "titleFormat": one.title,
-        "useValueForTime": False,
+        "useValueForTime": one.value_is_time,
     }
 
 

@@ -74,7 +74,8 @@ def verdict_codes() -> str:
     wrong = f"{finding_codes('replica, instance')} >= {CODES['suspect']}"
     lost = own("source_up", 'source=~"vllm|nvml"')
     unjudged = own("finding", 'id="leak.kv_blocks"', UNKNOWN)
-    blind = f"{lost} == 0 or {unjudged} == 1"
+    away = own("server_state", 'state="lost"')
+    blind = f"{lost} == 0 or {unjudged} == 1 or {away} == 1"
     fresh = f"time() - {own('diagnosis_timestamp_seconds')} < {STALE_SECONDS}"
     every = f"max by (replica, instance) ({replica(own('build_info'))})"
     known = f"({wrong} or {every} * 0 unless on (instance) ({blind})) and on (instance) ({fresh})"
@@ -115,6 +116,14 @@ GPU = Variable(name="gpu", label="GPU", query=f"label_values({own('gpu_memory_to
 _ALERTS = 'ALERTS{alertname=~"Kvdiag.+", alertstate="firing", instance=~"$kvdiag|$instance|"'
 
 ANNOTATIONS = (
+    Annotation(
+        name="Out of memory",
+        expr=f"{own('oom_timestamp_seconds')} * 1000",
+        title="Out of memory",
+        text="{{pod}} {{instance}} GPU {{gpu}} {{process}}",
+        color="dark-red",
+        value_is_time=True,
+    ),
     Annotation(
         name="Critical alerts",
         expr=f'{_ALERTS}, severity="critical"}}',

@@ -65,7 +65,8 @@ def health() -> Row:
                 "Verdict",
                 "The worst verdict on the chosen replicas. *Unknown*: kvdiag has no diagnosis, or none of the last "
                 f"{STALE_SECONDS // 60} minutes, or does not read the engine or the driver.\n\n"
-                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_diagnosis_timestamp_seconds`",
+                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "`kvdiag_diagnosis_timestamp_seconds`",
                 f"max({verdict_codes()})",
                 unit="none",
                 steps=STEPS,
@@ -144,6 +145,7 @@ def wrong() -> Row:
     bad = f"{own('finding', WRONG)} == 1"
     first = each("min", "id, status", f"min_over_time(timestamp({bad})[$__range:1m])")
     left = f"{own('time_to_exhaustion_seconds')} * on (instance, id) group_left (status) ({bad})"
+    holder = f"{own('finding_holder_info')} * on (instance, id) group_left (status) ({bad})"
     coloured: list[Json] = [
         by_name("Status", mappings=_WORDS, custom_cellOptions={"type": "color-text"}),
         by_name("First seen in this range", unit="dateTimeFromNow"),
@@ -157,18 +159,19 @@ def wrong() -> Row:
                 "Verdicts that are suspect or fault now, since when in the time range they were first seen so, and how "
                 "long the room lasts. An empty list is not health: see *Verdict* and *Not judged*. The runbook of a "
                 "verdict is `alerts/runbooks/<verdict>.md`.\n\n"
-                "Metrics: `kvdiag_finding`, `kvdiag_time_to_exhaustion_seconds`",
-                keys={"replica": "Replica", "id": "Verdict", "status": "Status"},
+                "Metrics: `kvdiag_finding`, `kvdiag_finding_holder_info`, `kvdiag_time_to_exhaustion_seconds`",
+                keys={"replica": "Replica", "id": "Verdict", "status": "Status", "holder": "Who"},
                 columns={
                     "Now": each("max", "id, status", bad),
                     "First seen in this range": (f"1000 * {first} and {each('max', 'id, status', bad)}"),
                     "Lasts": each("min", "id, status", left),
+                    "Holder": each("max", "id, status, holder", holder),
                 },
                 width=10,
                 height=10,
                 sort_by="Status",
                 descending=False,
-                hidden=("Now",),
+                hidden=("Now", "Holder"),
                 overrides=coloured,
             ),
             timeline(

@@ -70,14 +70,26 @@ def growth() -> Row:
                 "Metrics: `kvdiag_time_to_exhaustion_seconds`, `kvdiag_time_to_exhaustion_low_seconds`",
                 Target(expr=each("min", "id", own("time_to_exhaustion_seconds")), legend="{{replica}} {{id}}"),
                 Target(
-                    expr=each(
-                        "min", "id", f"{own('time_to_exhaustion_low_seconds')} or {own('time_to_exhaustion_seconds')}"
-                    ),
-                    legend="{{replica}} {{id}} at least",
+                    expr=each("min", "id", own("time_to_exhaustion_low_seconds")), legend="{{replica}} {{id}} at least"
                 ),
                 unit="s",
                 width=8,
                 steps=TIME_LEFT,
+            ),
+            graph(
+                "Growth that was found",
+                "How fast what a verdict calls grows, with the least and the most that it can be.\n\n"
+                "Metrics: `kvdiag_growth_bytes_per_second`, `kvdiag_growth_low_bytes_per_second`, "
+                "`kvdiag_growth_high_bytes_per_second`",
+                *(
+                    Target(
+                        expr=each("max", "id", f"{own(f'growth{bound}_bytes_per_second')} * 3600"),
+                        legend=f"{{{{replica}}}} {{{{id}}}}{words}",
+                    )
+                    for bound, words in (("", ""), ("_low", " at least"), ("_high", " at most"))
+                ),
+                unit="bytes",
+                width=8,
             ),
             graph(
                 "Reserved by torch and not allocated",
@@ -113,13 +125,24 @@ def growth() -> Row:
                 width=8,
             ),
             graph(
+                "The last allocation that failed",
+                "What it asked for, and what was free on the device then: more free than asked for is fragmentation. "
+                "Needs the agent.\n\nMetrics: `kvdiag_oom_asked_bytes`, `kvdiag_oom_free_bytes`",
+                Target(
+                    expr=each("max", "gpu, process", gpu("oom_asked_bytes")), legend="{{replica}} {{process}} asked"
+                ),
+                Target(expr=each("max", "gpu, process", gpu("oom_free_bytes")), legend="{{replica}} {{process}} free"),
+                unit="bytes",
+                width=12,
+            ),
+            graph(
                 "Host memory",
                 "The server's own memory on the host, without file-backed pages: the most common real leak.\n\n"
                 "Metrics: `kvdiag_host_anonymous_bytes`, `kvdiag_host_resident_bytes`",
                 Target(expr=each("max", "process", own("host_anonymous_bytes")), legend="{{replica}} {{process}}"),
                 Target(expr=each("sum", "", own("host_resident_bytes")), legend="{{replica}} resident, all processes"),
                 unit="bytes",
-                width=8,
+                width=12,
             ),
         ),
     )
@@ -195,6 +218,34 @@ def pool() -> Row:
                     legend="{{replica}} mean",
                 ),
                 Target(expr=f"histogram_quantile(0.99, {each('sum', 'le', rate(tokens))})", legend="{{replica}} 99 %"),
+                unit="short",
+                width=8,
+            ),
+            graph(
+                "Context of what runs",
+                "Tokens in the pool for each request that runs, those generated so far among them, and the most within "
+                "5 minutes: a document of ten pages is a step here.\n\nMetric: `kvdiag_context_mean_tokens`",
+                Target(expr=each("max", "engine", own("context_mean_tokens")), legend="{{replica}} engine {{engine}}"),
+                Target(
+                    expr=each("max", "engine", f"max_over_time({own('context_mean_tokens')}[5m])"),
+                    legend="{{replica}} engine {{engine}} within 5 min",
+                ),
+                unit="short",
+                width=8,
+            ),
+            graph(
+                "Waste in the blocks held",
+                "Share of the blocks that requests hold which no token fills. A few per cent at most with paging.\n\n"
+                "Metric: `kvdiag_kv_waste_ratio`",
+                Target(expr=each("max", "engine", own("kv_waste_ratio")), legend="{{replica}} engine {{engine}}"),
+                unit="percentunit",
+                width=8,
+            ),
+            graph(
+                "Further requests that fit",
+                "Requests as long as those that run now that the free blocks still hold.\n\n"
+                "Metric: `kvdiag_kv_headroom_requests`",
+                Target(expr=each("sum", "engine", own("kv_headroom_requests")), legend="{{replica}} engine {{engine}}"),
                 unit="short",
                 width=8,
             ),

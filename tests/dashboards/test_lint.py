@@ -22,9 +22,6 @@ UNITS = {"none", "short", "percentunit", "bytes", "s", "ops", "cps"}
 KINDS = {"stat", "table", "timeseries", "state-timeline"}
 """None of those that Grafana deprecates."""
 
-LATER = {"kvdiag_requests_concurrency_limit", "kvdiag_time_to_exhaustion_low_seconds"}
-"""Asked for with an `or`: a page without it is enough."""
-
 each_board = pytest.mark.parametrize("name", BOARDS)
 
 
@@ -134,7 +131,7 @@ def test_every_panel_explains_itself(name: str) -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
         assert panel["targets"]
         assert {"${datasource}"} == {one["datasource"]["uid"] for one in (panel, *panel["targets"])}
-        assert asked - {"kvdiag_build_info"} - LATER <= told, panel["title"]
+        assert asked - {"kvdiag_build_info"} <= told, panel["title"]
         assert told <= asked, panel["title"]
 
 
@@ -175,7 +172,7 @@ def test_counters_are_asked_for_their_rate(name: str) -> None:
 def test_every_series_exists() -> None:
     """On kvdiag's page, or on vLLM's newest."""
     # GIVEN
-    known = names(GOLDEN) | names(SCRAPE) | LATER
+    known = names(GOLDEN) | names(SCRAPE)
 
     # WHEN
     asked = {one for shown in boards() for query in queries(shown) for one, _ in series(query.expr)}

@@ -57,7 +57,7 @@ def test_every_mark_has_an_answer(ask: Ask, name: str) -> None:
     empty = [one["name"] for one in asked if not ask(sent(one["expr"], kvdiag=kvdiag), instant=False)]
 
     # THEN
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert [] == empty
 
 
@@ -98,6 +98,7 @@ def test_verdicts_are_the_worst_and_never_better_than_known(ask: Ask) -> None:
     ("series", "instead"),
     [
         pytest.param("kvdiag_diagnosis_timestamp_seconds", "{0} - 1000", id="a diagnosis that is old"),
+        pytest.param("kvdiag_server_state", "{0} + 1", id="a server that is lost"),
         pytest.param("kvdiag_source_up", "{0} * 0", id="an engine that is lost"),
     ],
 )
