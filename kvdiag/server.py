@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,8 +23,8 @@ from prometheus_client.exposition import choose_encoder
 
 import kvdiag
 from kvdiag.ledger import ledger
-from kvdiag.model import Snapshot
-from kvdiag.outputs import jsondoc
+from kvdiag.model import Sample, Snapshot
+from kvdiag.outputs import jsondoc, status_page
 from kvdiag.outputs.metrics import registry
 
 MAX_HEAD_BYTES = 16 * 2**10
@@ -37,13 +38,14 @@ MAX_NAMES = 256
 MAX_PAGES = 8
 """Forms of the page that are kept: text and OpenMetrics, plain and packed."""
 
-INDEX = """kvdiag {version}
-/metrics            for Prometheus
-/api/v1/diagnosis   the newest diagnosis
-/api/v1/ledger      where every byte is, now
-/-/healthy          the daemon lives
-/-/ready            it has seen something
-"""
+STATUS_SECONDS = 2.0
+"""How long the status page is kept: who asks more often gets the same one."""
+
+STATUS_HEADERS = (
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+    ("Cache-Control", "no-store"),
+)
+"""The page has no script, loads nothing, and stands in no other's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,13 @@ class Pages:
     """Answers from snapshots."""
 
     newest: Callable[[], Snapshot]
+    history: Callable[[], tuple[Sample, ...]] = tuple
+    """The samples of the last hours, in ascending time."""
+    now_seconds: Callable[[], float] = time
     _registry: CollectorRegistry = field(init=False)
     _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
     _of: Snapshot | None = field(init=False, default=None)
+    _status: tuple[float, Answer] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Make the registry once."""
@@ -101,8 +107,16 @@ class Pages:
                 return Answer(body=b"kvdiag is ready.\n")
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
         if request.path == "/":
-            return Answer(body=INDEX.format(version=kvdiag.__version__).encode())
+            return self._status_page()
         return _problem(HTTPStatus.NOT_FOUND, "there is no such page; / lists them")
+
+    def _status_page(self) -> Answer:
+        now_seconds = self.now_seconds()
+        if self._status is None or not 0.0 <= now_seconds - self._status[0] < STATUS_SECONDS:
+            body = status_page.page(self.newest(), self.history(), now_seconds).encode()
+            answer = Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
+            self._status = (now_seconds, answer)
+        return self._status[1]
 
     def _metrics(self, request: Request) -> Answer:
         encoder, content_type = choose_encoder(request.accept)

@@ -36,7 +36,7 @@ class Shell:
         """Show this snapshot, within other bounds than usual where they are given."""
         self.shown = shown
         self.loop = loop
-        self.web = WebServer(Pages(newest=lambda: self.shown), **bounds)  # type: ignore[arg-type]
+        self.web = WebServer(Pages(newest=lambda: self.shown, now_seconds=lambda: 1_001.0), **bounds)  # type: ignore[arg-type]
         self.port = asyncio.run_coroutine_threadsafe(self.web.start("127.0.0.1", 0), loop).result(10)
 
     async def exchange(self, *pieces: bytes, end: bool = False) -> Answer:
@@ -129,6 +129,22 @@ def test_diagnosis_and_ledger_are_documents(serving: Shell) -> None:
     # THEN
     assert (1, "fault") == (diagnosis["schema_version"], diagnosis["worst"])
     assert audit["devices"][0]["used_bytes"] == sum(line["bytes"] for line in audit["ledger"])
+
+
+def test_the_first_page_is_for_a_person(serving: Shell) -> None:
+    """A document that a browser lets load nothing, and that is made once however often it is asked for."""
+    # GIVEN
+    first = serving.ask("GET /")
+
+    # WHEN a moment has passed, and something else is known
+    serving.shown = STARTING
+    second = serving.ask("GET /")
+
+    # THEN
+    assert (200, "text/html; charset=utf-8") == (first.status, first.headers["content-type"])
+    assert first.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert b"leak.kv_blocks" in first.body
+    assert first.body == second.body
 
 
 def test_before_anything_is_known_it_says_so() -> None:

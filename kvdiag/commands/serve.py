@@ -56,6 +56,7 @@ def command(
     """Watch a server for as long as it takes: sample it every second, diagnose it, serve metrics and verdicts.
 
     \b
+    /                     the state of things, for a person
     /metrics              for Prometheus
     /api/v1/diagnosis     the newest diagnosis, the document of `kvdiag run --output json`
     /api/v1/ledger        where every byte is, now
@@ -127,7 +128,7 @@ async def _serve(
         pace=pace_of(tick_seconds or 1.0),
         diagnosis_seconds=tick_seconds,
     )
-    web = WebServer(Pages(newest=watch.snapshot))
+    web = WebServer(Pages(newest=watch.snapshot, history=watch.history))
     try:
         host, port = listen
         try:

@@ -118,6 +118,10 @@ class Watch:
             )
         return self._snapshot
 
+    def history(self) -> tuple[Sample, ...]:
+        """What is kept of the server's samples: the newest minutes whole, the older ones thinned."""
+        return self._tiers.samples()
+
     def add(self, entry: Sample) -> None:
         """Take the newest sample, from whichever source."""
         self._tiers.add(entry)

@@ -162,7 +162,9 @@ def problem(finding: Finding) -> RenderableType:
     table = grid()
     table.add_row(Text(WORDS[finding.status], style=STYLES[finding.status]), plain(finding.summary))
     for one in finding.evidence:
-        table.add_row(Text(""), Text.assemble(plain(f"{one.name.replace('_', ' ')}: ", "dim"), plain(_value(one))))
+        table.add_row(
+            Text(""), Text.assemble(plain(f"{one.name.replace('_', ' ')}: ", "dim"), plain(evidence_value(one)))
+        )
     for name, text in (
         ("cause", finding.likely_cause),
         ("confirm", finding.confirm),
@@ -174,7 +176,8 @@ def problem(finding: Finding) -> RenderableType:
     return table
 
 
-def _value(evidence: Evidence) -> str:
+def evidence_value(evidence: Evidence) -> str:
+    """What a piece of evidence says, with its unit."""
     value = evidence.value
     if value is None:
         return "not known"

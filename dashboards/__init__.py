@@ -1,0 +1,1 @@
+"""The Grafana boards, made from Python: `python -m dashboards.generate` writes the JSON beside this file."""

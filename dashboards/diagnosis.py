@@ -1,0 +1,26 @@
+"""The board `kvdiag`: from "is it healthy" down to "which process", for the chosen replicas and GPUs."""
+
+from __future__ import annotations
+
+from dashboards import rows_details, rows_now, rows_trends
+from dashboards.grafana import Board, Row
+from dashboards.queries import ANNOTATIONS, GPU, VARIABLES
+
+BOARD = Board(
+    uid="kvdiag",
+    title="vLLM / GPU memory (kvdiag)",
+    description="Is the GPU memory of a vLLM server healthy; if not, what is wrong, since when, and what holds it.",
+    variables=(*VARIABLES, GPU),
+    annotations=ANNOTATIONS,
+    rows=(
+        rows_now.health(),
+        rows_now.wrong(),
+        rows_now.memory(),
+        rows_trends.growth(),
+        rows_trends.pool(),
+        rows_details.holders(),
+        Row(title="GPU $gpu", panels=(rows_now.ledger_graph(24),), collapsed=True, repeat="gpu"),
+        rows_details.speed(),
+        rows_details.itself(),
+    ),
+)

@@ -1,0 +1,162 @@
+"""The board `kvdiag-fleet`: every replica in one list, the worst first, each a link to its own board."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboards.grafana import Board, Json, Panel, Row, Target
+from dashboards.panels import by_name, graph, stat, table, timeline
+from dashboards.queries import (
+    ANNOTATIONS,
+    CODES,
+    CONCURRENCY,
+    UNKNOWN,
+    VARIABLES,
+    WRONG,
+    each,
+    gone,
+    own,
+    ratio,
+    verdict_codes,
+    vllm,
+)
+from dashboards.states import ANY, ANY_IS_BAD, ANY_UNKNOWN, FULL, MAPPINGS, PLAIN, STEPS, TIME_LEFT
+
+_BY_REPLICA = f"max by (replica) ({verdict_codes()})"
+
+
+def _count(title: str, description: str, status: str, steps: Json) -> Panel:
+    return stat(
+        title,
+        f"{description}\n\nMetrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+        "`kvdiag_diagnosis_timestamp_seconds`",
+        f"sum({_BY_REPLICA} == bool {CODES[status]})",
+        unit="none",
+        steps=steps,
+        width=4,
+        no_value="Unknown",
+    )
+
+
+def _counts() -> Row:
+    return Row(
+        title="How many are well?",
+        panels=(
+            _count("Fault", "Replicas with a verdict that is a fault.", "fault", ANY_IS_BAD),
+            _count("Suspect", "Replicas whose worst verdict is suspect.", "suspect", ANY),
+            _count(
+                "Unknown",
+                "Replicas that kvdiag cannot judge: no diagnosis of the last minutes, or engine or driver not read.",
+                "unknown",
+                ANY_UNKNOWN,
+            ),
+            _count("Nothing found", "Replicas that were judged, and nothing was found.", "ok", PLAIN),
+            stat(
+                "Silent",
+                "Replicas whose kvdiag answered within the time range and does not now: scaled down, or dead. They are "
+                "in no other number here.\n\nMetric: `kvdiag_build_info`",
+                f"count({gone()}) or 0 * count({own('build_info')})",
+                unit="none",
+                steps=ANY,
+                width=4,
+                no_value="Unknown",
+            ),
+            stat(
+                "Room in all pools",
+                "Tokens that still fit into the KV pools.\n\n"
+                "Metrics: `kvdiag_kv_capacity_tokens`, `kvdiag_kv_usage_ratio`",
+                f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
+                unit="short",
+                steps=PLAIN,
+                width=4,
+                no_value="Unknown",
+            ),
+        ),
+    )
+
+
+def _replicas() -> Row:
+    in_flight = f"{own('requests_running')} + {own('requests_waiting')}"
+    beside = f'label_replace({own("build_info")}, "kvdiag", "$1", "instance", "(.+)")'
+    engine = f'label_replace({vllm("num_requests_running")}, "vllm", "$1", "instance", "(.+)")'
+    link = (
+        "/d/kvdiag?${datasource:queryparam}&var-instance=${__data.fields.vLLM}&var-kvdiag=${__data.fields.kvdiag}"
+        "&${__url_time_range}"
+    )
+    words: dict[str, Any] = {"color": {"mode": "thresholds"}, "custom_cellOptions": {"type": "color-text"}}
+    return Row(
+        title="Which ones are not?",
+        panels=(
+            table(
+                "Replicas now",
+                "One line for each replica: a pod, or a host where there are no pods. A click on it opens its own "
+                "board. *In flight* is what runs and waits against what the pool holds at once.\n\n"
+                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "`kvdiag_diagnosis_timestamp_seconds`, "
+                "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
+                "`kvdiag_requests_running`, `kvdiag_requests_waiting`, `kvdiag_requests_concurrency_limit`, "
+                "`kvdiag_requests_max_concurrency`, "
+                "`kvdiag_time_to_exhaustion_seconds`, `vllm:num_requests_running`",
+                keys={"replica": "Replica", "kvdiag": "kvdiag", "vllm": "vLLM"},
+                columns={
+                    "Verdict": _BY_REPLICA,
+                    "Wrong": each("sum", "", own("finding", WRONG)),
+                    "Not judged": each("sum", "", own("finding", UNKNOWN)),
+                    "Pressure": each("max", "", own("memory_pressure_ratio")),
+                    "Pool in use": each("max", "", own("kv_usage_ratio")),
+                    "Waiting": each("sum", "", own("requests_waiting")),
+                    "In flight": ratio(each("sum", "", in_flight), each("sum", "", CONCURRENCY)),
+                    "Lasts": each("min", "", own("time_to_exhaustion_seconds")),
+                    "Targets": each("count", "kvdiag", beside),
+                    "Engines": each("count", "vllm", engine),
+                },
+                width=24,
+                height=12,
+                sort_by="Verdict",
+                hidden=("Targets", "Engines"),
+                overrides=(
+                    by_name("Replica", links=[{"title": "Open this replica", "url": link}]),
+                    by_name("Verdict", mappings=MAPPINGS, thresholds=STEPS, **words),
+                    by_name("Pressure", unit="percentunit", thresholds=FULL, **words),
+                    by_name("Pool in use", unit="percentunit"),
+                    by_name("In flight", unit="percentunit", thresholds=FULL, **words),
+                    by_name("Lasts", unit="s", thresholds=TIME_LEFT, **words),
+                ),
+            ),
+            timeline(
+                "Verdict of each replica over time",
+                "The worst verdict of each replica. A hole: its kvdiag did not answer.\n\n"
+                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "`kvdiag_diagnosis_timestamp_seconds`",
+                Target(expr=_BY_REPLICA, legend="{{replica}}"),
+                mappings=MAPPINGS,
+                steps=STEPS,
+                width=24,
+                height=10,
+            ),
+            graph(
+                "Memory pressure",
+                "The fullest device of each replica.\n\nMetric: `kvdiag_memory_pressure_ratio`",
+                Target(expr=each("max", "", own("memory_pressure_ratio")), legend="{{replica}}"),
+                unit="percentunit",
+                most=1,
+                steps=FULL,
+            ),
+            graph(
+                "Waiting requests",
+                "Requests that wait, on each replica.\n\nMetric: `kvdiag_requests_waiting`",
+                Target(expr=each("sum", "", own("requests_waiting")), legend="{{replica}}"),
+                unit="short",
+            ),
+        ),
+    )
+
+
+BOARD = Board(
+    uid="kvdiag-fleet",
+    title="vLLM / GPU memory of the fleet (kvdiag)",
+    description="Every vLLM replica that has kvdiag beside it: which are well, which are not, which cannot be judged.",
+    variables=VARIABLES,
+    annotations=ANNOTATIONS,
+    rows=(_counts(), _replicas()),
+)

@@ -1,0 +1,148 @@
+"""PromQL of the boards: whose series are asked for, and what makes one replica of two scrape targets.
+
+vLLM's page and kvdiag's are two targets. What they share is the pod, where Prometheus labels it, else the instance
+without its port; that is a `replica` here. vLLM's series follow the variables of vLLM's own boards, kvdiag's follow
+the variable `kvdiag`, which holds the kvdiag targets that stand beside the chosen vLLM ones.
+"""
+
+from __future__ import annotations
+
+from dashboards.grafana import Annotation, Variable
+
+CODES = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
+"""Of a status, so that the largest is what must be seen first."""
+
+UNKNOWN = 'status="unknown"'
+WRONG = 'status=~"suspect|fault"'
+
+STALE_SECONDS = 300
+"""A diagnosis is made every 10 s, or less often where it costs more than 1 % of a core: at this age it has stopped."""
+
+
+def replica(expr: str) -> str:
+    """The same series with a label `replica`: the pod where there is one, else the instance without its port."""
+    by_host = f'label_replace({expr}, "replica", "$1", "instance", "(.+?)(:[0-9]+)?")'
+    return f'label_replace({by_host}, "replica", "$1", "pod", "(.+)")'
+
+
+def own(name: str, *matchers: str) -> str:
+    """A series of kvdiag's."""
+    chosen = ", ".join(('instance=~"$kvdiag"', *matchers))
+    return f"kvdiag_{name}{{{chosen}}}"
+
+
+def gpu(name: str, *matchers: str) -> str:
+    """A series of kvdiag's that has a GPU."""
+    return own(name, 'gpu=~"$gpu"', *matchers)
+
+
+def vllm(name: str, *matchers: str) -> str:
+    """A series of vLLM's own."""
+    chosen = ", ".join(('job=~"$job"', 'model_name=~"$model_name"', 'instance=~"$instance"', *matchers))
+    return f"vllm:{name}{{{chosen}}}"
+
+
+def each(function: str, labels: str, expr: str) -> str:
+    """One value for each replica, and for each of further labels."""
+    kept = f"replica, {labels}" if labels else "replica"
+    return f"{function} by ({kept}) ({replica(expr)})"
+
+
+def rate(expr: str) -> str:
+    """Per second."""
+    return f"rate({expr}[$__rate_interval])"
+
+
+def ratio(part: str, whole: str) -> str:
+    """A share; none of nothing."""
+    return f"{part} / ({whole} > 0)"
+
+
+def finding_codes(labels: str) -> str:
+    """The worst status of each verdict as its code, by these labels."""
+    told = {code: own("finding", f'status="{status}"') for status, code in CODES.items()}
+    worst = " or ".join(f"{code} * {series}" for code, series in told.items())
+    return f"max by ({labels}) ({replica(worst)})"
+
+
+def verdict_codes() -> str:
+    """The verdict on each replica as its code.
+
+    Unknown is what kvdiag has not diagnosed yet or any more, whose engine or driver it does not read, or whose KV cache
+    it could not judge, unless something is wrong: the same order as in the daemon's own verdict.
+    """
+    wrong = f"{finding_codes('replica, instance')} >= {CODES['suspect']}"
+    lost = own("source_up", 'source=~"vllm|nvml"')
+    unjudged = own("finding", 'id="leak.kv_blocks"', UNKNOWN)
+    away = own("server_state", 'state="lost"')
+    blind = f"{lost} == 0 or {unjudged} == 1 or {away} == 1"
+    fresh = f"time() - {own('diagnosis_timestamp_seconds')} < {STALE_SECONDS}"
+    every = f"max by (replica, instance) ({replica(own('build_info'))})"
+    known = f"({wrong} or {every} * 0 unless on (instance) ({blind})) and on (instance) ({fresh})"
+    return f"({known}) or {every} * 0 + {CODES['unknown']}"
+
+
+def gone() -> str:
+    """Replicas whose kvdiag answered within the time range and does not now."""
+    seen = f"last_over_time({own('build_info')}[$__range])"
+    return f"{seen} unless on (instance) {own('build_info')}"
+
+
+CONCURRENCY = f"({own('requests_concurrency_limit')} or {own('requests_max_concurrency')})"
+"""Of requests as long as those that run now where kvdiag knows that, else of the longest that are admitted."""
+
+_RUNNING = 'vllm:num_requests_running{job=~"$job"'
+_KVDIAG = replica("last_over_time(kvdiag_build_info[$__range])")
+_CHOSEN = replica(f"last_over_time({vllm('num_requests_running')}[$__range])")
+_ANY = replica("last_over_time(vllm:num_requests_running[$__range])")
+
+KVDIAG = (
+    f"query_result(count by (instance) ({_KVDIAG} and on (replica) {_CHOSEN} or {_KVDIAG} unless on (replica) {_ANY}))"
+)
+"""kvdiag beside the chosen vLLM targets, and beside those that are not scraped: they may never have started."""
+
+VARIABLES = (
+    Variable(name="job", label="Job", query="label_values(vllm:num_requests_running, job)"),
+    Variable(name="model_name", label="Model", query=f"label_values({_RUNNING}}}, model_name)"),
+    Variable(
+        name="instance", label="Instance", query=f'label_values({_RUNNING}, model_name=~"$model_name"}}, instance)'
+    ),
+    Variable(name="kvdiag", label="kvdiag", query=KVDIAG, all_value=None, regex='/instance="([^"]+)"/'),
+)
+
+GPU = Variable(name="gpu", label="GPU", query=f"label_values({own('gpu_memory_total_bytes')}, gpu)", all_value=".*")
+"""All takes in what has no GPU: the ledger of an engine whose devices cannot be seen."""
+
+_ALERTS = 'ALERTS{alertname=~"Kvdiag.+", alertstate="firing", instance=~"$kvdiag|$instance|"'
+
+ANNOTATIONS = (
+    Annotation(
+        name="Out of memory",
+        expr=f"{own('oom_timestamp_seconds')} * 1000",
+        title="Out of memory",
+        text="{{pod}} {{instance}} GPU {{gpu}} {{process}}",
+        color="dark-red",
+        value_is_time=True,
+    ),
+    Annotation(
+        name="Critical alerts",
+        expr=f'{_ALERTS}, severity="critical"}}',
+        title="{{alertname}}",
+        text="{{severity}} {{pod}} {{instance}} {{gpu}}",
+        color="red",
+    ),
+    Annotation(
+        name="Other alerts",
+        expr=f'{_ALERTS}, severity!="critical"}}',
+        title="{{alertname}}",
+        text="{{severity}} {{pod}} {{instance}} {{gpu}}",
+        color="orange",
+    ),
+    Annotation(
+        name="Server restarts",
+        expr='changes(process_start_time_seconds{job=~"$job", instance=~"$instance"}[$__rate_interval]) > 0',
+        title="vLLM restarted",
+        text="{{pod}} {{instance}}",
+        color="blue",
+    ),
+)

@@ -1,0 +1,161 @@
+"""The lower rows: which rank or process, what it costs, and how kvdiag itself does."""
+
+from __future__ import annotations
+
+from dashboards.grafana import Row, Target
+from dashboards.panels import graph, timeline
+from dashboards.queries import (
+    each,
+    gpu,
+    own,
+    rate,
+    ratio,
+    replica,
+    vllm,
+)
+from dashboards.states import UP_MAPPINGS, UP_STEPS
+
+
+def holders() -> Row:
+    """Who holds it: by GPU, rank and process."""
+    used = replica(gpu("gpu_memory_used_bytes"))
+    spread = f"(max by (replica) ({used}) - min by (replica) ({used}))"
+    return Row(
+        title="Which rank or process?",
+        panels=(
+            graph(
+                "Used, by GPU",
+                "Used bytes of each device. The ranks of one model hold the same; the fullest bounds them all.\n\n"
+                "Metric: `kvdiag_gpu_memory_used_bytes`",
+                Target(expr=each("max", "gpu", gpu("gpu_memory_used_bytes")), legend="{{replica}} GPU {{gpu}}"),
+                unit="bytes",
+                width=8,
+            ),
+            graph(
+                "Spread between the GPUs of a replica, in tokens",
+                "The fullest device over the emptiest, as the KV cache that it costs every rank. 0 with one GPU.\n\n"
+                "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_kv_bytes_per_token`",
+                Target(expr=ratio(spread, each("max", "", own("kv_bytes_per_token"))), legend="{{replica}}"),
+                unit="short",
+                width=8,
+            ),
+            graph(
+                "On the GPUs, by process",
+                "What each process holds of the devices. One that is not the server's is foreign memory.\n\n"
+                "Metric: `kvdiag_gpu_process_memory_bytes`",
+                Target(
+                    expr=each("sum", "gpu, process", gpu("gpu_process_memory_bytes")),
+                    legend="{{replica}} GPU {{gpu}} {{process}}",
+                ),
+                unit="bytes",
+                width=8,
+            ),
+            graph(
+                "Allocated by torch, by rank",
+                "What lives in torch's allocator in each rank's process. Needs the agent.\n\n"
+                "Metric: `kvdiag_torch_allocated_bytes`",
+                Target(
+                    expr=each("max", "gpu, rank, process", gpu("torch_allocated_bytes")),
+                    legend="{{replica}} rank {{rank}} {{process}}",
+                ),
+                unit="bytes",
+            ),
+            graph(
+                "Reserved by torch, by rank",
+                "What torch's allocator has taken from the driver in each rank's process. Needs the agent.\n\n"
+                "Metric: `kvdiag_torch_reserved_bytes`",
+                Target(
+                    expr=each("max", "gpu, rank, process", gpu("torch_reserved_bytes")),
+                    legend="{{replica}} rank {{rank}} {{process}}",
+                ),
+                unit="bytes",
+            ),
+        ),
+    )
+
+
+def speed() -> Row:
+    """What a pool that is too small costs: kept short, because vLLM has boards for it."""
+    itl = rate(vllm("inter_token_latency_seconds_bucket"))
+    return Row(
+        title="What it costs: speed and caching (vLLM's own series)",
+        collapsed=True,
+        panels=(
+            graph(
+                "Tokens per second",
+                "Prompt and generated tokens.\n\nMetrics: `vllm:prompt_tokens_total`, `vllm:generation_tokens_total`",
+                Target(expr=each("sum", "", rate(vllm("prompt_tokens_total"))), legend="{{replica}} prompt"),
+                Target(expr=each("sum", "", rate(vllm("generation_tokens_total"))), legend="{{replica}} generated"),
+                unit="cps",
+                width=8,
+            ),
+            graph(
+                "Inter-token latency",
+                "Median and 95th percentile. When it rises with long prompts, make prefill chunks smaller.\n\n"
+                "Metric: `vllm:inter_token_latency_seconds`",
+                Target(expr=f"histogram_quantile(0.5, {each('sum', 'le', itl)})", legend="{{replica}} p50"),
+                Target(expr=f"histogram_quantile(0.95, {each('sum', 'le', itl)})", legend="{{replica}} p95"),
+                unit="s",
+                width=8,
+            ),
+            graph(
+                "Prefix cache hit rate",
+                "Share of the prompt tokens looked up that were cached. It falls when the pool is too small to keep "
+                "prefixes.\n\nMetrics: `vllm:prefix_cache_hits_total`, `vllm:prefix_cache_queries_total`",
+                Target(
+                    expr=ratio(
+                        each("sum", "", rate(vllm("prefix_cache_hits_total"))),
+                        each("sum", "", rate(vllm("prefix_cache_queries_total"))),
+                    ),
+                    legend="{{replica}}",
+                ),
+                unit="percentunit",
+                width=8,
+                most=1,
+            ),
+        ),
+    )
+
+
+def itself() -> Row:
+    """Whether kvdiag itself can be believed."""
+    return Row(
+        title="kvdiag itself",
+        collapsed=True,
+        panels=(
+            timeline(
+                "Sources",
+                "Whether the newest reading of each source succeeded.\n\nMetric: `kvdiag_source_up`",
+                Target(expr=each("min", "source", own("source_up")), legend="{{replica}} {{source}}"),
+                mappings=UP_MAPPINGS,
+                steps=UP_STEPS,
+                width=12,
+                height=8,
+            ),
+            graph(
+                "Failed readings per second",
+                "Readings of a source that failed.\n\nMetric: `kvdiag_source_errors_total`",
+                Target(expr=each("sum", "source", rate(own("source_errors_total"))), legend="{{replica}} {{source}}"),
+                unit="ops",
+            ),
+            graph(
+                "Duration of a reading",
+                "How long the newest reading of each source took.\n\nMetric: `kvdiag_sample_duration_seconds`",
+                Target(expr=each("max", "source", own("sample_duration_seconds")), legend="{{replica}} {{source}}"),
+                unit="s",
+            ),
+            graph(
+                "Age of what is shown",
+                "Time since the newest sample and the newest diagnosis.\n\n"
+                "Metrics: `kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`",
+                Target(
+                    expr=each("max", "", f"time() - {own('sample_timestamp_seconds')}"), legend="{{replica}} sample"
+                ),
+                Target(
+                    expr=each("max", "", f"time() - {own('diagnosis_timestamp_seconds')}"),
+                    legend="{{replica}} diagnosis",
+                ),
+                unit="s",
+            ),
+        ),
+    )

@@ -1,0 +1,67 @@
+"""How the status page looks: one column for a phone, light and dark as the reader's system is."""
+
+from __future__ import annotations
+
+from kvdiag.outputs.markup import Html
+
+STYLE = Html(
+    """
+:root{color-scheme:light dark;--back:#f6f7f9;--card:#fff;--ink:#1b1f24;--dim:#5b6570;--edge:#d5dae0;
+--ok:#1a7f37;--suspect:#9a6700;--fault:#cf222e;--unknown:#8250df;
+--c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#4d7c8a;--c6:#9a6700;--c7:#57606a}
+@media (prefers-color-scheme:dark){:root{--back:#0d1117;--card:#161b22;--ink:#e6edf3;--dim:#9aa5b1;--edge:#30363d;
+--ok:#3fb950;--suspect:#d29922;--fault:#f85149;--unknown:#bc8cff;
+--c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#f778ba;--c5:#76b8c9;--c6:#e3b341;--c7:#8b949e}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--back);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.25rem;margin:0}h2{font-size:1.1rem;margin:1.5rem 0 .5rem}h3{font-size:1rem;margin:0 0 .5rem}
+small{color:var(--dim);font-weight:normal}
+header p,footer{color:var(--dim);margin:0;font-size:.9rem}footer{margin-top:2rem}
+a{color:var(--c0)}
+.verdict{border-radius:8px;padding:1rem;margin:1rem 0}.verdict h2{margin:0;font-size:1.6rem}
+.verdict p{margin:.25rem 0 0}
+.verdict.ok{background:#1a7f37}.verdict.suspect{background:#8a5a00}.verdict.fault{background:#b91c28}
+.verdict.unknown{background:#6e40c9}
+.card{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:1rem;margin:.5rem 0}
+.card p{margin:.25rem 0}
+.badge{font-weight:bold}.verdict.ok,.verdict.suspect,.verdict.fault,.verdict.unknown{color:#fff}
+b.ok,td.ok,.badge.ok{color:var(--ok)}.badge.suspect{color:var(--suspect)}.badge.fault{color:var(--fault)}
+b.unknown,td.unknown,p.unknown{color:var(--unknown)}
+table{border-collapse:collapse;margin:.5rem 0}
+th{font-weight:normal;color:var(--dim);text-align:left;vertical-align:top}th,td{padding:.1rem 1rem .1rem 0}
+details{margin:.5rem 0}summary{cursor:pointer}
+ul{padding-left:1.2rem;margin:.5rem 0}
+.legend{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;font-size:.9rem}
+.swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em}
+svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:12px}
+@media (max-width:40rem){svg text{font-size:22px}}
+.bar{height:2rem;border:1px solid var(--edge);border-radius:4px}
+.grid{stroke:var(--edge)}.line{fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round}
+"""
+    + "".join(
+        f".line.s{number}{{stroke:var(--c{number})}}.swatch.s{number}{{background:var(--c{number})}}\n"
+        for number in range(8)
+    )
+    + "".join(
+        f".part.{name}{{fill:{color}}}.swatch.{name}{{background:{color}}}\n"
+        for name, color in {
+            "weights": "#4184e4",
+            "kv_held": "#d4621c",
+            "kv_free": "#f2b385",
+            "kv_pool": "#e38b50",
+            "torch_other": "#8250df",
+            "torch_unused": "#b392f0",
+            "torch_pending": "#d2bdf7",
+            "torch_private": "#6639ba",
+            "torch_releasable": "#b392f0",
+            "torch_stranded": "#a40e26",
+            "outside_torch": "#2da44e",
+            "server_other": "#116329",
+            "process": "#d4a72c",
+            "other_process": "#cf222e",
+            "driver_reserved": "#54708c",
+            "unaccounted": "#8c959f",
+        }.items()
+    )
+)
