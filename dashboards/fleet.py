@@ -28,7 +28,7 @@ _BY_REPLICA = f"max by (replica) ({verdict_codes()})"
 def _count(title: str, description: str, status: str, steps: Json) -> Panel:
     return stat(
         title,
-        f"{description}\n\nMetrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+        f"{description}\n\nMetrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
         "`kvdiag_diagnosis_timestamp_seconds`",
         f"sum({_BY_REPLICA} == bool {CODES[status]})",
         unit="none",
@@ -91,7 +91,7 @@ def _replicas() -> Row:
                 "Replicas now",
                 "One line for each replica: a pod, or a host where there are no pods. A click on it opens its own "
                 "board. *In flight* is what runs and waits against what the pool holds at once.\n\n"
-                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "Metrics: `kvdiag_diagnosis_status`, `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
                 "`kvdiag_requests_running`, `kvdiag_requests_waiting`, `kvdiag_requests_concurrency_limit`, "
@@ -126,7 +126,7 @@ def _replicas() -> Row:
             timeline(
                 "Verdict of each replica over time",
                 "The worst verdict of each replica. A hole: its kvdiag did not answer.\n\n"
-                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`",
                 Target(expr=_BY_REPLICA, legend="{{replica}}"),
                 mappings=MAPPINGS,

@@ -68,18 +68,17 @@ def finding_codes(labels: str) -> str:
 def verdict_codes() -> str:
     """The verdict on each replica as its code.
 
-    Unknown is what kvdiag has not diagnosed yet or any more, whose engine or driver it does not read, or whose KV cache
-    it could not judge, unless something is wrong: the same order as in the daemon's own verdict.
+    Unknown is also what it has not diagnosed yet, or any more, and a server whose page it does not read now.
     """
-    wrong = f"{finding_codes('replica, instance')} >= {CODES['suspect']}"
-    lost = own("source_up", 'source=~"vllm|nvml"')
-    unjudged = own("finding", 'id="leak.kv_blocks"', UNKNOWN)
-    away = own("server_state", 'state="lost"')
-    blind = f"{lost} == 0 or {unjudged} == 1 or {away} == 1"
+    statuses = {code: own("diagnosis_status", f'status="{status}"') for status, code in CODES.items()}
+    told = " or ".join(f"{code} * {series}" for code, series in statuses.items())
+    worst = f"max by (replica, instance) ({replica(told)})"
+    state, reading = own("server_state", 'state="lost"'), own("source_up", 'source="vllm"')
+    away = f"({state} == 1 or {reading} == 0)"
     fresh = f"time() - {own('diagnosis_timestamp_seconds')} < {STALE_SECONDS}"
     every = f"max by (replica, instance) ({replica(own('build_info'))})"
-    known = f"({wrong} or {every} * 0 unless on (instance) ({blind})) and on (instance) ({fresh})"
-    return f"({known}) or {every} * 0 + {CODES['unknown']}"
+    lost = f"{away} unless on (instance) ({worst} >= {CODES['suspect']})"
+    return f"({worst} unless on (instance) ({lost})) and on (instance) ({fresh}) or {every} * 0 + {CODES['unknown']}"
 
 
 def gone() -> str:

@@ -65,7 +65,7 @@ def health() -> Row:
                 "Verdict",
                 "The worst verdict on the chosen replicas. *Unknown*: kvdiag has no diagnosis, or none of the last "
                 f"{STALE_SECONDS // 60} minutes, or does not read the engine or the driver.\n\n"
-                "Metrics: `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
+                "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`",
                 f"max({verdict_codes()})",
                 unit="none",

@@ -27,6 +27,9 @@ def diagnosis_families(diagnosis: Diagnosis | None, at_seconds: float | None) ->
     yield gauge("kvdiag_finding", "1 for the status that a verdict has, 0 for the others.", ("id", "status"), rows)
     yield from _growth_families([one for one in findings if one.status in ("suspect", "fault")])
     yield from _imbalance_families([one for one in findings if one.status in ("suspect", "fault")])
+    worsts = [] if diagnosis is None else [((status,), float(status == diagnosis.worst)) for status in STATUSES]
+    text = "1 for what the newest diagnosis says of the whole, 0 for the others."
+    yield gauge("kvdiag_diagnosis_status", text, ("status",), worsts)
     moments = [] if at_seconds is None else [((), at_seconds)]
     yield gauge("kvdiag_diagnosis_timestamp_seconds", "When the diagnosis was made, since the epoch.", (), moments)
 
