@@ -10,6 +10,7 @@ memory. The three states stand in kvdiag/diagnosis/fragmentation.py.
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.allocator_growth import allocator_growths
 from kvdiag.diagnosis.device_banks import watched_cache
 from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.fragmentation import (
@@ -25,9 +26,12 @@ from kvdiag.diagnosis.fragmentation import (
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import block_bytes, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.soak_components import soaked
+from kvdiag.diagnosis.soak_verdicts import finding as of_soak
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
 ID = "fragmentation.allocator"
+CYCLES = "single_request"
 SECONDS_PER_MINUTE = 60.0
 
 
@@ -62,9 +66,44 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
         return (left,)
-    if found.status in ("ok", "unknown") and not timeline.marks:
-        return (watched_cache(timeline, facts, limits, ID) or found,)
+    if found.status in ("ok", "unknown"):
+        growing = _over_cycles if timeline.marks else watched_cache
+        return (growing(timeline, facts, limits, ID) or found,)
     return (found,)
+
+
+def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
+    """What torch reserves more with each equal request while what lives in it does not grow; `None` where it does not.
+
+    A soak decides where there was one: it tells requests from what grows anyway.
+    """
+    soak = soaked(timeline, facts, limits)
+    found = None if soak is None else of_soak(verdict, soak.of("torch_cache"), limits)
+    if found is not None:
+        return found if found.status in ("suspect", "fault") else None
+    growths = allocator_growths(timeline, facts, limits, step=CYCLES)
+    worst = max(
+        (one for one in growths if one.reserved.leaking and not one.live.leaking),
+        key=lambda one: one.reserved.bytes_per_cycle,
+        default=None,
+    )
+    if worst is None:
+        return None
+    climb = worst.reserved
+    return Finding(
+        id=verdict,
+        status="suspect",
+        summary=f"{worst.who}: torch reserves {readable_bytes(climb.bytes_per_cycle)} more with each request, while "
+        "what lives in it does not grow",
+        evidence=(
+            number("process", worst.who, "", "torch"),
+            number("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
+            number("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
+            number("live_growth_over_judged_cycles", worst.live.judged_bytes, "bytes", "torch"),
+            number("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
+            number("rising_cycles", climb.rising_cycles, "cycles", "torch"),
+        ),
+    )
 
 
 def _left_by_the_load(

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, FailedAllocation, Finding, Memory, Sample, Timeline
-from tests.builders import GIB, MIB, World, allocator, engine, evidence, facts, split
+from tests.builders import GIB, MIB, World, allocator, engine, evidence, facts, run, split
 
 WHO = "VLLM::Worker_TP0 100"
 HOLES = split(
@@ -343,3 +343,23 @@ def test_cache_that_requests_explain_is_ok(actual: Finding) -> None:
     """A high-water mark of requests is of use to the next of them."""
     # THEN
     assert "ok" == actual.status
+
+
+@pytest.mark.parametrize(
+    ("world", "status"),
+    [
+        (World(agents=True, device_growth_bytes=6 * MIB, cache_growth_bytes=6 * MIB), "suspect"),
+        (World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB), "ok"),
+        (World(agents=True, device_growth_bytes=6 * MIB), "ok"),
+        (World(device_growth_bytes=6 * MIB), "unknown"),
+    ],
+    ids=["cache", "tensors", "beside torch", "no agent"],
+)
+def test_what_each_request_leaves_reserved_and_empty_is_suspect(world: World, status: str) -> None:
+    """Torch that reserves more with each equal request while nothing more lives in it, as over hours."""
+    # WHEN
+    (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+
+    # THEN
+    grows = "torch reserves 6.00 MiB more with each request, while what lives in it does not grow"
+    assert (status, status == "suspect") == (actual.status, grows in actual.summary)

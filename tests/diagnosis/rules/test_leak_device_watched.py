@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
-from kvdiag.diagnosis.rules.leak_device import NON_TORCH, TORCH, judge
+from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Finding, KvPool, Timeline
 from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, split, statuses
 from tests.series import (
