@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvdiag.diagnosis.busy_floor import BusyFloor, busy_floor
 from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
@@ -36,11 +37,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     stretches = [floor for floor in every if floor.at_seconds >= began]
     floors = [floor for floor in stretches if floor.blocks is not None]
     if not floors:
-        if any(floor.blocks is not None for floor in every):
-            return unseen(ID, "the engine was restarted, and was not idle for two samples in a row since")
-        seen = any(sample.engines for sample in timeline.samples)
-        reason = None if seen else gap_reason(timeline, facts, "vllm")
-        return unseen(ID, reason or "no two samples in a row saw every engine idle")
+        if not timeline.marks and (lowest := busy_floor(timeline, facts, limits, began)) is not None:
+            return (_under_load(lowest, facts),)
+        return unseen(ID, _not_idle(every, timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
     if stretches[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
@@ -130,6 +129,48 @@ def _hit_less(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
             number("looked_up", collapse.queried_tokens, "tokens", "vllm"),
         ),
     )
+
+
+def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
+    """Why there is no idle floor of the engine that is there now."""
+    if any(floor.blocks is not None for floor in every):
+        return "the engine was restarted, and was not idle for two samples in a row since"
+    seen = any(sample.engines for sample in timeline.samples)
+    reason = None if seen else gap_reason(timeline, facts, "vllm")
+    return reason or "no two samples in a row saw every engine idle"
+
+
+def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
+    """A server that is never idle, by its lowest readings: what they bound is ok, what they leave open is unknown."""
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    lowest = f"{whole_number(floor.lowest_blocks)} of {whole_number(total)} KV blocks"
+    evidence = (
+        number("window", round(floor.hours, 2), "hours", "kvdiag"),
+        number("lowest_held_under_load", floor.lowest_blocks, "blocks", "vllm"),
+        number("running_at_the_lowest", floor.running, "requests", "vllm"),
+        number("growth_of_the_lowest_per_hour", floor.growth_per_hour, "blocks", "vllm"),
+        number("smallest_visible_growth_per_hour", floor.visible_per_hour, "blocks", "computed"),
+    )
+    if floor.says == "bounded":
+        summary = f"never idle, but at the lowest {lowest} were held: no more can have stayed held"
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if floor.says == "flat":
+        summary = (
+            f"never idle; the lowest readings beside as many requests do not rise over {floor.hours:.3g} h: "
+            f"{floor.visible_per_hour:,.2g} blocks an hour would show"
+        )
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if floor.says == "rising":
+        summary = (
+            f"cannot tell: never idle, and the lowest readings beside as many requests rise "
+            f"{floor.growth_per_hour:,.2g} blocks an hour: an idle moment would tell a leak from longer requests"
+        )
+        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+    summary = (
+        f"cannot tell: never idle for two samples in a row, never fewer than {lowest} held of late, and their number "
+        "moves too much to see it grow"
+    )
+    return Finding(id=ID, status="unknown", summary=summary)
 
 
 def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
