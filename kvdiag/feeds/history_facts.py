@@ -16,6 +16,9 @@ from kvdiag.sources.prometheus_names import METRICS, VLLM
 _IMAGE = re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$")
 """A tag such as vllm/vllm-openai:v0.11.0; a digest tells no version."""
 
+_ENGINE = re.compile(r"vllm|sglang", re.IGNORECASE)
+"""In the last part of an image's name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
@@ -115,6 +118,18 @@ def version_of(series: Iterable[Said], container: str | None) -> str | None:
         if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
             tag = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
             found |= {tag[1]} if tag is not None else set()
+    return found.pop() if len(found) == 1 else None
+
+
+def engine_of(series: Iterable[Said], container: str | None) -> str | None:
+    """The engine by the name of its image, where all that are named are of the same one."""
+    found = {
+        engine[0].lower()
+        for said in series
+        if said.get("__name__") == "kube_pod_container_info"
+        and container in (None, said.get("exported_container") or said.get("container"))
+        and (engine := _ENGINE.search(said.get("image", "").rpartition("/")[2])) is not None
+    }
     return found.pop() if len(found) == 1 else None
 
 

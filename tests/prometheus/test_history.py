@@ -193,6 +193,21 @@ def test_gpus_without_a_server_are_judged(history: str, diagnose: Diagnose) -> N
     assert ["suspect", "unknown"] == [one["worst"] for one in replicas]
 
 
+def test_a_pod_without_a_page_is_judged_by_what_is_there(history: str, diagnose: Diagnose) -> None:
+    """DCGM and cAdvisor: a subject by its pod's labels, its GPU and host judged, and its pool unknown."""
+    # WHEN
+    replicas = whole(diagnose, history, '{namespace="pageless"}')["replicas"]
+
+    # THEN
+    found = {one["subject"]["pod"]: one for one in replicas}
+    assert {"server-0": {"namespace": "pageless", "pod": "server-0"}} == {"server-0": found["server-0"]["subject"]}
+    assert ["unknown", "fault", "unknown", "ok"] == statuses(found["server-0"], *LEAKS)
+    assert ["unknown", "ok", "ok", "ok"] == statuses(found["server-1"], *LEAKS)
+    assert ["sglang", "sglang"] == [one["server"]["engine"] for one in replicas]
+    assert "no page of its engine is scraped" in reasons(replicas[0])
+    assert 2 == len(replicas)
+
+
 def test_a_node_tells_version_limit_and_container(history: str, diagnose: Diagnose) -> None:
     """The image's tag is the version, and a GPU that the exporter gives to no pod is not the server's."""
     # WHEN

@@ -263,6 +263,22 @@ def cluster() -> Iterator[str]:
     yield from openmetrics.dcgm(on(watched(), "GPU-free"), _dcgm("node-4"))
 
 
+def pageless() -> Iterator[str]:
+    """Two pods on GPUs of their own, whose engines have no page; the exporter's labels are honoured for one."""
+    for pod, rate in (("server-0", 2000.0), ("server-1", 0.0)):
+        timeline = on(watched(leak_mb_per_hour=rate), f"GPU-{pod}")
+        named = {"namespace": "pageless", "pod": pod, "container": "serve"}
+        honoured = {**_dcgm("node-5"), **named}
+        apart = {**exporter("pageless", pod, node="node-6"), "exported_container": "serve"}
+        yield from openmetrics.dcgm(timeline, honoured if pod == "server-0" else apart)
+        for sample in timeline.samples:
+            node = {"job": "kubelet", "instance": "node-5:10250", **named}
+            state = {"job": "kube-state-metrics", "instance": "10.9.9.9:8080", **named, "image": "lmsysorg/sglang:v0.5"}
+            yield line("container_memory_rss", node, 8 * GIB, sample.at_seconds)
+            yield line("container_memory_rss", {**node, "container": "sidecar"}, GIB, sample.at_seconds)
+            yield line("kube_pod_container_info", state, 1, sample.at_seconds)
+
+
 def down() -> Iterator[str]:
     """A server that stopped answering half an hour before the end, while its device was still seen."""
     timeline = watched()
@@ -304,6 +320,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             one_host,
             gpus,
             cluster,
+            pageless,
             down,
             engines_of_two,
         )
