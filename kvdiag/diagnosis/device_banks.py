@@ -8,6 +8,7 @@ from functools import partial
 
 from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH, UNDECIDED, likely_and_other
+from kvdiag.diagnosis.fragmentation import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.history import Holder, history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
@@ -64,9 +65,10 @@ def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     if found is None or found[1].shape not in LEAKS:
         return None
     last = _newest(timeline, found[0])
-    split = None if last is None else last.split
+    stranded = None if last is None else stranded_bytes(last)
+    releasable = None if last is None else releasable_bytes(last)
     gap = None if last is None else last.reserved_bytes - last.allocated_bytes
-    if split is not None and split.releasable_bytes >= split.stranded_bytes:
+    if releasable is not None and stranded is not None and releasable >= stranded:
         return None
     live = seen.watched("live", limits).get(found[0])
     growing = finding(
@@ -79,14 +81,13 @@ def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
         extra=(
             excluded("live_growth_per_hour", live, "torch"),
             number("reserved_but_unallocated", gap, "bytes", "torch"),
-            number("stranded", None if split is None else split.stranded_bytes, "bytes", "torch"),
-            number("releasable", None if split is None else split.releasable_bytes, "bytes", "torch"),
+            number("stranded", stranded, "bytes", "torch"),
+            number("releasable", releasable, "bytes", "torch"),
         ),
     )
     parts = "which part is between live blocks is not told"
-    if split is not None:
-        stranded, releasable = readable_bytes(split.stranded_bytes), readable_bytes(split.releasable_bytes)
-        parts = f"{stranded} lie between live blocks, {releasable} are releasable"
+    if stranded is not None and releasable is not None:
+        parts = f"{readable_bytes(stranded)} lie between live blocks, {readable_bytes(releasable)} are releasable"
     return replace(
         growing, status="suspect", summary=f"{growing.summary}, while what lives in them does not grow; {parts}"
     )

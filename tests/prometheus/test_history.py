@@ -15,7 +15,7 @@ from kvdiag import outputs
 from kvdiag.feeds.trace import TraceWriter
 from tests.e2e.cli import kvdiag
 from tests.prometheus.conftest import Judged
-from tests.prometheus.worlds import END_SECONDS, FACTS, WORLDS, kvdiag_part, watched
+from tests.prometheus.worlds import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
 
 Diagnose = Callable[..., Judged]
 
@@ -130,6 +130,26 @@ def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Di
 
     assert told(recorded["findings"]) == told(replica["findings"])
     assert recorded["window"] == replica["window"]
+
+
+def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
+    """Flushes over holes, and errors of memory that are counted, are told by a trace and by kvdiag's metrics."""
+    # GIVEN
+    with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
+        for sample in fragmented_timeline().samples:
+            trace.add(sample)
+
+    # WHEN
+    recorded = json.loads(diagnose(str(tmp_path / "trace.jsonl"), "--output", "json").stdout)
+    replica = only(diagnose, history, "fragmented")
+
+    # THEN
+    def told(findings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+        asked = ("fragmentation.allocator", "spike.activation")
+        return [(one["id"], one["status"], one["summary"]) for one in findings if one["id"] in asked]
+
+    assert ["suspect", "suspect"] == [status for _, status, _ in told(replica["findings"])]
+    assert told(recorded["findings"]) == told(replica["findings"])
 
 
 def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagnose) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests import series
-from tests.builders import GIB, allocator, device, engine, pool, process
+from tests.builders import GIB, allocator, device, engine, pool, process, split
 from tests.prometheus import openmetrics
 from tests.prometheus.openmetrics import Labels, line
 from tests.series import Part
@@ -131,6 +131,29 @@ def own() -> Iterator[str]:
     timeline = watched(kvdiag_part, leak_mb_per_hour=2000.0)
     yield from openmetrics.vllm(timeline, FACTS, server("own"))
     yield from openmetrics.kvdiag(timeline, {**server("own", port=9450), "job": "kvdiag"})
+
+
+def fragmented_timeline() -> Timeline:
+    """Holes that torch flushes its cache for, under work, and allocations that it gave up on, in the last minutes."""
+    made = []
+    seen = watched(kvdiag_part).samples
+    for number, sample in enumerate(seen):
+        late = max(number - len(seen) + 4, 0)
+        (one,) = sample.allocators or ()
+        live = one.reserved_bytes - 8 * GIB
+        holes = split(reserved_bytes=one.reserved_bytes, live_bytes=live, releasable_bytes=0, stranded_bytes=8 * GIB)
+        counts = {"alloc_retries_total": 7 + late, "ooms_total": 1 + late // 2}
+        told = replace(one, allocated_bytes=live, split=holes, **counts)  # type: ignore[arg-type]
+        work = replace(engine(usage=0.2, running=3), generation_tokens_total=1000 * number)
+        made.append(replace(sample, allocators=(told,), engines=(work,)))
+    return Timeline(samples=tuple(made))
+
+
+def fragmented() -> Iterator[str]:
+    """The same as kvdiag's own metrics tell it."""
+    timeline = fragmented_timeline()
+    yield from openmetrics.vllm(timeline, FACTS, server("fragmented"))
+    yield from openmetrics.kvdiag(timeline, {**server("fragmented", port=9450), "job": "kvdiag"})
 
 
 def mixed() -> Iterator[str]:
@@ -308,6 +331,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             leak,
             kv_leak,
             own,
+            fragmented,
             mixed,
             restart,
             twice,

@@ -20,6 +20,7 @@ from kvdiag.diagnosis.fragmentation import (
     kept_since_start_bytes,
     likely,
     recent_failure,
+    releasable_bytes,
     stranded_bytes,
     watched,
 )
@@ -176,6 +177,8 @@ def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Eviden
     if gap <= limits.reserved_gap_bytes:
         summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, which is normal"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if split is None and _shown_by_metrics(last):
+        return _by_what_is_kept(who, last, seen, evidence, limits)
     if split is None or split.fits is None:
         return _unknown(f"{who}: {readable_bytes(gap)} reserved by torch lie unused, and why is not told", evidence)
     parts = (
@@ -186,13 +189,34 @@ def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Eviden
     if not split.fits and split.stranded_bytes >= split.request_bytes:
         summary = f"{unused}, and {readable_bytes(split.request_bytes)} would not fit"
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
-    if watched(last, seen, limits):
+    if watched(seen, limits):
         minutes = limits.idle_gap_seconds / 60
         if split.stranded_bytes > split.releasable_bytes:
             summary = f"{unused} for {minutes:.0f} minutes without a request: most of it between live blocks"
             return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
         summary = f"{unused} for {minutes:.0f} minutes without a request: cached, releasable; worth watching"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, of use to the next request ({parts})"
+    return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+
+
+def _shown_by_metrics(last: Allocator) -> bool:
+    return releasable_bytes(last) is not None and stranded_bytes(last) is not None
+
+
+def _by_what_is_kept(
+    who: str, last: Allocator, seen: History, evidence: tuple[Evidence, ...], limits: Limits
+) -> Finding:
+    """The gap by the two of its parts that a Prometheus keeps: whether a block would fit is not among them."""
+    gap, releasable, stranded = _gap_bytes(last), releasable_bytes(last) or 0, stranded_bytes(last) or 0
+    parts = f"{readable_bytes(releasable)} releasable, {readable_bytes(stranded)} between live blocks"
+    unused = f"{who}: {readable_bytes(gap)} reserved by torch lie unused ({parts})"
+    if stranded > releasable and watched(seen, limits):
+        minutes = limits.idle_gap_seconds / 60
+        summary = f"{unused} for {minutes:.0f} minutes without a request: most of it between live blocks"
+        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    if stranded >= limits.large_request_bytes:
+        return _unknown(f"{unused}, and whether a large block would fit is not told", evidence)
     summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, of use to the next request ({parts})"
     return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
 
@@ -227,8 +251,11 @@ def _parts(who: str, last: Allocator, seen: History, limits: Limits) -> tuple[Ev
             number("free_on_device", failure.free_bytes, "bytes", "black box"),
             number("failed_before", failure.age_seconds, "seconds", "black box"),
         )
-    if split is None:
+    if split is None and not _shown_by_metrics(last):
         return found
+    if split is None:
+        kept = (("releasable", releasable_bytes(last)), ("stranded", stranded_bytes(last)))
+        return (*found, *(number(name, size, "bytes", "torch") for name, size in kept))
     return (
         *found,
         number("releasable", split.releasable_bytes, "bytes", "torch"),
