@@ -17,6 +17,8 @@ from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Allocator, Facts, Finding, Timeline, cuda_uuid
 
+MANY = 2
+
 SERVER, UNSEEN = "the server's process", "whoever holds it"
 
 
@@ -30,14 +32,18 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
     outside = seen.watched("outside", limits)
     rest = decisive(outside, limits, room)
     return (
-        finding(
-            TORCH,
+        _among_ranks(
+            finding(
+                TORCH,
+                found,
+                "torch's live bytes",
+                room(found[0]),
+                "torch",
+                limits,
+                extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+            ),
             found,
-            "torch's live bytes",
-            room(found[0]),
-            "torch",
-            limits,
-            extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+            live,
         ),
         _beside_by_device(cache, timeline, facts, limits)
         if rest is None or set(outside) < set(live)
@@ -51,6 +57,20 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
             extra=(excluded("reserved_growth_per_hour", reserved.get(rest[0]), "torch"),),
         ),
     )
+
+
+def _among_ranks(judged: Finding, found: Found, watched: Mapping[Holder, Watched]) -> Finding:
+    """The finding of growth with how many of the ranks beside it grow as well: one alone is a leak of what it does."""
+    if found[1].shape not in LEAKS or len(watched) == 1:
+        return judged
+    told = [one.decides for holder, one in watched.items() if holder != found[0] and one.decides is not None]
+    growing = sum(trend.shape in LEAKS for trend in told)
+    others = (
+        number("other_ranks", len(told), "ranks", "kvdiag"),
+        number("other_ranks_that_grow", growing, "ranks", "kvdiag"),
+    )
+    alone = f"; of the {len(told)} others {growing or 'none'} {'grows' if growing < MANY else 'grow'}" if told else ""
+    return replace(judged, summary=f"{judged.summary}{alone}", evidence=(*judged.evidence, *others))
 
 
 def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -100,7 +120,7 @@ def watched_devices(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[F
     found = decisive(watched, limits, room)
     if found is None:
         return ()
-    one = _of_device(NON_TORCH, found, whose, timeline, facts, limits)
+    one = _among_ranks(_of_device(NON_TORCH, found, whose, timeline, facts, limits), found, watched)
     if found[1].shape not in LEAKS:
         return replace(one, id=TORCH), one
     # Growth of a device whose holder is not seen may be a neighbour's; beside an engine that took its pool at its
