@@ -68,6 +68,7 @@ def timeline_of(
         server_pids=names.server_pids,
         weights_bytes=weights_bytes(columns),
         host_limit_bytes=host_limit_bytes(columns, container),
+        host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
         device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
         gaps=(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvdiag.feeds.fleet_join import Said
 from kvdiag.feeds.history_columns import Columns
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, KvPool
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources import vllm
 from kvdiag.sources.prometheus import Points
 from kvdiag.sources.prometheus_names import METRICS, VLLM
@@ -22,9 +22,10 @@ _ENGINE = re.compile(r"vllm|sglang", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The newest pools, since when they are so, and what could not be read of them."""
+    """The newest pools, since when they are so, the host caches beside them, and what could not be read of them."""
 
     pools: tuple[KvPool, ...]
+    caches: tuple[HostCache, ...]
     since_seconds: float | None
     gaps: tuple[Gap, ...]
 
@@ -49,6 +50,7 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> P
     pools, gaps = vllm.parse_pools(page, version)
     return Pools(
         pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
+        caches=vllm.parse_caches(page),
         since_seconds=since,
         gaps=gaps,
     )

@@ -265,6 +265,23 @@ def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
     assert () == gaps
 
 
+@pytest.mark.parametrize(("size", "expected"), [("16", (16 * 2**30,)), ("None", None)])
+def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[int, ...] | None) -> None:
+    """The page's configuration tells it, in a Prometheus as on the page itself."""
+    # GIVEN
+    config = labels("vllm:cache_config_info", kv_offloading_size=size, namespace="a", pod="p")
+    history = History()
+    for one in (POD, config):
+        history.series[one] = Points(times=array("d", [30.0, 60.0]), values=array("d", [1.0, 1.0]))
+
+    # WHEN
+    (replica,), _ = join([POD, config])
+    _, facts = timeline_of(replica, history, 90.0)
+
+    # THEN
+    assert expected == (None if facts.host_caches is None else tuple(one.limit_bytes for one in facts.host_caches))
+
+
 VALUES = st.sampled_from(["", "a", "b", "p", "node:1", "GPU-1", "0", "memory", "capacity", "awake", "vllm 7", "é\n"])
 NAMES = st.sampled_from(sorted(METRICS))
 LABEL_NAMES = st.sampled_from(
