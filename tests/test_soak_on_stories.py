@@ -25,7 +25,7 @@ SLOW_LEAK = replace(
 VERDICTS: Mapping[str, tuple[Story, str, str, str]] = {
     "healthy": (STORIES["healthy"], "ok", "leak.device_non_torch", "ok"),
     "kv-leak": (STORIES["kv-leak"], "fault", "leak.kv_blocks", "fault"),
-    "slow device leak": (SLOW_LEAK, "fault", "leak.device_non_torch", "fault"),
+    "slow device leak": (SLOW_LEAK, "fault", "leak.device_torch", "fault"),
     "warmup": (STORIES["warmup"], "ok", "leak.device_non_torch", "ok"),
 }
 

@@ -16,6 +16,14 @@ from kvdiag.model import MAX_BYTES, Facts, HostCache
 MIB = 2**20
 GIB = 2**30
 
+OFFLOADING = "vLLM's KV offloading buffer"
+
+CONTAINER = "container"
+"""How the host memory of a whole container is called where its processes are not told apart."""
+
+_BEFORE, _BETWEEN, _AFTER = r"""(?:^|[\s"'{,])""", r"""["']?\s*[=:\s]\s*["']?""", r"""(?=[\s"',}]|$)"""
+"""Around a flag and its number, or a key of an option's JSON and its."""
+
 MEDIA = ("vision_config", "audio_config", "visual", "thinker_config", "mm_vision_tower")
 """Parts of a config.json by which a model takes more than text."""
 
@@ -56,12 +64,28 @@ CAPS = (
         media=True,
     ),
     Cap(
-        name="vLLM's KV offloading buffer",
+        name=OFFLOADING,
         programs=("vllm",),
         flags=("--kv-offloading-size", "--kv_offloading_size"),
         unit_bytes=GIB,
         default_bytes=None,
         source="vllm/config/cache.py::kv_offloading_size: all ranks together",
+    ),
+    Cap(
+        name="vLLM's CPU offloading connector",
+        programs=("vllm",),
+        flags=("cpu_bytes_to_use",),
+        unit_bytes=1,
+        default_bytes=None,
+        source="kv_connector_extra_config of OffloadingConnector and SimpleCPUOffloadConnector in --kv-transfer-config",
+    ),
+    Cap(
+        name="LMCache's local cache",
+        programs=("vllm", "sglang"),
+        flags=("lmcache.max_local_cpu_size",),
+        unit_bytes=GIB,
+        default_bytes=None,
+        source="kv_connector_extra_config of LMCacheConnectorV1: GiB of each worker, as LMCACHE_MAX_LOCAL_CPU_SIZE",
     ),
     Cap(
         name="vLLM's swap space",
@@ -96,7 +120,7 @@ def told(command: str) -> tuple[HostCache, ...]:
     found: dict[str, HostCache] = {}
     for cap in CAPS:
         for flag in cap.flags if any(program in command.lower() for program in cap.programs) else ():
-            match = re.search(rf"(?:^|\s){re.escape(flag)}[=\s]\s*(\d{{1,9}}(?:\.\d{{1,6}})?)(?:\s|$)", command)
+            match = re.search(rf"{_BEFORE}{re.escape(flag)}{_BETWEEN}(\d{{1,15}}(?:\.\d{{1,6}})?){_AFTER}", command)
             limit = None if match is None else round(float(match[1]) * cap.unit_bytes)
             if limit is not None and limit < MAX_BYTES:
                 found[cap.name] = HostCache(name=cap.name, flag=flag, limit_bytes=limit)
@@ -104,8 +128,12 @@ def told(command: str) -> tuple[HostCache, ...]:
 
 
 def bound_of(who: str, facts: Facts) -> Bound | None:
-    """What bounds the caches of a process, by its name; `None` where none of them is known to be there."""
-    caps = [cap for cap in CAPS if any(program in who.lower() for program in cap.programs)]
+    """What bounds the caches of a process, by its name; `None` where none of them is known to be there.
+
+    A container is called what its pod calls it: whose caches are in it the engine tells.
+    """
+    whose = f"{who} {facts.engine_name or ''}" if who.startswith(CONTAINER) else who
+    caps = [cap for cap in CAPS if any(program in whose.lower() for program in cap.programs)]
     set_by = {cache.name: cache for cache in facts.host_caches or ()}
     known = [set_by[cap.name] for cap in caps if cap.name in set_by]
     if any(cache.limit_bytes for cache in known):

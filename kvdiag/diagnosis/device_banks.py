@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from kvdiag.diagnosis.banks import Watched
+from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH, UNDECIDED, likely_and_other
+from kvdiag.diagnosis.fragmentation import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.history import Holder, history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
@@ -15,19 +17,13 @@ from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Allocator, Facts, Finding, Timeline, cuda_uuid
 
-TORCH_ENGINES = ("vllm", "sglang")
-"""Engines whose device memory torch allocates, but for context, graphs and NCCL: of six reported leaks of theirs that
-NVML alone saw, four were torch's."""
+MANY = 2
 
-UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
 SERVER, UNSEEN = "the server's process", "whoever holds it"
 
 
-def watched_torch(timeline: Timeline, facts: Facts, limits: Limits, torch: str, beside: str) -> tuple[Finding, ...]:
-    """What the agents publish, over hours; empty where they do not, or not for long enough.
-
-    `torch` and `beside` are the ids of the findings for what lives in torch and what the process holds beside it.
-    """
+def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+    """What the agents publish, over hours; empty where they do not, or not for long enough."""
     seen, room = history(timeline, facts, limits), partial(_room_bytes, timeline)
     live, reserved = seen.watched("live", limits), seen.watched("reserved", limits)
     found, cache = decisive(live, limits, room), decisive(reserved, limits, room)
@@ -36,19 +32,23 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits, torch: str, 
     outside = seen.watched("outside", limits)
     rest = decisive(outside, limits, room)
     return (
-        finding(
-            torch,
+        _among_ranks(
+            finding(
+                TORCH,
+                found,
+                "torch's live bytes",
+                room(found[0]),
+                "torch",
+                limits,
+                extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+            ),
             found,
-            "torch's live bytes",
-            room(found[0]),
-            "torch",
-            limits,
-            extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+            live,
         ),
-        _beside_by_device(cache, timeline, facts, beside, limits)
+        _beside_by_device(cache, timeline, facts, limits)
         if rest is None or set(outside) < set(live)
         else finding(
-            beside,
+            NON_TORCH,
             rest,
             "bytes beside torch",
             room(rest[0]),
@@ -57,6 +57,20 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits, torch: str, 
             extra=(excluded("reserved_growth_per_hour", reserved.get(rest[0]), "torch"),),
         ),
     )
+
+
+def _among_ranks(judged: Finding, found: Found, watched: Mapping[Holder, Watched]) -> Finding:
+    """The finding of growth with how many of the ranks beside it grow as well: one alone is a leak of what it does."""
+    if found[1].shape not in LEAKS or len(watched) == 1:
+        return judged
+    told = [one.decides for holder, one in watched.items() if holder != found[0] and one.decides is not None]
+    growing = sum(trend.shape in LEAKS for trend in told)
+    others = (
+        number("other_ranks", len(told), "ranks", "kvdiag"),
+        number("other_ranks_that_grow", growing, "ranks", "kvdiag"),
+    )
+    alone = f"; of the {len(told)} others {growing or 'none'} {'grows' if growing < MANY else 'grow'}" if told else ""
+    return replace(judged, summary=f"{judged.summary}{alone}", evidence=(*judged.evidence, *others))
 
 
 def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -71,9 +85,10 @@ def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     if found is None or found[1].shape not in LEAKS:
         return None
     last = _newest(timeline, found[0])
-    split = None if last is None else last.split
+    stranded = None if last is None else stranded_bytes(last)
+    releasable = None if last is None else releasable_bytes(last)
     gap = None if last is None else last.reserved_bytes - last.allocated_bytes
-    if split is not None and split.releasable_bytes >= split.stranded_bytes:
+    if releasable is not None and stranded is not None and releasable >= stranded:
         return None
     live = seen.watched("live", limits).get(found[0])
     growing = finding(
@@ -86,36 +101,35 @@ def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
         extra=(
             excluded("live_growth_per_hour", live, "torch"),
             number("reserved_but_unallocated", gap, "bytes", "torch"),
-            number("stranded", None if split is None else split.stranded_bytes, "bytes", "torch"),
-            number("releasable", None if split is None else split.releasable_bytes, "bytes", "torch"),
+            number("stranded", stranded, "bytes", "torch"),
+            number("releasable", releasable, "bytes", "torch"),
         ),
     )
     parts = "which part is between live blocks is not told"
-    if split is not None:
-        stranded, releasable = readable_bytes(split.stranded_bytes), readable_bytes(split.releasable_bytes)
-        parts = f"{stranded} lie between live blocks, {releasable} are releasable"
+    if stranded is not None and releasable is not None:
+        parts = f"{readable_bytes(stranded)} lie between live blocks, {readable_bytes(releasable)} are releasable"
     return replace(
         growing, status="suspect", summary=f"{growing.summary}, while what lives in them does not grow; {parts}"
     )
 
 
-def watched_devices(timeline: Timeline, facts: Facts, limits: Limits, torch: str, beside: str) -> tuple[Finding, ...]:
+def watched_devices(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """What NVML tells of the server's processes, else of its devices, over hours; empty where not for long enough."""
     watched, whose = _device_series(timeline, facts, limits)
     room = partial(_room_bytes, timeline)
     found = decisive(watched, limits, room)
     if found is None:
         return ()
-    one = _of_device(beside, found, whose, timeline, facts, limits)
+    one = _among_ranks(_of_device(NON_TORCH, found, whose, timeline, facts, limits), found, watched)
     if found[1].shape not in LEAKS:
-        return replace(one, id=torch), one
+        return replace(one, id=TORCH), one
     # Growth of a device whose holder is not seen may be a neighbour's; beside an engine that took its pool at its
     # start there is seldom room for one.
     status = "suspect" if whose == UNSEEN and not (facts.pools or facts.device_uuids) else one.status
-    likely, other = (torch, beside) if facts.engine_name in TORCH_ENGINES else (beside, torch)
+    likely, other = likely_and_other(facts.engine_name)
     told = replace(one, id=likely, status=status, summary=f"{one.summary}; {UNDECIDED}")
     untold = Finding(id=other, status="unknown", summary=f"cannot tell: {UNDECIDED}")
-    return (told, untold) if likely == torch else (untold, told)
+    return (told, untold) if likely == TORCH else (untold, told)
 
 
 def watched_others(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
@@ -137,19 +151,19 @@ def watched_others(timeline: Timeline, facts: Facts, limits: Limits, verdict: st
     )
 
 
-def _beside_by_device(cache: Found, timeline: Timeline, facts: Facts, verdict: str, limits: Limits) -> Finding:
+def _beside_by_device(cache: Found, timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     """Where no process's bytes are told inside it: the server's on the device, as long as torch's stand still."""
     watched, whose = _device_series(timeline, facts, limits)
     room = partial(_room_bytes, timeline)
     found = decisive(watched, limits, room)
     if found is None:
         missing = too_short(watched.values(), "what the processes hold of the device", limits)
-        return Finding(id=verdict, status="unknown", summary=f"cannot tell: {missing}")
+        return Finding(id=NON_TORCH, status="unknown", summary=f"cannot tell: {missing}")
     if found[1].shape in LEAKS and cache[1].shape in LEAKS:
         grows = "torch's reserved bytes grow, and so does the device"
         summary = f"cannot tell: {grows}; NVML inside the process would tell what is beside torch"
-        return Finding(id=verdict, status="unknown", summary=summary)
-    return _of_device(verdict, found, whose, timeline, facts, limits)
+        return Finding(id=NON_TORCH, status="unknown", summary=summary)
+    return _of_device(NON_TORCH, found, whose, timeline, facts, limits)
 
 
 def _device_series(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Mapping[Holder, Watched], str]:

@@ -20,10 +20,11 @@ MARGIN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One process's readings with their times, and the samples of the engines beside them."""
+    """One process's readings with their times, the samples of the engines beside them, and its device's memory."""
 
     readings: tuple[tuple[float, Allocator], ...]
     engines: tuple[Sample, ...]
+    memory: Memory | None
 
     def since(self, seconds: float) -> tuple[tuple[float, Allocator], ...]:
         """The readings of the last so many seconds."""
@@ -61,7 +62,12 @@ def history(timeline: Timeline, last: Allocator, limits: Limits) -> History:
         for each in sample.allocators or ()
         if (each.device_uuid, each.pid, each.start_ticks) == key
     )
-    return History(readings=readings, engines=tuple(sample for sample in samples if sample.engines))
+    device = (each.memory for sample in reversed(samples) for each in sample.devices or () if last.is_on(each))
+    return History(
+        readings=readings,
+        engines=tuple(sample for sample in samples if sample.engines),
+        memory=last.memory or next((memory for memory in device if memory is not None), None),
+    )
 
 
 def recent_failure(last: Allocator, limits: Limits) -> FailedAllocation | None:
@@ -87,17 +93,18 @@ def likely(last: Allocator, seen: History, limits: Limits) -> bool:
     return stranded > limits.stranded_ratio * last.reserved_bytes
 
 
-def watched(last: Allocator, seen: History, limits: Limits) -> bool:
+def watched(seen: History, limits: Limits) -> bool:
     """State C."""
     end_seconds = seen.readings[-1][0]
     begin_seconds = end_seconds - limits.idle_gap_seconds
-    if seen.readings[0][0] > begin_seconds or last.memory is None:
+    memory = seen.memory
+    if seen.readings[0][0] > begin_seconds or memory is None:
         return False
     idle = [sample for sample in seen.engines if begin_seconds <= sample.at_seconds <= end_seconds]
     if not idle or any(_running(sample) != 0 for sample in idle):
         return False
     gaps = [_shared_gap_bytes(each) for _, each in seen.since(limits.idle_gap_seconds)]
-    return all(gap is not None and gap > _usual_bytes(last.memory, limits) for gap in gaps)
+    return all(gap is not None and gap > _usual_bytes(memory, limits) for gap in gaps)
 
 
 def kept_since_start_bytes(timeline: Timeline, last: Allocator, limits: Limits) -> int | None:
@@ -149,7 +156,9 @@ def _running(sample: Sample) -> int | None:
 def _shared_gap_bytes(allocator: Allocator) -> int | None:
     """Reserved and not live, without the pools of graphs, which nobody else can use."""
     if allocator.split is None:
-        return None
+        # What is pending passes, and is of no account.
+        releasable, stranded = allocator.releasable_bytes, allocator.stranded_bytes
+        return None if releasable is None or stranded is None else releasable + stranded
     return allocator.reserved_bytes - allocator.allocated_bytes - allocator.split.private_bytes
 
 
@@ -157,4 +166,11 @@ def stranded_bytes(allocator: Allocator) -> int | None:
     """Free bytes beside live ones: by the blocks, or by torch's count, which leaves expandable segments out."""
     if allocator.split is not None:
         return allocator.split.stranded_bytes
+    if allocator.stranded_bytes is not None:
+        return allocator.stranded_bytes
     return allocator.inactive_split_bytes if allocator.expandable_segments is False else None
+
+
+def releasable_bytes(allocator: Allocator) -> int | None:
+    """Cached bytes that the driver could have back."""
+    return allocator.releasable_bytes if allocator.split is None else allocator.split.releasable_bytes

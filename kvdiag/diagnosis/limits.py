@@ -37,6 +37,15 @@ class Limits:
     late_blocks_ratio: float = 0.02
     """Share of the pool that is noticed where it comes back later."""
 
+    large_request_bytes: int = 512 * 2**20
+    """A block that should still find room in torch's holes, as the agents look for one (activations of a batch)."""
+
+    busy_floor_seconds: float = 6.0 * 3600.0
+    """Least time by which a server that is never idle is judged under its load: a few hours may be one of its loads."""
+
+    busy_floor_ratio: float = 0.05
+    """Share of the pool that may have been lost unseen while a server that is never idle is called flat."""
+
     hit_pieces: int = 8
     """Pieces of equal traffic over which the share of prefix hits has to fall, one after the other."""
 

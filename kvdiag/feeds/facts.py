@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Facts
+from kvdiag.model import MAX_BYTES, Facts, HostCache
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.vllm import Identity, VllmSource, parse_engines, parse_pools
+from kvdiag.sources.vllm import Identity, Page, VllmSource, parse_caches, parse_engines, parse_pools
 
 
 async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) -> tuple[Facts, Identity]:
@@ -41,7 +41,7 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
             pools=pools,
             server_pids=pids,
             weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
-            host_caches=None if pids is None else host.caches(pids),
+            host_caches=_caches(page, pids),
             host_limit_bytes=host.limit_bytes(pids or ()),
             model_config=host.model_config(identity.root),
             tensor_parallel=None if ranks is None else ranks[0],
@@ -51,3 +51,9 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
         ),
         identity,
     )
+
+
+def _caches(page: Page, pids: tuple[int, ...] | None) -> tuple[HostCache, ...] | None:
+    """What the page bounds, and what the command lines do, which count where both do."""
+    shown = {cache.name: cache for cache in (*parse_caches(page), *host.caches(pids or ()))}
+    return None if pids is None and not shown else tuple(shown.values())

@@ -1,12 +1,15 @@
 """Which series in a Prometheus are of one server: its own, its pod's, its GPUs'. Pure: label sets in, replicas out.
 
-A server is what vLLM's own metrics (or kvdiag's, where there are none) name by one pod, or by one instance without.
-Exporters of the node have an instance of their own: they are joined by the pod that they name, by the GPU's UUID where
-the server's side names it, or by the host where just one server is. What could be of two servers is of neither.
+A server is what vLLM's own metrics (or kvdiag's, where there are none) name by one pod, or by one instance without;
+where neither is there, a pod that an exporter gives a GPU to and whose memory its node tells. Exporters of the node
+have an instance of their own: they are joined by the pod that they name (as `exported_pod`, or as `pod` where their
+labels are honoured), by the GPU's UUID where the server's side names it, or by the host where just one server is. What
+could be of two servers is of neither.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +22,14 @@ from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, VLL
 HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
 UUID_LABELS = ("UUID", "uuid")
 POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
+
+_EXPORTER = re.compile(
+    r"dcgm|exporter|gpu-operator|monitoring|observability|kube-system|otel|opentelemetry|collector|alloy|telegraf",
+    re.IGNORECASE,
+)
+"""In names of pods, containers and namespaces that read GPUs and do not use them: the target's own, no workload's."""
+
+_NVML_UUID = re.compile(r"(?:GPU|MIG)-")
 
 OF_ONE_TARGET = frozenset(
     {
@@ -70,8 +81,9 @@ def pod_of(said: Said) -> tuple[str, str, str] | None:
 
 def uuid_of(said: Said) -> str | None:
     """The GPU that a series is about, as CUDA names it; a MIG slice has its instance beside it."""
-    for label in UUID_LABELS:
-        if said.get(label):
+    for label in (*UUID_LABELS, "gpu"):
+        # An index under `gpu`, or the UUID itself.
+        if said.get(label) and (label != "gpu" or _NVML_UUID.match(said[label])):
             slice_id = said.get("GPU_I_ID")
             return cuda_uuid(said[label]) + (f"/{slice_id}" if slice_id else "")
     return None
@@ -89,15 +101,37 @@ def target_of(said: Said) -> tuple[str, ...]:
     return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
 
 
+def workload_of(said: Said) -> tuple[str, str, str] | None:
+    """The pod that an exporter gives a GPU to, as far as its labels tell: not the exporter's own."""
+    if said.get("exported_pod"):
+        return pod_of(said)
+    own = any(_EXPORTER.search(said.get(label, "")) for label in ("pod", "container", "namespace"))
+    return None if own else pod_of(said)
+
+
+def container_of(replica: Replica) -> str | None:
+    """The server's own container in its pod, where all that tell it agree: its own page, else its GPUs' exporter."""
+    told = [dict(labels) for labels in replica.series]
+    own = {said["container"] for said in told if said.get("__name__") in VLLM and said.get("container")}
+    gpus = [said for said in told if said.get("__name__") in GPU and workload_of(said) is not None]
+    given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
+    found = own or given
+    return found.pop() if len(found) == 1 else None
+
+
+def _honoured(said: Said) -> str | None:
+    return None if said.get("exported_pod") else said.get("container") or None
+
+
 def image_of(replica: Replica) -> str | None:
     """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
     told = [dict(labels) for labels in replica.series]
-    names = {said["container"] for said in told if said.get("__name__") in VLLM and said.get("container")}
+    name = container_of(replica)
     images = {
         said["image"].rpartition("/")[2]
         for said in told
         if said.get("__name__") == "kube_pod_container_info" and said.get("image")
-        if not names or said.get("container") in names
+        if name is None or (said.get("exported_container") or said.get("container")) == name
     }
     return images.pop() if len(images) == 1 else None
 
@@ -120,8 +154,10 @@ def pods_of_gpus(series: Iterable[Labels]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for labels in series:
         said = dict(labels)
-        if said.get("__name__") in GPU and said.get("exported_pod") and (uuid := uuid_of(said)) is not None:
-            found[uuid].add("/".join(pod_of(said) or ()).lstrip("/"))
+        if said.get("__name__") not in GPU or (uuid := uuid_of(said)) is None:
+            continue
+        if (pod := workload_of(said)) is not None:
+            found[uuid].add("/".join(pod).lstrip("/"))
     return found
 
 
@@ -158,6 +194,7 @@ def _join(
     told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
     groups = _servers(told)
+    _add_pods(groups, told, chosen)
     _note_nodes(groups, told)
     for labels, said in told:
         if said.get("__name__") in CONTAINER and (pod := pod_of(said)) is not None:
@@ -195,6 +232,24 @@ def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
         home.hosts |= group.hosts
         home.gpus = home.gpus or group.gpus
     return engines
+
+
+def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> None:
+    """A server of which nobody scrapes a page: a pod with a GPU, by its exporter, and memory, by its node."""
+    kept = {
+        pod
+        for _, said in told
+        if said.get("__name__") in CONTAINER and METRICS[said["__name__"]].part == "container"
+        if (pod := pod_of(said)) is not None
+    }
+    for labels, said in told:
+        pod = workload_of(said) if said.get("__name__") in GPU and labels in chosen else None
+        if pod is None or pod not in kept or _pod_key(pod) in groups:
+            continue
+        names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
+        gap = Gap(source="vllm", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
+        own = {name: value for name, value in names.items() if value}
+        groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
 
 def _key(said: Said) -> str:
@@ -241,7 +296,7 @@ def _join_gpus(
             by_uuid[uuid].append(group)
         for host in group.hosts:
             by_host[host].append(group)
-    mapping = {target_of(said) for _, said in told if _names_workload(said, groups)}
+    mapping = {_exporter_of(said) for _, said in told if _names_workload(said, groups)}
     gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in told}
     unowned: dict[str, list[Labels]] = defaultdict(list)
     gaps: dict[Gap, None] = {}
@@ -255,7 +310,7 @@ def _join_gpus(
             owner = None
         elif owner is None and not said.get("exported_pod"):
             owners = by_uuid.get(uuid, [])
-            if not owners and target_of(said) not in mapping:
+            if not owners and _exporter_of(said) not in mapping:
                 owners = list({one.key: one for host in hosts_of(said) for one in by_host.get(host, [])}.values())
                 if not owners and len(groups) == 1 and len(gpu_hosts) == 1:
                     owners = list(groups.values())
@@ -272,6 +327,11 @@ def _join_gpus(
             owner.series.append(labels)
             owner.gpus = True
     return [_lone_gpu(uuid, labels) for uuid, labels in unowned.items()], tuple(gaps)
+
+
+def _exporter_of(said: Said) -> tuple[str, ...]:
+    """Who tells of a GPU: its pod is left out, which is the workload's where an exporter's labels are honoured."""
+    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "Hostname"))
 
 
 def _names_workload(said: Said, groups: Mapping[str, _Group]) -> bool:

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from kvdiag.feeds.columns import Column, side_by_side
-from kvdiag.feeds.fleet_join import Replica, Said, gpus_assigned
+from kvdiag.feeds.fleet_join import Replica, Said, container_of, gpus_assigned
 from kvdiag.feeds.history_columns import Columns, sort_out
 from kvdiag.feeds.history_facts import (
     Pools,
+    engine_of,
     host_limit_bytes,
     longest_request_tokens,
     pools_of,
@@ -48,7 +49,7 @@ def timeline_of(
     """One replica's timeline and facts from all that was read of its series until `end_seconds`."""
     columns = sort_out(replica, history.series)
     said = [dict(labels) for labels in replica.series]
-    container = _only(one["container"] for one in said if one.get("__name__") in VLLM and one.get("container"))
+    container = container_of(replica)
     version = version_of(said, container)
     pools = pools_of(columns, _present(replica, history), version)
     if pools.since_seconds is not None:
@@ -59,7 +60,7 @@ def timeline_of(
     engine = any(one.get("__name__") in VLLM for one in said)
     facts = Facts(
         url=_where(replica),
-        engine_name="vllm" if engine else None,
+        engine_name="vllm" if engine else engine_of(said, container),
         engine_version=version,
         model=model,
         max_model_len_tokens=longest_request_tokens(pools.pools),
@@ -67,6 +68,7 @@ def timeline_of(
         server_pids=names.server_pids,
         weights_bytes=weights_bytes(columns),
         host_limit_bytes=host_limit_bytes(columns, container),
+        host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
         device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
         gaps=(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvdiag.feeds.fleet_join import Said
 from kvdiag.feeds.history_columns import Columns
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, KvPool
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources import vllm
 from kvdiag.sources.prometheus import Points
 from kvdiag.sources.prometheus_names import METRICS, VLLM
@@ -16,12 +16,16 @@ from kvdiag.sources.prometheus_names import METRICS, VLLM
 _IMAGE = re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$")
 """A tag such as vllm/vllm-openai:v0.11.0; a digest tells no version."""
 
+_ENGINE = re.compile(r"vllm|sglang", re.IGNORECASE)
+"""In the last part of an image's name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The newest pools, since when they are so, and what could not be read of them."""
+    """The newest pools, since when they are so, the host caches beside them, and what could not be read of them."""
 
     pools: tuple[KvPool, ...]
+    caches: tuple[HostCache, ...]
     since_seconds: float | None
     gaps: tuple[Gap, ...]
 
@@ -46,6 +50,7 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> P
     pools, gaps = vllm.parse_pools(page, version)
     return Pools(
         pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
+        caches=vllm.parse_caches(page),
         since_seconds=since,
         gaps=gaps,
     )
@@ -115,6 +120,18 @@ def version_of(series: Iterable[Said], container: str | None) -> str | None:
         if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
             tag = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
             found |= {tag[1]} if tag is not None else set()
+    return found.pop() if len(found) == 1 else None
+
+
+def engine_of(series: Iterable[Said], container: str | None) -> str | None:
+    """The engine by the name of its image, where all that are named are of the same one."""
+    found = {
+        engine[0].lower()
+        for said in series
+        if said.get("__name__") == "kube_pod_container_info"
+        and container in (None, said.get("exported_container") or said.get("container"))
+        and (engine := _ENGINE.search(said.get("image", "").rpartition("/")[2])) is not None
+    }
     return found.pop() if len(found) == 1 else None
 
 

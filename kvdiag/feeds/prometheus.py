@@ -18,6 +18,7 @@ from kvdiag.feeds.fleet_join import (
     pods_of_gpus,
     target_of,
     uuid_of,
+    workload_of,
 )
 from kvdiag.feeds.history import timeline_of
 from kvdiag.model import Facts, Gap, Timeline
@@ -84,15 +85,20 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     """
     found = await _series(source, [selector(_named((*VLLM, *KVDIAG)), match)], window)
     said = [dict(labels) for labels in found]
-    pods = sorted({pod[2] for one in said if (pod := pod_of(one)) is not None})
-    around = await _series(
-        source,
-        [selector(_named(CONTAINER), any_of(label, some)) for label in PODS for some in _parts(pods)],
-        window,
-    )
     # An exporter has the pod that it tells of under another label, where its target's own pod has taken the name.
     chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
     alone = await _series(source, [selector(_named(GPU), one) for one in chosen], window)
+    pods = sorted({pod[2] for one in said if (pod := pod_of(one)) is not None})
+    given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
+    around = await _series(
+        source,
+        [
+            selector(_named(CONTAINER), any_of(label, some))
+            for label in PODS
+            for some in _parts(sorted({*pods, *given}))
+        ],
+        window,
+    )
     if match:
         hosts = {host for one in said for host in hosts_of(one)}
         hosts |= {told["node"] for labels in around if (told := dict(labels)).get("node")}
@@ -107,9 +113,10 @@ async def _shared(source: PrometheusSource, told: Iterable[Labels], window: Wind
     """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
     claimed = {pod for pods in pods_of_gpus(told).values() if len(pods) > 1 for pod in pods}
     history = History()
-    for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
-        wanted = selector(_named(GPU), any_of("exported_pod", some))
-        await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
+    for label in PODS if claimed else ():
+        for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
+            wanted = selector(_named(GPU), any_of(label, some))
+            await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
     return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
 
 

@@ -64,8 +64,8 @@ def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
     """The samples that stand for a minute, in their order, with the parts that they are kept for alone.
 
     Of the devices the newest reading that lists processes, else the newest; of allocators and host the newest; of the
-    engines the newest, the one before it where both were idle (a floor takes two that agree), and the fullest; every
-    gap once.
+    engines the newest, the fullest, and the last two in a row that were idle (a floor takes two that agree) with the
+    one that ended that; every gap once.
     """
     engines = [at for at, sample in enumerate(minute) if sample.engines is not None]
     devices = [at for at, sample in enumerate(minute) if sample.devices is not None]
@@ -97,8 +97,10 @@ def _newest(places: Iterable[int]) -> set[int]:
 
 
 def _idle_pair(engines: list[int], minute: Sequence[Sample]) -> list[int]:
-    pair = engines[-2:]
-    return pair if all(minute[at].engines_idle for at in pair) else []
+    """The last two readings in a row with every engine idle, and the next one, without which two stretches were one."""
+    idle = [minute[at].engines_idle is True for at in engines]
+    last = next((place for place in range(len(engines) - 1, 0, -1) if idle[place - 1] and idle[place]), None)
+    return [] if last is None else engines[last - 1 : last + 2]
 
 
 def _fullest(engines: list[int], minute: Sequence[Sample]) -> list[int]:

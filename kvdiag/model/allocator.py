@@ -83,7 +83,9 @@ class Allocator:
 
     `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
     which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process,
-    `failure` is the newest that it has met. Ranks, where the server has them; `_total` counts since the process began.
+    `failure` is the newest that it has met. `releasable_bytes` and `stranded_bytes` are the split's as a Prometheus has
+    kept them, where `split` itself is not there. Ranks, where the server has them; `_total` counts since the process
+    began.
     """
 
     device_uuid: str
@@ -96,6 +98,8 @@ class Allocator:
     active_bytes: int | None = None
     requested_bytes: int | None = None
     inactive_split_bytes: int | None = None
+    releasable_bytes: int | None = None
+    stranded_bytes: int | None = None
     private_pools_bytes: int | None = None
     alloc_retries_total: int | None = None
     ooms_total: int | None = None
@@ -112,7 +116,8 @@ class Allocator:
 
     def __post_init__(self) -> None:
         """Refuse more allocated than reserved, and other figures that cannot be."""
-        sizes = ("requested_bytes", "inactive_split_bytes", "private_pools_bytes", "process_bytes")
+        free = ("releasable_bytes", "stranded_bytes")
+        sizes = ("requested_bytes", "inactive_split_bytes", "private_pools_bytes", "process_bytes", *free)
         counts = ("start_ticks", "alloc_retries_total", "ooms_total", "tensor_rank", "pipeline_rank", "data_rank")
         active = self.allocated_bytes if self.active_bytes is None else self.active_bytes
         refuse(

@@ -66,6 +66,8 @@ _KVDIAG = {
             "reserved_bytes",
             "requested_bytes",
             "inactive_split_bytes",
+            "releasable_bytes",
+            "stranded_bytes",
             "alloc_retries_total",
             "ooms_total",
         )

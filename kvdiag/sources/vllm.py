@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvdiag.model import MAX_COUNT, Engine, Gap, KvPool
+from kvdiag.diagnosis.caps import OFFLOADING
+from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
 from kvdiag.sources.http import HttpReader, Unreadable
 
 SOURCE = "vllm"
@@ -36,6 +37,8 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 SLEEP_STATE = "vllm:engine_sleep_state"
 CONFIG = "vllm:cache_config_info"
+
+_GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
@@ -212,6 +215,18 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
             reason = f"{CONFIG} of engine {line.engine} cannot be used: {error}"
             gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
     return tuple(pools), tuple(gaps)
+
+
+def parse_caches(page: Page) -> tuple[HostCache, ...]:
+    """The caches in host memory that `vllm:cache_config_info` bounds: all ranks together, in GiB, since 0.11.1.
+
+    (vllm/config/cache.py::CacheConfig.kv_offloading_size.) Its swap space is left out: it is taken whole, at start.
+    """
+    told = {line.labels.get("kv_offloading_size", "") for line in page.get(CONFIG, ())}
+    sizes = {float(size) for size in told if _GIB.fullmatch(size)}
+    if len(told) != 1 or not sizes:
+        return ()
+    return (HostCache(name=OFFLOADING, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Verdict:
 VERDICTS: Mapping[str, Verdict] = {
     "healthy": Verdict(0, "ok", "leak.kv_blocks", "ok"),
     "kv-leak": Verdict(2, "fault", "leak.kv_blocks", "fault"),
-    "device-leak": Verdict(2, "fault", "leak.device_non_torch", "fault"),
+    "device-leak": Verdict(2, "fault", "leak.device_torch", "fault"),
     "fragmentation": Verdict(2, "fault", "fragmentation.allocator", "fault"),
     "foreign-memory": Verdict(2, "fault", "baseline.foreign_memory", "fault"),
     "duplicate-model": Verdict(2, "fault", "baseline.duplicate_model", "fault"),

@@ -49,6 +49,15 @@ def growing(name: str, gb_per_hour: float) -> Timeline:
         ("vllm serve x --mm-processor-cache-gb 99999999999999999999", []),
         ("vllm serve x --mm-processor-cache-gb 999999999", []),
         ("other --cache-ram 2048", []),
+        (
+            'vllm serve x --kv-transfer-config {"kv_connector_extra_config":{"cpu_bytes_to_use":34359738368,"b":64}}',
+            [("cpu_bytes_to_use", 32 * GIB)],
+        ),
+        (
+            """vllm --kv-transfer-config '{"e": {"lmcache.local_cpu": true, "lmcache.max_local_cpu_size": 20}}'""",
+            [("lmcache.max_local_cpu_size", 20 * GIB)],
+        ),
+        ('vllm serve x --kv-transfer-config {"not_cpu_bytes_to_use": 5, "cpu_bytes_to_use": "many"}', []),
         ("", []),
     ],
 )
@@ -129,3 +138,24 @@ def test_nothing_fills_where_nothing_is_told() -> None:
     """An assumed bound explains nothing away."""
     (actual,) = warmup(growing("llama-server", 1.0), Facts(), DEFAULT_LIMITS)
     assert "fills" not in actual.summary
+
+
+@pytest.mark.parametrize(
+    ("engine", "who", "expected"),
+    [
+        ("vllm", "container serve 1", 8 * GIB),
+        ("vllm", "container vllm 1", 8 * GIB),
+        (None, "container serve 1", None),
+        ("vllm", "proxy 12", None),
+    ],
+)
+def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: str, expected: int | None) -> None:
+    """A pod calls its container as it likes; a process of another program has none of the engine's caches."""
+    # GIVEN
+    cache = HostCache(name="vLLM's KV offloading buffer", flag="kv_offloading_size", limit_bytes=8 * GIB)
+
+    # WHEN
+    found = bound_of(who, replace(FACTS, engine_name=engine, host_caches=(cache,)))
+
+    # THEN
+    assert expected == (None if found is None else found.limit_bytes)

@@ -83,7 +83,7 @@ FAULTS: dict[str, set[str]] = {
     "leak beside torch": {"leak.device_non_torch"},
     "blocks leak": {"leak.kv_blocks"},
     "blocks held at start": {"leak.kv_blocks"},
-    "device memory leaks": {"leak.device_non_torch"},
+    "device memory leaks": {"leak.device_torch"},
     "foreign process": {"baseline.foreign_memory"},
     "zombie": {"baseline.foreign_memory"},
     "blocks wasted": {"fragmentation.kv_waste"},

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.fleet_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.fleet_join import Replica, join, pods_of_gpus, uuid_of
 from kvdiag.feeds.history import timeline_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus import History, Labels, Points
@@ -97,6 +97,26 @@ HOST = vllm(instance="gpu-1:8000")
             id="the UUID that kvdiag tells",
         ),
         pytest.param(
+            (
+                POD,
+                labels("kube_pod_info", namespace="a", pod="p", node="n1"),
+                dcgm(Hostname="n1", namespace="a", pod="p"),
+                dcgm("GPU-2", Hostname="n1", namespace="b", pod="notebook"),
+                dcgm("GPU-3", Hostname="n1"),
+            ),
+            {"gpu 2": {"GPU-2"}, "gpu 3": {"GPU-3"}, "pod /a/p": {"GPU-1"}},
+            id="honoured labels name pods, and other ones for the rest of the node",
+        ),
+        pytest.param(
+            (
+                POD,
+                TWIN,
+                labels("nvidia_smi_memory_used_bytes", uuid="GPU-1", instance="n1:9835", pod="q", namespace="a"),
+            ),
+            {"pod /a/p": set(), "pod /a/q": set()},
+            id="nvidia_gpu_exporter with a pod's labels",
+        ),
+        pytest.param(
             (HOST, dcgm("GPU-1", Hostname="gpu-1", GPU_I_ID="3"), dcgm("GPU-1", Hostname="gpu-1", GPU_I_ID="4")),
             {"instance /gpu-1:8000": {"GPU-1"}},
             id="slices of one GPU",
@@ -125,6 +145,71 @@ def test_a_gpu_of_several_pods_is_of_none() -> None:
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
     assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
     assert gaps[0] in replicas[1].gaps
+
+
+def memory_of(pod: str, **more: str) -> Labels:
+    """What a node tells of a pod's container."""
+    return labels("container_memory_rss", **{"namespace": "a", "pod": pod, "instance": "n1:10250", **more})
+
+
+@pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
+def test_shared_gpus_are_known_by_either_label(named: tuple[str, str]) -> None:
+    """Whether a Prometheus honours the exporter's labels or renames them: two pods at once have a GPU together."""
+    # GIVEN
+    space, pod = named
+    both = tuple(dcgm(**{space: "a", pod: one, "Hostname": "n1"}) for one in ("p", "q"))
+
+    # WHEN
+    replicas, gaps = join((POD, TWIN, *both), both, pods_of_gpus(both))
+
+    # THEN
+    assert {"1": {"a/p", "a/q"}} == pods_of_gpus(both)
+    assert ["gpu 1", "pod /a/p", "pod /a/q"] == [one.key for one in replicas]
+    assert [True] == ["is shared by a/p, a/q" in gap.reason for gap in gaps]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"pod": "nvidia-dcgm-exporter-x7"}, {"pod": "gpu-y", "container": "exporter"}, {"pod": "z", "namespace": "otel"}],
+)
+def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
+    """What a target is called itself is no workload, whether or not the exporter was replaced meanwhile."""
+    # GIVEN
+    gpus = (dcgm(**own), dcgm(**{**own, "pod": f"{own['pod']}-2"}))
+
+    # THEN
+    assert {} == pods_of_gpus(gpus)
+    assert ["gpu 1"] == [one.key for one in join((memory_of(**own), *gpus), gpus)[0]]
+
+
+@pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
+def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
+    """Its exporter gives it two GPUs, its node tells its memory: one subject, by the pod, and no engine is seen."""
+    # GIVEN a pod like that, and one whose memory nobody tells
+    space, pod = named
+    given = {space: "a", pod: "trtllm-0"}
+    gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
+
+    # WHEN
+    replicas, _ = join((memory_of("trtllm-0"), memory_of("web-0"), *gpus), gpus)
+
+    # THEN
+    assert ["gpu 3", "pod /a/trtllm-0"] == [one.key for one in replicas]
+    server = replicas[1]
+    assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
+    assert {"GPU-1", "GPU-2", ""} == {dict(one).get("UUID", "") for one in server.series}
+    assert ["no page of its engine is scraped: its requests are not seen"] == [gap.reason for gap in server.gaps]
+
+
+def test_a_uuid_under_another_label_is_one() -> None:
+    """Some variants of exporters tell a GPU's UUID where others tell its index."""
+    # THEN
+    assert ["1f", "1f", "1f", None, None] == [
+        uuid_of(one)
+        for one in (
+            {"UUID": "GPU-1F"}, {"uuid": "1f"}, {"gpu": "GPU-1f"}, {"gpu": "0"}, {"Hostname": "n1"},
+        )
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["region", "case"])
@@ -178,6 +263,23 @@ def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
     # THEN
     assert [("nvml", "absent"), ("host", "absent")] == [(gap.source, gap.kind) for gap in replica.gaps]
     assert () == gaps
+
+
+@pytest.mark.parametrize(("size", "expected"), [("16", (16 * 2**30,)), ("None", None)])
+def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[int, ...] | None) -> None:
+    """The page's configuration tells it, in a Prometheus as on the page itself."""
+    # GIVEN
+    config = labels("vllm:cache_config_info", kv_offloading_size=size, namespace="a", pod="p")
+    history = History()
+    for one in (POD, config):
+        history.series[one] = Points(times=array("d", [30.0, 60.0]), values=array("d", [1.0, 1.0]))
+
+    # WHEN
+    (replica,), _ = join([POD, config])
+    _, facts = timeline_of(replica, history, 90.0)
+
+    # THEN
+    assert expected == (None if facts.host_caches is None else tuple(one.limit_bytes for one in facts.host_caches))
 
 
 VALUES = st.sampled_from(["", "a", "b", "p", "node:1", "GPU-1", "0", "memory", "capacity", "awake", "vllm 7", "é\n"])

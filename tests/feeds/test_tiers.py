@@ -7,9 +7,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.tiers import Keep, Tiers, thinned
-from kvdiag.model import Gap, HostProcess, Sample, Timeline
-from tests.builders import device, engine, process
+from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
+from tests.builders import device, engine, finding, holding, pool, process
 
 FAILED = Gap(source="vllm", kind="failed", reason="no answer")
 
@@ -69,6 +70,32 @@ def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
 
     # THEN
     assert (listed, minute[3], fullest, *pair, host) == thinned(minute)
+
+
+def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
+    """Two readings in its middle saw what is held while nothing runs: a day later they still prove it."""
+    # GIVEN a minute of work with a pause
+    minute = [reading(float(second), usage=0.5, running=5) for second in range(60)]
+    minute[20:23] = [reading(float(second), usage=0.01) for second in range(20, 23)]
+
+    # THEN the pause is there, and so is the work that ended it
+    assert (21.0, 22.0, 23.0, 59.0) == tuple(one.at_seconds for one in thinned(minute))[-4:]
+    assert 5 >= len(thinned(minute))
+
+
+def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
+    """`serve` judges every ten seconds what is left of the day: no verdict goes with a minute that is thinned."""
+    # GIVEN an hour of work with one pause, in which forty blocks stay held
+    tiers = Tiers()
+    for second in range(3600):
+        pause = 600 <= second < 603
+        tiers.add(Sample(at_seconds=float(second), engines=(holding(40 if pause else 900, running=0 if pause else 5),)))
+
+    # WHEN
+    found = finding(diagnose(Timeline(samples=tiers.samples()), Facts(pools=(pool(),))), "leak.kv_blocks")
+
+    # THEN
+    assert "fault" == found.status
 
 
 def test_another_server_begins_with_nothing() -> None:

@@ -65,7 +65,7 @@ def test_text_says_what_grows_in_which_version() -> None:
     # THEN
     tables, _, finding = actual.partition("\nAll replicas: ")
     assert TABLES == tables
-    assert finding.startswith("leak.device_non_torch\n  FAULT    vllm 0.32.0, 12 replicas: device bytes keep growing")
+    assert finding.startswith("leak.device_torch\n  FAULT    vllm 0.32.0, 12 replicas: device bytes keep growing")
     assert max(map(len, actual.splitlines())) <= 80
     assert "\nCould not tell of all replicas together\n" in finding
 

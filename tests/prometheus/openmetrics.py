@@ -114,6 +114,8 @@ def kvdiag(timeline: Timeline, labels: Labels) -> Iterator[str]:
             for field in ("allocated_bytes", "reserved_bytes", "alloc_retries_total", "ooms_total"):
                 if (value := getattr(each, field)) is not None:
                     yield line(f"kvdiag_torch_{field}", told, value, at_seconds)
+            for field in ("releasable_bytes", "stranded_bytes") if each.split is not None else ():
+                yield line(f"kvdiag_torch_{field}", told, getattr(each.split, field), at_seconds)
         for host in sample.host or ():
             told = {**labels, "process": f"{host.name} {host.pid}"}
             yield line("kvdiag_host_resident_bytes", told, host.resident_bytes, at_seconds)

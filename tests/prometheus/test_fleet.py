@@ -68,16 +68,16 @@ def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, dia
     said = diagnose("--prometheus", upgrade, "--window", "12h", "--output", "json")
     document = json.loads(said.stdout)
 
-    # THEN no replica is called; they are never idle, so that blocks held at idle are not known
+    # THEN no replica is called; they are never idle, so that of most it is not known what would be held then
     VALIDATOR.validate(document)
-    assert {"fault": 0, "suspect": 0, "unknown": 24, "ok": 0} == document["fleet"]["by_worst"]
+    assert {"fault": 0, "suspect": 0, "unknown": 15, "ok": 9} == document["fleet"]["by_worst"]
 
     # THEN all together are, in the newer version alone
     assert (2, "fault", "fault") == (said.code, document["worst"], document["fleet"]["worst"])
     versions = [(one["version"], one["replicas"], one["compared"]) for one in document["fleet"]["versions"]]
     assert [("0.9.2", 12, 12), ("0.10.0", 12, 12)] == versions
     called = [one for one in document["fleet"]["findings"] if one["status"] in ("fault", "suspect")]
-    assert [("leak.device_non_torch", "fault")] == [(one["id"], one["status"]) for one in called]
+    assert [("leak.device_torch", "fault")] == [(one["id"], one["status"]) for one in called]
     shown = {one["name"]: one["value"] for one in called[0]["evidence"]}
     assert ("vllm 0.10.0", "vllm 0.9.2", 12) == (shown["version"], shown["compared_with"], shown["replicas"])
     assert pytest.approx(12e6, rel=0.15) == shown["growth_per_hour"]
@@ -92,7 +92,7 @@ def test_upgrade_as_text_names_the_version_first(upgrade: str, diagnose: Callabl
     told = diagnose("--prometheus", upgrade, "--window", "12h").stdout
 
     # THEN
-    assert told.startswith("FAULT  24 replicas: 24 unknown; all together leak.device_non_torch\n")
+    assert told.startswith("FAULT  24 replicas: 15 unknown, 9 ok; all together leak.device_torch\n")
     assert "\n  grows  0.10.0" in told.replace("   ", "")
     assert "0.10.0 after 0.9.2" in told
     assert max(map(len, told.splitlines())) <= 80

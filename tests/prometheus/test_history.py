@@ -15,7 +15,7 @@ from kvdiag import outputs
 from kvdiag.feeds.trace import TraceWriter
 from tests.e2e.cli import kvdiag
 from tests.prometheus.conftest import Judged
-from tests.prometheus.worlds import END_SECONDS, FACTS, WORLDS, kvdiag_part, watched
+from tests.prometheus.worlds import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
 
 Diagnose = Callable[..., Judged]
 
@@ -132,6 +132,26 @@ def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Di
     assert recorded["window"] == replica["window"]
 
 
+def test_what_torch_gave_up_on_is_seen_in_any_feed(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
+    """Flushes over holes, and errors of memory that are counted, are told by a trace and by kvdiag's metrics."""
+    # GIVEN
+    with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
+        for sample in fragmented_timeline().samples:
+            trace.add(sample)
+
+    # WHEN
+    recorded = json.loads(diagnose(str(tmp_path / "trace.jsonl"), "--output", "json").stdout)
+    replica = only(diagnose, history, "fragmented")
+
+    # THEN
+    def told(findings: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+        asked = ("fragmentation.allocator", "spike.activation")
+        return [(one["id"], one["status"], one["summary"]) for one in findings if one["id"] in asked]
+
+    assert ["suspect", "suspect"] == [status for _, status, _ in told(replica["findings"])]
+    assert told(recorded["findings"]) == told(replica["findings"])
+
+
 def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagnose) -> None:
     """A GPU whose exporter names no pod, on a host of two servers, is a subject of its own, and said to be missing."""
     # WHEN
@@ -191,6 +211,21 @@ def test_gpus_without_a_server_are_judged(history: str, diagnose: Diagnose) -> N
     # THEN
     assert ["GPU-alone-1", "GPU-alone-0"] == [one["subject"]["UUID"] for one in replicas]
     assert ["suspect", "unknown"] == [one["worst"] for one in replicas]
+
+
+def test_a_pod_without_a_page_is_judged_by_what_is_there(history: str, diagnose: Diagnose) -> None:
+    """DCGM and cAdvisor: a subject by its pod's labels, its GPU and host judged, and its pool unknown."""
+    # WHEN
+    replicas = whole(diagnose, history, '{namespace="pageless"}')["replicas"]
+
+    # THEN
+    found = {one["subject"]["pod"]: one for one in replicas}
+    assert {"server-0": {"namespace": "pageless", "pod": "server-0"}} == {"server-0": found["server-0"]["subject"]}
+    assert ["unknown", "fault", "unknown", "ok"] == statuses(found["server-0"], *LEAKS)
+    assert ["unknown", "ok", "ok", "ok"] == statuses(found["server-1"], *LEAKS)
+    assert ["sglang", "sglang"] == [one["server"]["engine"] for one in replicas]
+    assert "no page of its engine is scraped" in reasons(replicas[0])
+    assert 2 == len(replicas)
 
 
 def test_a_node_tells_version_limit_and_container(history: str, diagnose: Diagnose) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests import series
-from tests.builders import GIB, allocator, device, engine, pool, process
+from tests.builders import GIB, allocator, device, engine, pool, process, split
 from tests.prometheus import openmetrics
 from tests.prometheus.openmetrics import Labels, line
 from tests.series import Part
@@ -131,6 +131,29 @@ def own() -> Iterator[str]:
     timeline = watched(kvdiag_part, leak_mb_per_hour=2000.0)
     yield from openmetrics.vllm(timeline, FACTS, server("own"))
     yield from openmetrics.kvdiag(timeline, {**server("own", port=9450), "job": "kvdiag"})
+
+
+def fragmented_timeline() -> Timeline:
+    """Holes that torch flushes its cache for, under work, and allocations that it gave up on, in the last minutes."""
+    made = []
+    seen = watched(kvdiag_part).samples
+    for number, sample in enumerate(seen):
+        late = max(number - len(seen) + 4, 0)
+        (one,) = sample.allocators or ()
+        live = one.reserved_bytes - 8 * GIB
+        holes = split(reserved_bytes=one.reserved_bytes, live_bytes=live, releasable_bytes=0, stranded_bytes=8 * GIB)
+        counts = {"alloc_retries_total": 7 + late, "ooms_total": 1 + late // 2}
+        told = replace(one, allocated_bytes=live, split=holes, **counts)  # type: ignore[arg-type]
+        work = replace(engine(usage=0.2, running=3), generation_tokens_total=1000 * number)
+        made.append(replace(sample, allocators=(told,), engines=(work,)))
+    return Timeline(samples=tuple(made))
+
+
+def fragmented() -> Iterator[str]:
+    """The same as kvdiag's own metrics tell it."""
+    timeline = fragmented_timeline()
+    yield from openmetrics.vllm(timeline, FACTS, server("fragmented"))
+    yield from openmetrics.kvdiag(timeline, {**server("fragmented", port=9450), "job": "kvdiag"})
 
 
 def mixed() -> Iterator[str]:
@@ -263,6 +286,22 @@ def cluster() -> Iterator[str]:
     yield from openmetrics.dcgm(on(watched(), "GPU-free"), _dcgm("node-4"))
 
 
+def pageless() -> Iterator[str]:
+    """Two pods on GPUs of their own, whose engines have no page; the exporter's labels are honoured for one."""
+    for pod, rate in (("server-0", 2000.0), ("server-1", 0.0)):
+        timeline = on(watched(leak_mb_per_hour=rate), f"GPU-{pod}")
+        named = {"namespace": "pageless", "pod": pod, "container": "serve"}
+        honoured = {**_dcgm("node-5"), **named}
+        apart = {**exporter("pageless", pod, node="node-6"), "exported_container": "serve"}
+        yield from openmetrics.dcgm(timeline, honoured if pod == "server-0" else apart)
+        for sample in timeline.samples:
+            node = {"job": "kubelet", "instance": "node-5:10250", **named}
+            state = {"job": "kube-state-metrics", "instance": "10.9.9.9:8080", **named, "image": "lmsysorg/sglang:v0.5"}
+            yield line("container_memory_rss", node, 8 * GIB, sample.at_seconds)
+            yield line("container_memory_rss", {**node, "container": "sidecar"}, GIB, sample.at_seconds)
+            yield line("kube_pod_container_info", state, 1, sample.at_seconds)
+
+
 def down() -> Iterator[str]:
     """A server that stopped answering half an hour before the end, while its device was still seen."""
     timeline = watched()
@@ -292,6 +331,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             leak,
             kv_leak,
             own,
+            fragmented,
             mixed,
             restart,
             twice,
@@ -304,6 +344,7 @@ WORLDS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
             one_host,
             gpus,
             cluster,
+            pageless,
             down,
             engines_of_two,
         )

@@ -17,6 +17,7 @@ from kvdiag.sources.vllm import (
     SOURCE,
     WAITING_BY_REASON,
     Page,
+    parse_caches,
     parse_engines,
     parse_page,
     parse_pools,
@@ -678,3 +679,30 @@ def test_no_text_does_harm(text: str, version: str | None) -> None:
     # THEN nothing seen is said to be nothing there
     assert engines or gaps
     assert pools or pool_gaps
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (["32"], [32 * 2**30]),
+        (["0.5", "0.5"], [2**29]),
+        (["None"], []),
+        (["4", "8"], []),
+        (["1e9"], []),
+        (["-1"], []),
+        (["99999999"], []),
+        ([None], []),
+    ],
+)
+def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expected: list[int]) -> None:
+    """The size of the offloading buffer, where all engines say the same and it is a size at all."""
+    # GIVEN
+    lines = "\n".join(
+        f'vllm:cache_config_info{{engine="{number}"'
+        + ("" if size is None else f',kv_offloading_size="{size}"')
+        + "} 1.0"
+        for number, size in enumerate(sizes)
+    )
+
+    # THEN
+    assert expected == [cache.limit_bytes for cache in parse_caches(parse_page(f"{lines}\n"))]

@@ -18,7 +18,8 @@ class Component:
     """One part of a replica's memory, all its processes and GPUs together.
 
     `lookalike` is what else a growth of it may be, and what would tell; `None` where it can be nothing else.
-    `around` says that this would be around an older version as well. `hides` is a verdict that it cannot be told from.
+    `around` says that this would be around an older version as well. `by_nvml`: whether growth is torch's cannot be
+    told, so that the engine names the verdict; `verdict` is that of engines without torch.
     """
 
     name: str
@@ -28,10 +29,8 @@ class Component:
     unit: Unit = "bytes"
     lookalike: str | None = None
     around: bool = False
-    hides: str | None = None
+    by_nvml: bool = False
 
-
-UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
 
 COMPONENTS: tuple[Component, ...] = (
     Component(name="torch_live", title="torch's live bytes", verdict="leak.device_torch", source="torch"),
@@ -61,7 +60,7 @@ COMPONENTS: tuple[Component, ...] = (
         title="device bytes of the server's processes",
         verdict="leak.device_non_torch",
         source="nvml",
-        hides="leak.device_torch",
+        by_nvml=True,
     ),
     Component(
         name="device",
@@ -70,7 +69,7 @@ COMPONENTS: tuple[Component, ...] = (
         source="nvml",
         lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
         around=True,
-        hides="leak.device_torch",
+        by_nvml=True,
     ),
     Component(
         name="device_beside_processes",

@@ -13,6 +13,7 @@ from statistics import median
 
 from kvdiag import stats
 from kvdiag.diagnosis.banks import filled
+from kvdiag.diagnosis.fragmentation import releasable_bytes
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, Sample, Timeline
@@ -180,7 +181,7 @@ def _memory(timeline: Timeline, facts: Facts) -> dict[str, _Series]:
     own = server_uuids(timeline, facts)
     series = {
         name: _Series()
-        for name in ("live", "reserved", "inside", "device", "server", "others", "anonymous", "resident")
+        for name in ("live", "reserved", "releasable", "inside", "device", "server", "others", "anonymous", "resident")
     }
     for sample in timeline.samples:
         if sample.devices:
@@ -218,6 +219,9 @@ def _add_allocators(series: dict[str, _Series], sample: Sample, facts: Facts) ->
         return
     series["live"].add(sample.at_seconds, sum(one.allocated_bytes for one in own), len(own))
     series["reserved"].add(sample.at_seconds, sum(one.reserved_bytes for one in own), len(own))
+    cached = [releasable_bytes(one) for one in own]
+    if None not in cached:
+        series["releasable"].add(sample.at_seconds, _sum(cached), len(own))
     beside = [one.outside_torch_bytes for one in own]
     if None not in beside:
         series["inside"].add(sample.at_seconds, _sum(beside), len(own))
@@ -240,7 +244,9 @@ def _growths(
     found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet_idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found["torch_live"] = live
-        found["torch_cache"] = _less(reserved, live)
+        # What the driver could have back is no hole, where that is told apart.
+        unused, cached = _less(reserved, live), told["releasable"]
+        found["torch_cache"] = unused if cached is None else _less(unused, cached)
         if told["inside"] is not None:
             found["process_beside_torch"] = told["inside"]
         elif told["server"] is not None:

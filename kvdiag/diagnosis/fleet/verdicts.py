@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from kvdiag.diagnosis.by_nvml import UNDECIDED, likely_and_other
 from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, UNDECIDED, WANTED, Component, Unit
+from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, WANTED, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
@@ -34,8 +36,10 @@ def findings(
             continue
         component = BY_NAME[growth.component]
         finding = _finding(growth, component, changed.get(growth.component), limits)
-        if component.hides is not None:
-            found.append(_hidden(component.hides, finding))
+        if component.by_nvml:
+            likely, other = likely_and_other(version.engine)
+            finding = replace(finding, id=likely)
+            found.append(_hidden(other, finding))
         found.append(finding)
     told = {finding.id for finding in found}
     return (

@@ -10,6 +10,7 @@ memory. The three states stand in kvdiag/diagnosis/fragmentation.py.
 
 from __future__ import annotations
 
+from kvdiag.diagnosis.allocator_growth import allocator_growths
 from kvdiag.diagnosis.device_banks import watched_cache
 from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.fragmentation import (
@@ -19,15 +20,19 @@ from kvdiag.diagnosis.fragmentation import (
     kept_since_start_bytes,
     likely,
     recent_failure,
+    releasable_bytes,
     stranded_bytes,
     watched,
 )
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import block_bytes, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.soak_components import soaked
+from kvdiag.diagnosis.soak_verdicts import finding as of_soak
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
 ID = "fragmentation.allocator"
+CYCLES = "single_request"
 SECONDS_PER_MINUTE = 60.0
 
 
@@ -62,9 +67,44 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
         return (left,)
-    if found.status in ("ok", "unknown") and not timeline.marks:
-        return (watched_cache(timeline, facts, limits, ID) or found,)
+    if found.status in ("ok", "unknown"):
+        growing = _over_cycles if timeline.marks else watched_cache
+        return (growing(timeline, facts, limits, ID) or found,)
     return (found,)
+
+
+def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
+    """What torch reserves more with each equal request while what lives in it does not grow; `None` where it does not.
+
+    A soak decides where there was one: it tells requests from what grows anyway.
+    """
+    soak = soaked(timeline, facts, limits)
+    found = None if soak is None else of_soak(verdict, soak.of("torch_cache"), limits)
+    if found is not None:
+        return found if found.status in ("suspect", "fault") else None
+    growths = allocator_growths(timeline, facts, limits, step=CYCLES)
+    worst = max(
+        (one for one in growths if one.reserved.leaking and not one.live.leaking),
+        key=lambda one: one.reserved.bytes_per_cycle,
+        default=None,
+    )
+    if worst is None:
+        return None
+    climb = worst.reserved
+    return Finding(
+        id=verdict,
+        status="suspect",
+        summary=f"{worst.who}: torch reserves {readable_bytes(climb.bytes_per_cycle)} more with each request, while "
+        "what lives in it does not grow",
+        evidence=(
+            number("process", worst.who, "", "torch"),
+            number("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
+            number("reserved_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
+            number("live_growth_over_judged_cycles", worst.live.judged_bytes, "bytes", "torch"),
+            number("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
+            number("rising_cycles", climb.rising_cycles, "cycles", "torch"),
+        ),
+    )
 
 
 def _left_by_the_load(
@@ -137,6 +177,8 @@ def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Eviden
     if gap <= limits.reserved_gap_bytes:
         summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, which is normal"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if split is None and _shown_by_metrics(last):
+        return _by_what_is_kept(who, last, seen, evidence, limits)
     if split is None or split.fits is None:
         return _unknown(f"{who}: {readable_bytes(gap)} reserved by torch lie unused, and why is not told", evidence)
     parts = (
@@ -147,13 +189,34 @@ def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Eviden
     if not split.fits and split.stranded_bytes >= split.request_bytes:
         summary = f"{unused}, and {readable_bytes(split.request_bytes)} would not fit"
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
-    if watched(last, seen, limits):
+    if watched(seen, limits):
         minutes = limits.idle_gap_seconds / 60
         if split.stranded_bytes > split.releasable_bytes:
             summary = f"{unused} for {minutes:.0f} minutes without a request: most of it between live blocks"
             return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
         summary = f"{unused} for {minutes:.0f} minutes without a request: cached, releasable; worth watching"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, of use to the next request ({parts})"
+    return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+
+
+def _shown_by_metrics(last: Allocator) -> bool:
+    return releasable_bytes(last) is not None and stranded_bytes(last) is not None
+
+
+def _by_what_is_kept(
+    who: str, last: Allocator, seen: History, evidence: tuple[Evidence, ...], limits: Limits
+) -> Finding:
+    """The gap by the two of its parts that a Prometheus keeps: whether a block would fit is not among them."""
+    gap, releasable, stranded = _gap_bytes(last), releasable_bytes(last) or 0, stranded_bytes(last) or 0
+    parts = f"{readable_bytes(releasable)} releasable, {readable_bytes(stranded)} between live blocks"
+    unused = f"{who}: {readable_bytes(gap)} reserved by torch lie unused ({parts})"
+    if stranded > releasable and watched(seen, limits):
+        minutes = limits.idle_gap_seconds / 60
+        summary = f"{unused} for {minutes:.0f} minutes without a request: most of it between live blocks"
+        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    if stranded >= limits.large_request_bytes:
+        return _unknown(f"{unused}, and whether a large block would fit is not told", evidence)
     summary = f"{who}: {readable_bytes(gap)} reserved by torch lie unused, of use to the next request ({parts})"
     return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
 
@@ -188,8 +251,11 @@ def _parts(who: str, last: Allocator, seen: History, limits: Limits) -> tuple[Ev
             number("free_on_device", failure.free_bytes, "bytes", "black box"),
             number("failed_before", failure.age_seconds, "seconds", "black box"),
         )
-    if split is None:
+    if split is None and not _shown_by_metrics(last):
         return found
+    if split is None:
+        kept = (("releasable", releasable_bytes(last)), ("stranded", stranded_bytes(last)))
+        return (*found, *(number(name, size, "bytes", "torch") for name, size in kept))
     return (
         *found,
         number("releasable", split.releasable_bytes, "bytes", "torch"),

@@ -7,7 +7,8 @@ host memory is.
 On an engine that takes its pool at start, device memory must stay flat under load. Judged on equal cycles after the
 first ones, whose first-touch growth is normal (benign.warmup). NVML shows that the server's process grows; whether
 torch's allocator or something beside it holds the bytes is only visible inside the process: where agents there tell,
-the two are told apart, and torch's leak shows long before it fills a page of the driver.
+the two are told apart, and torch's leak shows long before it fills a page of the driver. Elsewhere growth is called by
+what it mostly is with that engine, and the other one is unknown.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.allocator_growth import AllocatorGrowth, allocator_growths
+from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH, UNDECIDED, likely_and_other
 from kvdiag.diagnosis.device_banks import watched_devices, watched_torch
 from kvdiag.diagnosis.device_growth import Climb, DeviceGrowth, device_growths
 from kvdiag.diagnosis.limits import Limits
@@ -24,17 +26,15 @@ from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding, weightier
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
-TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 CYCLES = "single_request"
-UNDECIDED = "NVML cannot tell torch's allocations from others of the process; torch's allocator statistics would"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the device's bytes, and torch's, after each equal cycle; without steps watch them over hours."""
     # A run's cycles decide what they can; without any, hours of readings do.
     if not timeline.marks:
-        watched = watched_torch(timeline, facts, limits, TORCH, NON_TORCH)
-        watched = watched or watched_devices(timeline, facts, limits, TORCH, NON_TORCH)
+        watched = watched_torch(timeline, facts, limits)
+        watched = watched or watched_devices(timeline, facts, limits)
         if watched:
             return watched
     found = _by_cycles(timeline, facts, limits)
@@ -47,15 +47,16 @@ def _by_soak(timeline: Timeline, facts: Facts, limits: Limits) -> dict[str, Find
     soak = soaked(timeline, facts, limits)
     if soak is None:
         return {}
-    torch = finding(TORCH, soak.of("torch_live", "torch_cache"), limits)
+    torch = finding(TORCH, soak.of("torch_live"), limits)
     beside = finding(NON_TORCH, soak.of("beside_torch"), limits)
     whole = finding(NON_TORCH, soak.of("process", "device"), limits)
     if torch is None and beside is None and whole is not None:
         # NVML alone: whatever is flat is flat in torch, too; what grows may be torch's.
         if whole.status == "ok":
             return {TORCH: replace(whole, id=TORCH), NON_TORCH: whole}
-        told = replace(whole, summary=f"{whole.summary}; {UNDECIDED}")
-        return {TORCH: Finding(id=TORCH, status="unknown", summary=f"cannot tell: {UNDECIDED}"), NON_TORCH: told}
+        likely, other = likely_and_other(facts.engine_name)
+        told = replace(whole, id=likely, summary=f"{whole.summary}; {UNDECIDED}")
+        return {other: Finding(id=other, status="unknown", summary=f"cannot tell: {UNDECIDED}"), likely: told}
     return {one.id: one for one in (torch, beside) if one is not None}
 
 
@@ -92,24 +93,20 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     summary = (
         f"GPU {worst.gpu}: {whose} grows {readable_bytes(worst.bytes_per_cycle)} with each request and does not return"
     )
-    return (
-        Finding(id=TORCH, status="unknown", summary=f"cannot tell: {UNDECIDED}"),
-        Finding(id=NON_TORCH, status="fault", summary=f"{summary}; {UNDECIDED}", evidence=_evidence(worst)),
-    )
+    likely, other = likely_and_other(facts.engine_name)
+    told = Finding(id=likely, status="fault", summary=f"{summary}; {UNDECIDED}", evidence=_evidence(worst))
+    untold = Finding(id=other, status="unknown", summary=f"cannot tell: {UNDECIDED}")
+    return (told, untold) if likely == TORCH else (untold, told)
 
 
 def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     """What lives in torch, to the 512 bytes that it counts by."""
-    worst = max(inside, key=lambda one: (one.live.leaking, one.reserved.leaking, one.live.bytes_per_cycle))
+    worst = max(inside, key=lambda one: (one.live.leaking, one.live.bytes_per_cycle))
     evidence = _climb(worst, worst.live, "live")
     if worst.live.leaking:
         amount = readable_bytes(worst.live.bytes_per_cycle)
         summary = f"{worst.who}: torch's live bytes grow {amount} with each request and do not return"
         return Finding(id=TORCH, status="fault", summary=summary, evidence=evidence)
-    if worst.reserved.leaking:
-        amount = readable_bytes(worst.reserved.bytes_per_cycle)
-        summary = f"{worst.who}: torch reserves {amount} more with each request, while what lives in it is flat"
-        return Finding(id=TORCH, status="suspect", summary=summary, evidence=_climb(worst, worst.reserved, "reserved"))
     if worst.live.rose:
         amount = f"{readable_bytes(worst.live.judged_bytes)} in {worst.live.judged_cycles} cycles"
         if worst.live.rising_cycles == 1:

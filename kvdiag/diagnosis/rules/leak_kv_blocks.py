@@ -1,18 +1,22 @@
 """leak.kv_blocks: blocks that stay held although nothing runs. Exact accounting, no statistics.
 
 The usage gauge counts blocks with a live reference only; cached blocks without one are free
-(vllm/v1/core/block_pool.py::BlockPool.get_usage), so an idle engine must show none, prefix caching or not.
+(vllm/v1/core/block_pool.py::BlockPool.get_usage), so an idle engine must show none, prefix caching or not. What idle
+moments have shown stands while the engine works, until a later one shows otherwise or the engine is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvdiag.diagnosis.busy_floor import BusyFloor, busy_floor
+from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
     IdleFloor,
     block_bytes,
     gap_reason,
+    held_blocks,
     idle_floors,
     readable_bytes,
     whole_number,
@@ -28,16 +32,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the blocks held in every idle stretch with none."""
     if not facts.pools:
         return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
-    stretches = idle_floors(timeline, facts, limits)
+    began = _began_seconds(timeline, facts, limits)
+    every = idle_floors(timeline, facts, limits)
+    stretches = [floor for floor in every if floor.at_seconds >= began]
     floors = [floor for floor in stretches if floor.blocks is not None]
     if not floors:
-        seen = any(sample.engines for sample in timeline.samples)
-        reason = None if seen else gap_reason(timeline, facts, "vllm")
-        return unseen(ID, reason or "no two samples in a row saw every engine idle")
-    if stretches[-1].blocks is None:
-        return unseen(ID, "the pool had not settled when the readings ended")
+        if not timeline.marks and (lowest := busy_floor(timeline, facts, limits, began)) is not None:
+            return (_under_load(lowest, facts),)
+        return unseen(ID, _not_idle(every, timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
+    if stretches[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
+        return unseen(ID, "the pool had not settled when the readings ended")
     requests = _requests_between(timeline, first, last)
     evidence = (
         number("idle_stretches", len(floors), "stretches", "vllm"),
@@ -52,7 +58,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             return (_hit_less(collapse, evidence),)
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
         return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
-    if held < _highest_since_empty(floors) and held < (floors[-2].blocks or 0):
+    if held < _lowest_since_empty(floors[:-1]):
         summary = (
             f"{whole_number(held)} blocks are held while nothing runs, but fewer than before: still being returned?"
         )
@@ -125,12 +131,68 @@ def _hit_less(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-def _highest_since_empty(floors: Sequence[IdleFloor]) -> int:
-    """The highest floor since the pool was last seen empty: below it, blocks are coming back late."""
-    highest = 0
+def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
+    """Why there is no idle floor of the engine that is there now."""
+    if any(floor.blocks is not None for floor in every):
+        return "the engine was restarted, and was not idle for two samples in a row since"
+    seen = any(sample.engines for sample in timeline.samples)
+    reason = None if seen else gap_reason(timeline, facts, "vllm")
+    return reason or "no two samples in a row saw every engine idle"
+
+
+def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
+    """A server that is never idle, by its lowest readings: what they bound is ok, what they leave open is unknown."""
+    total = sum(pool.usable_blocks for pool in facts.pools)
+    lowest = f"{whole_number(floor.lowest_blocks)} of {whole_number(total)} KV blocks"
+    evidence = (
+        number("window", round(floor.hours, 2), "hours", "kvdiag"),
+        number("lowest_held_under_load", floor.lowest_blocks, "blocks", "vllm"),
+        number("running_at_the_lowest", floor.running, "requests", "vllm"),
+        number("growth_of_the_lowest_per_hour", floor.growth_per_hour, "blocks", "vllm"),
+        number("smallest_visible_growth_per_hour", floor.visible_per_hour, "blocks", "computed"),
+    )
+    if floor.says == "bounded":
+        summary = f"never idle, but at the lowest {lowest} were held: no more can have stayed held"
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if floor.says == "flat":
+        summary = (
+            f"never idle; the lowest readings beside as many requests do not rise over {floor.hours:.3g} h: "
+            f"{floor.visible_per_hour:,.2g} blocks an hour would show"
+        )
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+    if floor.says == "rising":
+        summary = (
+            f"cannot tell: never idle, and the lowest readings beside as many requests rise "
+            f"{floor.growth_per_hour:,.2g} blocks an hour: an idle moment would tell a leak from longer requests"
+        )
+        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+    summary = (
+        f"cannot tell: never idle for two samples in a row, never fewer than {lowest} held of late, and their number "
+        "moves too much to see it grow"
+    )
+    return Finding(id=ID, status="unknown", summary=summary)
+
+
+def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
+    """When the engine that is there now began, as far as that was seen: its pool was empty then."""
+    began = history(timeline, facts, limits).engines.began_seconds
+    return max(began or 0.0, facts.started_seconds or 0.0)
+
+
+def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
+    """The fewest blocks that any idle reading after a floor shows."""
+    since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
+    held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
+    return min((blocks for blocks in held if blocks is not None), default=0)
+
+
+def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
+    """The lowest floor since the pool was last seen empty: what falls below it comes back late."""
+    lowest = 0
     for floor in floors:
-        highest = max(highest, floor.blocks) if floor.blocks else 0
-    return highest
+        blocks = floor.blocks or 0
+        lowest = min(lowest or blocks, blocks)
+    return lowest
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int:

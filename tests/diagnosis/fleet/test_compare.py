@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdiag.diagnosis.device_banks import watched_devices
 from kvdiag.diagnosis.fleet import Version, compare
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.bench.fleet_power import life
 from tests.builders import GIB, device, evidence, statuses
-from tests.diagnosis.fleet.replicas import day, of, replica, replicas, unloaded
+from tests.diagnosis.fleet.replicas import FACTS, day, of, replica, replicas, unloaded
 from tests.series import MODELS, device_part, hidden_device_part, host_part, torch_part
 
 TORCH, BESIDE, HOST, KV = "leak.device_torch", "leak.device_non_torch", "leak.host", "leak.kv_blocks"
@@ -72,8 +74,8 @@ def fleet_of(count: int, component: str, slope: float, **others: object) -> list
         (torch_part(reserved=True), "fragmentation.allocator", "suspect"),
         (torch_part(outside=True), BESIDE, "fault"),
         (torch_part(outside=True, told=False), BESIDE, "fault"),
-        (device_part, BESIDE, "fault"),
-        (hidden_device_part, BESIDE, "suspect"),
+        (device_part, TORCH, "fault"),
+        (hidden_device_part, TORCH, "suspect"),
         (host_part, HOST, "fault"),
     ],
     ids=["torch", "cache", "beside torch", "beside torch, by NVML", "process", "device", "host"],
@@ -128,21 +130,31 @@ def test_staircases_of_all_replicas_are_a_leak() -> None:
         return replica(Timeline(samples=tuple(samples)), str(seed))
 
     # WHEN
-    (found,) = of(compare([stairs(seed) for seed in range(6)]).findings, BESIDE)
+    (found,) = of(compare([stairs(seed) for seed in range(6)]).findings, TORCH)
 
     # THEN
     assert "suspect" == found.status  # whose the device's bytes are is not told
     assert evidence(found)["growth_per_hour"] == pytest.approx(50 * 2**20, rel=0.15)
 
 
-def test_total_that_grows_hides_its_parts() -> None:
-    """Where nobody tells what torch holds, growth of the device leaves torch undecided, and a flat one clears it."""
+@pytest.mark.parametrize(
+    ("engine", "called", "open_"), [("vllm", TORCH, BESIDE), ("sglang", TORCH, BESIDE), ("llama.cpp", BESIDE, TORCH)]
+)
+def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: str, open_: str) -> None:
+    """Where nobody tells what torch holds, the engine names the growth, in a fleet as in each of its replicas."""
+    # GIVEN
+    facts = replace(FACTS, engine_name=engine)
+    days = [day(seed, name="pool", leak=40.0, part=device_part) for seed in range(6)]
+
     # WHEN
-    (torch,) = of(compare(replicas(6, leak=20.0, part=device_part)).findings, TORCH)
+    fleet = compare([replica(one, str(seed), facts) for seed, one in enumerate(days)])
+    alone = statuses(watched_devices(days[0], facts, DEFAULT_LIMITS))
 
     # THEN
-    assert "unknown" == torch.status
-    assert torch.summary.startswith("cannot tell: torch's allocator statistics")
+    assert {called: "fault", open_: "unknown"} == {one: statuses(fleet.findings)[one] for one in (called, open_)}
+    assert {called: "fault", open_: "unknown"} == alone
+    (untold,) = of(fleet.findings, open_)
+    assert untold.summary.startswith("cannot tell: torch's allocator statistics")
 
 
 def test_five_replicas_are_too_few() -> None:
@@ -244,12 +256,12 @@ def test_newer_version_that_grows_is_told_from_the_older() -> None:
     alone, beside = compare(newer), compare([*newer, *older])
 
     # THEN
-    assert ["suspect"] == [one.status for one in of(alone.findings, BESIDE)]
-    assert ["ok", "fault"] == [one.status for one in of(beside.findings, BESIDE)]
-    shown = evidence(of(beside.findings, BESIDE)[1])
+    assert ["suspect"] == [one.status for one in of(alone.findings, TORCH)]
+    assert ["ok", "fault"] == [one.status for one in of(beside.findings, TORCH)]
+    shown = evidence(of(beside.findings, TORCH)[1])
     assert ("vllm 0.31.0", 12) == (shown["compared_with"], shown["compared_with_replicas"])
     assert pytest.approx(20.0 * MB, rel=0.1) == shown["growth_beyond_older"]
-    assert "more than in 0.31.0" in of(beside.findings, BESIDE)[1].summary
+    assert "more than in 0.31.0" in of(beside.findings, TORCH)[1].summary
     (change,) = [one for one in beside.changes if one.component == "device"]
     assert change.faster
     assert change.per_hour.low <= change.per_hour.middle <= change.per_hour.high
@@ -383,7 +395,7 @@ def test_load_that_all_replicas_share_is_no_leak() -> None:
     without = compare([replica(unloaded(seen), str(place)) for place, seen in enumerate(timelines)])
 
     # THEN
-    assert ("ok", "suspect") == (of(with_load.findings, BESIDE)[0].status, of(without.findings, BESIDE)[0].status)
+    assert ("ok", "suspect") == (of(with_load.findings, TORCH)[0].status, of(without.findings, TORCH)[0].status)
 
 
 @settings(max_examples=20, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, FailedAllocation, Finding, Memory, Sample, Timeline
-from tests.builders import GIB, MIB, World, allocator, engine, evidence, facts, split
+from tests.builders import GIB, MIB, World, allocator, device, engine, evidence, facts, run, split
 
 WHO = "VLLM::Worker_TP0 100"
 HOLES = split(
@@ -343,3 +343,68 @@ def test_cache_that_requests_explain_is_ok(actual: Finding) -> None:
     """A high-water mark of requests is of use to the next of them."""
     # THEN
     assert "ok" == actual.status
+
+
+def kept(releasable: int, stranded: int, **changes: object) -> Allocator:
+    """What a Prometheus has kept of a process: two parts of what does not live, and no blocks."""
+    reserved = 5 * GIB + releasable + stranded
+    return replace(
+        HELD,
+        backend=None,
+        expandable_segments=None,
+        reserved_bytes=reserved,
+        releasable_bytes=releasable,
+        stranded_bytes=stranded,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def idle_for(minutes: int, reading: Allocator) -> Finding:
+    """The finding after so many minutes without a request, the device told by an exporter."""
+    whole = device(used_bytes=20 * GIB, total_bytes=24 * GIB, uuid="GPU-0")
+    samples = tuple(
+        Sample(at_seconds=30.0 * number, engines=(engine(),), devices=(whole,), allocators=(reading,))
+        for number in range(2 * minutes + 3)
+    )
+    (found,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("actual", "status", "words"),
+    [
+        (verdict(kept(0, 3 * GIB), kept(0, 3 * GIB, alloc_retries_total=4)), "suspect", "flush its cache 4 times"),
+        (idle_for(12, kept(GIB, 6 * GIB)), "suspect", "for 10 minutes without a request: most of it between live"),
+        (idle_for(12, kept(6 * GIB, 100 * MIB)), "ok", "of use to the next request (6.00 GiB releasable"),
+        (verdict(kept(4 * GIB, 100 * MIB), kept(4 * GIB, 100 * MIB)), "ok", "of use to the next request"),
+        (verdict(kept(0, GIB), kept(0, GIB)), "ok", "which is normal"),
+        (verdict(kept(GIB, 3 * GIB), kept(GIB, 3 * GIB)), "unknown", "whether a large block would fit is not told"),
+    ],
+    ids=["flushes", "idle holes", "idle cache", "cache", "little", "holes"],
+)
+def test_the_parts_that_a_prometheus_keeps_are_judged(actual: Finding, status: str, words: str) -> None:
+    """Releasable and stranded bytes are enough for what takes no look at the blocks."""
+    # THEN
+    assert words in actual.summary
+    assert status == actual.status
+    assert {"releasable", "stranded"} <= evidence(actual).keys()
+
+
+@pytest.mark.parametrize(
+    ("world", "status"),
+    [
+        (World(agents=True, device_growth_bytes=6 * MIB, cache_growth_bytes=6 * MIB), "suspect"),
+        (World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB), "ok"),
+        (World(agents=True, device_growth_bytes=6 * MIB), "ok"),
+        (World(device_growth_bytes=6 * MIB), "unknown"),
+    ],
+    ids=["cache", "tensors", "beside torch", "no agent"],
+)
+def test_what_each_request_leaves_reserved_and_empty_is_suspect(world: World, status: str) -> None:
+    """Torch that reserves more with each equal request while nothing more lives in it, as over hours."""
+    # WHEN
+    (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+
+    # THEN
+    grows = "torch reserves 6.00 MiB more with each request, while what lives in it does not grow"
+    assert (status, status == "suspect") == (actual.status, grows in actual.summary)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
-from kvdiag.diagnosis.rules.leak_device import NON_TORCH, TORCH, judge
-from kvdiag.model import Finding, KvPool, Timeline
+from kvdiag.diagnosis.rules.leak_device import judge
+from kvdiag.model import Device, Finding, KvPool, Timeline
 from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, split, statuses
 from tests.series import (
     MODELS,
@@ -275,3 +276,47 @@ def test_beginning_that_is_told_is_left_out() -> None:
     # THEN
     assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
     assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
+
+
+def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
+    """Ranks of which some grow by 2 GB/h for three hours."""
+    leaking, flat = (timeline("pool", hours=3.0, leak_mb_per_hour=rate, part=device_part) for rate in (2000.0, 0.0))
+
+    def cards(number: int) -> tuple[Device, ...]:
+        found = []
+        for index in range(of):
+            (one,) = (leaking if index in growing else flat).samples[number].devices or ()
+            found.append(replace(one, index=index, uuid=f"GPU-{index}"))
+        return tuple(found)
+
+    samples = (replace(one, devices=cards(number)) for number, one in enumerate(flat.samples))
+    return Timeline(samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("growing", "sentence", "others"),
+    [
+        ((2,), "of the 3 others none grows", 0),
+        ((0, 2), "of the 3 others 1 grows", 1),
+        ((0, 1, 2, 3), "of the 3 others 3 grow", 3),
+    ],
+    ids=["one alone", "two", "all"],
+)
+def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(
+    growing: tuple[int, ...], sentence: str, others: int
+) -> None:
+    """What one rank alone does loses it: the finding names the rank, and how many others grow."""
+    # WHEN
+    actual = verdicts(ranks(growing))[TORCH]
+
+    # THEN
+    assert "fault" == actual.status
+    assert any(actual.summary.startswith(f"GPU {index}, ") for index in growing)
+    assert sentence in actual.summary
+    assert (3, others) == (evidence(actual)["other_ranks"], evidence(actual)["other_ranks_that_grow"])
+
+
+def test_a_server_of_one_gpu_has_no_others() -> None:
+    """There is nothing to compare with."""
+    # THEN
+    assert "other_ranks" not in evidence(verdicts(ranks((0,), of=1))[TORCH])

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
-from kvdiag.model import Evidence, Facts, Finding, Timeline
+from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 from tests.builders import (
     MIB,
     NO_ANSWER,
@@ -213,6 +215,79 @@ def test_a_leak_after_a_restart_is_found() -> None:
 
     # THEN
     assert "fault" == verdict(timeline).status
+
+
+def idle(blocks: int) -> tuple[Engine, ...]:
+    """An idle moment, in which so many blocks are held."""
+    return holding(blocks), holding(blocks)
+
+
+def busy(blocks: int = 900, readings: int = 5) -> tuple[Engine, ...]:
+    """Work that holds so many."""
+    return (holding(blocks, running=9),) * readings
+
+
+PROVEN = (*idle(0), *busy(), *idle(40))
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        ((), "fault"),
+        (busy(readings=60), "fault"),
+        ((*busy(), holding(90), holding(70)), "fault"),
+        ((*busy(), *idle(52), *busy(), *idle(47)), "fault"),
+        ((*busy(), holding(70), holding(20)), "unknown"),
+        ((*busy(), *idle(12)), "unknown"),
+        ((*busy(), *idle(0), *busy()), "ok"),
+    ],
+    ids=[
+        "then it was seen",
+        "work since",
+        "idle for too short a moment",
+        "some of what came after returned",
+        "fewer, not settled",
+        "fewer",
+        "none",
+    ],
+)
+def test_what_an_idle_moment_proved_stays_until_another_one_refutes_it(later: tuple[Engine, ...], status: str) -> None:
+    """Forty blocks held at idle are a fault under the traffic that follows: it gives nobody a reason to doubt them."""
+    # THEN
+    assert status == verdict(seen(*PROVEN, *later)).status
+
+
+def counted(engines: tuple[Engine, ...], tokens: int) -> tuple[Engine, ...]:
+    """The same with so many prompt tokens more at each reading."""
+    return tuple(replace(one, prompt_tokens_total=tokens + 100 * place) for place, one in enumerate(engines))
+
+
+@pytest.mark.parametrize(
+    ("since", "status", "words"),
+    [
+        (busy(), "unknown", "the engine was restarted, and was not idle for two samples in a row since"),
+        ((*busy(), *idle(0)), "ok", "in 1 idle stretches"),
+        ((*busy(), *idle(3)), "fault", "3 of 6,144 KV blocks"),
+    ],
+    ids=["busy since", "idle since, and empty", "idle since, and leaking again"],
+)
+def test_a_restart_ends_what_was_proven_before(since: tuple[Engine, ...], status: str, words: str) -> None:
+    """The pool of the engine that is there now was empty when it began."""
+    # WHEN
+    actual = verdict(seen(*counted(PROVEN, 50_000), *counted(since, 0)))
+
+    # THEN
+    assert status == actual.status
+    assert words in actual.summary
+
+
+def test_the_servers_own_start_tells_of_a_restart() -> None:
+    """Where no counter is read, the moment at which the process began does."""
+    # GIVEN readings at seconds 1 to 11, of a process that began at 10
+    timeline = seen(*PROVEN, *busy(readings=2))
+
+    # THEN
+    assert "unknown" == verdict(timeline, replace(ONE_POOL, started_seconds=timeline.samples[-2].at_seconds)).status
 
 
 def test_readings_of_the_devices_end_no_idle_stretch() -> None:

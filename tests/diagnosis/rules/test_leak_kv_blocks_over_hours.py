@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
@@ -127,3 +129,62 @@ def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
 
     # THEN
     assert "ok" == verdict(*even[:restart], *again).status
+
+
+def working(hours: float, *, base: float = 200.0, each: float = 150.0, lost_per_hour: float = 0.0) -> list[Engine]:
+    """A server that is never idle: 4 to 20 requests by the time of day, each with so many blocks, and blocks lost."""
+    pages = []
+    for number in range(round(hours * 3600.0 / TICK_SECONDS)):
+        passed = number * TICK_SECONDS / 3600.0
+        running = 12 + round(7.5 * math.sin(passed * math.pi / 6.0)) + number % 2
+        pages.append(
+            holding(round(base + each * running + 40.0 * (number % 5) + lost_per_hour * passed), running=running)
+        )
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("readings", "status", "words"),
+    [
+        (working(12.0, base=0.0, each=10.0), "ok", "never idle, but at the lowest 40 of 6,144 KV blocks were held"),
+        (working(12.0), "ok", "never idle; the lowest readings beside as many requests do not rise over 12 h"),
+        (working(12.0, lost_per_hour=50.0), "unknown", "rise 50 blocks an hour: an idle moment would tell"),
+        (working(3.0), "unknown", "no two samples in a row saw every engine idle"),
+        ([*working(3.0), *working(3.0, base=1000.0)] * 4, "unknown", "their number moves too much to see it grow"),
+    ],
+    ids=["hardly used", "used", "rising", "a few hours", "uneven"],
+)
+def test_a_server_that_is_never_idle_is_judged_by_its_lowest_readings(
+    readings: list[Engine], status: str, words: str
+) -> None:
+    """What cannot be held, or does not grow, is no leak; what may be one needs an idle moment."""
+    # WHEN
+    actual = verdict(*readings)
+
+    # THEN
+    assert words in actual.summary
+    assert status == actual.status
+    assert (status != "ok" and "rise" not in words) == (actual.evidence == ())
+
+
+def test_a_busy_server_that_is_well_is_ok() -> None:
+    """That it had no idle minute is no reason to doubt it."""
+    # GIVEN
+    pages = working(12.0)
+    timeline = Timeline(
+        samples=tuple(Sample(at_seconds=number * TICK_SECONDS, engines=(one,)) for number, one in enumerate(pages))
+    )
+
+    # THEN
+    assert "ok" == diagnose(timeline, ONE_POOL).worst
+    assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
+
+
+def test_the_life_before_a_restart_bounds_nothing() -> None:
+    """The lowest readings of the engine that is there now count, from its first one on."""
+    # GIVEN twelve hours, and two more since the counters began anew
+    before = [replace(one, prompt_tokens_total=9_000 + number) for number, one in enumerate(working(12.0))]
+    after = [replace(one, prompt_tokens_total=number) for number, one in enumerate(working(2.0))]
+
+    # THEN
+    assert "unknown" == verdict(*before, *after).status
