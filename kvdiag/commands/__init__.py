@@ -24,6 +24,7 @@ EXIT_UNKNOWN = 3
 COMMANDS: Mapping[str, str] = {
     "run": "Four test steps against a server: a verdict with evidence and a remedy.",
     "serve": "The daemon beside a server: metrics, and a diagnosis that is always there.",
+    "top": "A live view in the terminal: where the memory is, where it goes, what is found.",
     "audit": "Where the memory is: every byte of the device on a line of its own.",
     "fit": "What a model's KV cache costs, and whether model, context and traffic fit a GPU.",
     "diagnose": "Judge a recorded trace, a Prometheus' history, or what a dead server left.",

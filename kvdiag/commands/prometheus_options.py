@@ -152,9 +152,9 @@ def access(
     """
     address, own_user, own_password = _address(url)
     sent = dict(_header(header) for header in headers)
-    token = _secret(token, token_file)
+    token = read_secret(token, token_file)
     user = user or own_user
-    secret = _secret(password, password_file) or own_password
+    secret = read_secret(password, password_file) or own_password
     if token and user:
         raise click.UsageError("give either --user or --token-file")
     if secret and not user:
@@ -198,7 +198,13 @@ def _header(text: str) -> tuple[str, str]:
     return name, value.strip()
 
 
-def _secret(value: str | None, file: Path | None) -> str | None:
+def read_secret(value: str | None, file: Path | None) -> str | None:
+    """The secret that was given, or stands in a file; `None` where there is none.
+
+    Raises:
+        KvdiagError: the file cannot be read, or what is in it cannot be meant.
+
+    """
     if file is not None:
         try:
             with file.open("rb") as opened:

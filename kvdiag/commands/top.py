@@ -1,0 +1,297 @@
+"""`kvdiag top`: the live view in a terminal, of a running daemon or of what it samples itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import httpx2
+from rich.console import Console
+
+import kvdiag
+from kvdiag.commands.attach import attach_options, open_daemon
+from kvdiag.commands.connect import agent_reader
+from kvdiag.commands.find import Finder
+from kvdiag.commands.logs import configure
+from kvdiag.commands.options import agent_option, server_options
+from kvdiag.commands.screen import Screen
+from kvdiag.commands.serve import LISTEN
+from kvdiag.commands.show import PIPED_WIDTH, exit_code, print_text
+from kvdiag.commands.thresholds import limit_options, limits_of
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.feeds.live import ticks
+from kvdiag.feeds.newest import SHOWN_SECONDS
+from kvdiag.feeds.watch import Watch, pace_of
+from kvdiag.ledger import ledger
+from kvdiag.model import Facts, LedgerLine, Sample, Snapshot
+from kvdiag.outputs.top import Room, View, frame, verdict
+from kvdiag.outputs.trail import Point, longer, point, trends
+from kvdiag.sources.daemon import DaemonReading, DaemonSource
+from kvdiag.sources.http import HttpReader, Unreadable
+
+REFRESH_SECONDS = 1.0
+DIAGNOSIS_SECONDS = 5.0
+"""Who looks on wants to see a finding come; in the first hours one takes some 20 ms. A daemon makes them less often."""
+
+ONCE_SECONDS = 5.0
+"""A single frame waits so long for a verdict: the first readings of a healthy server take two seconds."""
+
+NOBODY_SECONDS = 0.5
+"""And so long where no server answers: for the GPUs, which are there all the same."""
+
+NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a feed knows at a moment; `problem` is why there is nothing newer."""
+
+    snapshot: Snapshot
+    lines: tuple[LedgerLine, ...]
+    problem: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Where frames come from: `run` until cancelled keeps `newest` new."""
+
+    origin: str
+    run: Callable[[], Awaitable[None]]
+    newest: Callable[[], Seen]
+
+
+@dataclass(slots=True, kw_only=True)
+class Viewer:
+    """Makes views of a feed, which remember what the ones before showed."""
+
+    feed: Feed
+    _trail: tuple[Point, ...] = ()
+    _newest_at_seconds: float = 0.0
+    _advanced_seconds: float = field(default_factory=time.monotonic)
+
+    def view(self) -> View:
+        """What is to be shown now."""
+        seen, now_seconds = self.feed.newest(), time.monotonic()
+        snapshot, problem = seen.snapshot, seen.problem
+        # By our own clock: the daemon's may be another machine's.
+        if snapshot.newest.at_seconds != self._newest_at_seconds:
+            self._newest_at_seconds, self._advanced_seconds = snapshot.newest.at_seconds, now_seconds
+        silent_seconds = now_seconds - self._advanced_seconds
+        if silent_seconds > SHOWN_SECONDS:
+            problem = problem or f"nothing new has been read for {silent_seconds:.0f} s"
+            snapshot = NOTHING
+        self._trail = longer(self._trail, point(snapshot))
+        return View(
+            snapshot=snapshot,
+            lines=() if snapshot is NOTHING else seen.lines,
+            origin=self.feed.origin,
+            problem=problem,
+            note=seen.note,
+            trends=trends(self._trail) if snapshot is not NOTHING else (),
+        )
+
+
+@click.command()
+@click.option("--url", help="The server to sample here; left out, a daemon is looked for, then a server.")
+@attach_options
+@server_options
+@agent_option
+@click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code, as without a terminal.")
+@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
+@limit_options
+def command(
+    url: str | None,
+    attach: str | None,
+    user: str | None,
+    password: str | None,
+    password_file: Path | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    agent_dir: Path | None,
+    once: bool,
+    tick_seconds: float | None,
+    reserved_gap_bytes: int,
+) -> int:
+    """Watch a server in the terminal: where its memory is, how full its pool, where that goes, and what is found.
+
+    \b
+    kvdiag top                                  the daemon on this host, or a server that is found here
+    kvdiag top --attach http://127.0.0.1:9743   a running `kvdiag serve`
+    kvdiag top --url http://127.0.0.1:8000      a server, sampled by this command itself
+
+    q or Ctrl-C leaves, with exit code 0. Without a terminal, or with --once, one frame is printed and the exit code is
+    the verdict's. It offers no load.
+    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    if url is not None and attach is not None:
+        raise click.UsageError("give either --url or --attach")
+    console = Console(highlight=False)
+    live = not once and sys.stdout.isatty() and not console.is_dumb_terminal
+    if live and sys.stderr.isatty():
+        configure(0)  # log lines would stand across the view
+
+    @asynccontextmanager
+    async def attached(address: str, *, only_if_there: bool) -> AsyncIterator[Feed | None]:
+        client = open_daemon(
+            address, user=user, password=password, password_file=password_file, ca_file=ca_file, insecure=insecure
+        )
+        async with client:
+            daemon = _Daemon(client, tick_seconds or REFRESH_SECONDS)
+            await daemon.read()
+            yield daemon.feed() if daemon.is_there or not only_if_there else None
+
+    async def show() -> int:
+        if url is None:
+            async with attached(attach or f"http://{LISTEN}", only_if_there=attach is None) as feed:
+                if feed is not None:
+                    return await (_live(feed, console) if live else _once(feed, at_once=True))
+        async with _sampling(
+            url,
+            api_key=api_key,
+            ca_file=ca_file,
+            insecure=insecure,
+            agent_dir=agent_dir,
+            limits=limits_of(reserved_gap_bytes),
+            tick_seconds=tick_seconds,
+            diagnosis_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
+        ) as feed:
+            return await (_live(feed, console) if live else _once(feed, at_once=False))
+
+    return asyncio.run(show())
+
+
+async def _live(feed: Feed, console: Console) -> int:
+    """Show frames until the user leaves."""
+    viewer = Viewer(feed=feed)
+    running = asyncio.ensure_future(feed.run())
+    try:
+        with Screen(console) as screen:
+            while not screen.over:
+                if running.done():
+                    await running
+                columns, rows = screen.size
+                screen.draw(frame(viewer.view(), Room(columns=columns, rows=rows, ascii_only=_ascii_only(console))))
+                await screen.wait(REFRESH_SECONDS)
+    finally:
+        await _stopped(running)
+    return 0
+
+
+async def _once(feed: Feed, *, at_once: bool) -> int:
+    """Print one frame, once there is a verdict or there has been time for one."""
+    viewer = Viewer(feed=feed)
+    view = viewer.view()
+    if not at_once:
+        running = asyncio.ensure_future(feed.run())
+        try:
+            begun_seconds = time.monotonic()
+            while verdict(view)[0] == "unknown" and not running.done():
+                refused = any(gap.source == "vllm" for gap in view.snapshot.newest.gaps)
+                nobody = refused and view.snapshot.state == "starting"
+                patience_seconds = NOBODY_SECONDS if nobody else ONCE_SECONDS
+                if time.monotonic() - begun_seconds > patience_seconds:
+                    break
+                await asyncio.wait((running,), timeout=0.1)
+                view = viewer.view()
+        finally:
+            await _stopped(running)
+    columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH
+    print_text(frame(view, Room(columns=columns or PIPED_WIDTH, ascii_only=_ascii_only(Console()))))
+    return exit_code(verdict(view)[0])
+
+
+async def _stopped(running: asyncio.Future[None]) -> None:
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _ascii_only(console: Console) -> bool:
+    return not console.encoding.startswith("utf")
+
+
+class _Daemon:
+    """A daemon that is asked every second; what it knew last is kept for as long as it counts as new."""
+
+    def __init__(self, client: httpx2.AsyncClient, pace_seconds: float) -> None:
+        self._address = str(client.base_url).rstrip("/")
+        self._source = DaemonSource(HttpReader(client))
+        self._pace_seconds = pace_seconds
+        self._reading: DaemonReading | None = None
+        self._problem: str | None = None
+        self.is_there = False
+
+    def feed(self) -> Feed:
+        return Feed(origin=f"kvdiag serve at {self._address}", run=self.run, newest=self.newest)
+
+    async def run(self) -> None:
+        async for _ in ticks(self._pace_seconds):
+            await self.read()
+
+    async def read(self) -> None:
+        try:
+            self._reading, self._problem = await self._source.read(), None
+            self.is_there = True
+        except Unreadable as unreadable:
+            self._problem = f"the daemon at {self._address}: {unreadable}"
+            # One that wants a password is there.
+            self.is_there = self.is_there or unreadable.status in (401, 403)
+
+    def newest(self) -> Seen:
+        reading = self._reading
+        if reading is None:
+            return Seen(snapshot=NOTHING, lines=(), problem=self._problem)
+        versions = f"the daemon is kvdiag {reading.version}, this is {kvdiag.__version__}"
+        return Seen(
+            snapshot=reading.snapshot,
+            lines=reading.lines,
+            problem=self._problem,
+            note=None
+            if reading.version == kvdiag.__version__
+            else f"{versions}: what only one of them knows is missing",
+        )
+
+
+@asynccontextmanager
+async def _sampling(
+    url: str | None,
+    *,
+    api_key: str | None,
+    ca_file: Path | None,
+    insecure: bool,
+    agent_dir: Path | None,
+    limits: Limits,
+    tick_seconds: float | None,
+    diagnosis_seconds: float | None,
+) -> AsyncIterator[Feed]:
+    """A feed that samples a server as `kvdiag serve` does."""
+    agents = agent_reader(agent_dir)
+    finder = Finder(url, own_port=0, api_key=api_key, ca_file=ca_file, insecure=insecure)
+    watch = Watch(
+        find=finder.find,
+        nvml=finder.nvml,
+        agents=agents,
+        limits=limits,
+        pace=pace_of(tick_seconds or 1.0),
+        diagnosis_seconds=diagnosis_seconds,
+    )
+
+    def newest() -> Seen:
+        snapshot = watch.snapshot()
+        return Seen(snapshot=snapshot, lines=ledger(snapshot.newest, snapshot.facts))
+
+    try:
+        yield Feed(origin="sampled here", run=watch.run, newest=newest)
+    finally:
+        await finder.close()
+        if agents is not None:
+            agents.close()
