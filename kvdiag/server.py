@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import gzip
 import json
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -56,6 +57,7 @@ class Request:
     path: str
     names: tuple[str, ...] = ()
     accept: str = ""
+    authorization: str = ""
     packed: bool = False
 
 
@@ -66,6 +68,14 @@ class Answer:
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may read. `allow` is asked for the Authorization of a request, and says `None` where it cannot tell now."""
+
+    allow: Callable[[str], Awaitable[bool | None]] | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -179,6 +189,7 @@ def parse_request(head: bytes) -> Request:
         path=parts.path.rstrip("/") or "/",
         names=tuple(names),
         accept=headers.get("accept", ""),
+        authorization=headers.get("authorization", ""),
         packed="gzip" in headers.get("accept-encoding", ""),
     )
 
@@ -191,19 +202,22 @@ class WebServer:
     ) -> None:
         """Answer with `pages`; `start` opens the port. `request_seconds` is for a request, and again for its answer."""
         self._pages = pages
+        self.access = Access()
+        """Whom requests from now on are answered, anybody unless told otherwise."""
         self._request_seconds = request_seconds
         self._most_connections = most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Open the port, any free one for 0, and return it.
 
         Raises:
             OSError: it is taken, or may not be used.
 
         """
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+        bounds = {} if tls is None else {"ssl_handshake_timeout": self._request_seconds, "ssl_shutdown_timeout": 1.0}
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, ssl=tls, **bounds)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -215,6 +229,15 @@ class WebServer:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    async def _answer(self, request: Request) -> Answer:
+        allowed = True if self.access.allow is None else await self.access.allow(request.authorization)
+        if allowed is None:
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
+        if not allowed:
+            challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
+            return _problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
+        return self._pages.answer(request)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None or len(self._connections) >= self._most_connections:
@@ -225,10 +248,10 @@ class WebServer:
             async with asyncio.timeout(self._request_seconds):
                 try:
                     request = parse_request(await reader.readuntil(b"\r\n\r\n"))
-                    answer, bodiless = self._pages.answer(request), request.method == "HEAD"
+                    answer, bodiless = await self._answer(request), request.method == "HEAD"
                 except (BadRequestError, asyncio.LimitOverrunError):
                     answer, bodiless = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1"), False
-            writer.write(_head(answer) + (b"" if bodiless else answer.body))
+            writer.write(_head(answer, self.access.headers) + (b"" if bodiless else answer.body))
             async with asyncio.timeout(self._request_seconds):
                 await writer.drain()
                 writer.close()
@@ -241,14 +264,14 @@ class WebServer:
                 writer.transport.abort()
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: Answer, more: tuple[tuple[str, str], ...]) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Server: kvdiag/{kvdiag.__version__}",
         f"Date: {formatdate(usegmt=True)}",
         f"Content-Type: {answer.content_type}",
         f"Content-Length: {len(answer.body)}",
-        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in {"X-Content-Type-Options": "nosniff", **dict(more)}.items()),
         *(f"{name}: {value}" for name, value in answer.headers),
         "Connection: close",
     ]

@@ -50,6 +50,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name not in SILENT:
+            # Before anything else imports the log library: it takes care of what that brings along.
+            importlib.import_module("kvdiag.commands.logs")
         found: click.Command = importlib.import_module(f"kvdiag.commands.{cmd_name}").command
         return found
 
@@ -84,34 +87,54 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     if verbose or context.invoked_subcommand not in SILENT:
         importlib.import_module("kvdiag.commands.logs").configure(verbose)
     if config is not None:
-        context.default_map = _settings(context, config)
+        context.default_map = settings(context, config)
 
 
-def _settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
-    """The defaults a file gives, after every name in it has been found to exist."""
+def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
+    """The defaults a file gives by command, after every name and every kind of value in it has been found right.
+
+    Raises:
+        KvdiagError: one is not, or the file cannot be read.
+
+    """
     try:
         with path.open("rb") as file:
-            settings = tomllib.load(file)
+            found = tomllib.load(file)
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KvdiagError(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise KvdiagError(f"{path} is not TOML that can be read: nested too deeply") from error
-    for name, options in settings.items():
+    defaults: dict[str, dict[str, Any]] = {}
+    for name, options in found.items():
         command = cli.get_command(context, name)
         if command is None or not isinstance(options, dict):
             raise KvdiagError(f"{path}: there is no command {name!r} to set options for")
-        known = {parameter.name for parameter in command.params}
+        known = {parameter.name: parameter for parameter in command.params}
         for option, value in options.items():
-            if option.replace("-", "_") not in known:
+            parameter = known.get(option.replace("-", "_"))
+            if parameter is None:
                 raise KvdiagError(f"{path}: {name} has no option {option!r}")
-            if not isinstance(value, str | int | float):
-                raise KvdiagError(f"{path}: {option!r} of {name} has to be a text, a number, true or false")
-    return {
-        name: {option.replace("-", "_"): value for option, value in options.items()}
-        for name, options in settings.items()
-    }
+            if (wanted := _misfit(parameter, value)) is not None:
+                raise KvdiagError(f"{path}: {option!r} of {name} has to be {wanted}")
+            defaults.setdefault(name, {})[parameter.name or option] = value
+    return defaults
+
+
+def _misfit(parameter: click.Parameter, value: Any) -> str | None:
+    """What the value of an option has to be where it is not: click would make a 1 of `true`, and a text of anything."""
+    if not isinstance(value, str | int | float):
+        return "a text, a number, true or false"
+    if getattr(parameter, "is_flag", False):
+        return None if isinstance(value, bool | str) else "true or false"
+    if isinstance(value, bool):
+        return "a text or a number"
+    if isinstance(parameter.type, click.types.IntParamType):
+        return None if isinstance(value, int) else "a whole number"
+    if isinstance(parameter.type, click.types.FloatParamType):
+        return None if isinstance(value, int | float) else "a number"
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from types import ModuleType
 
-import structlog
+
+def _without_rich() -> ModuleType:
+    """Structlog, which imports rich wherever that is there: 6 MiB and 60 ms for tracebacks that kvdiag never logs.
+
+    A module that stands as `None` among the imported ones is one that there is not (Python's reference, "The import
+    system"); who needs rich imports it afterwards as ever.
+    """
+    hidden = "rich" not in sys.modules
+    if hidden:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # what the reference says
+    try:
+        import structlog  # noqa: PLC0415 - in here alone is rich hidden
+    finally:
+        if hidden:
+            del sys.modules["rich"]
+    return structlog
+
+
+structlog = _without_rich()
 
 LEVELS = (logging.CRITICAL, logging.INFO, logging.DEBUG)
 

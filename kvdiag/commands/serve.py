@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
-import structlog
+from click.core import ParameterSource
 
-import kvdiag
-from kvdiag.commands.connect import agent_reader
-from kvdiag.commands.find import Finder
+from kvdiag.commands import settings
+from kvdiag.commands.daemon import Daemon, Options
 from kvdiag.commands.logs import configure
 from kvdiag.commands.options import agent_option, server_options
+from kvdiag.commands.size import Size
 from kvdiag.commands.thresholds import limit_options, limits_of
-from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.watch import Watch, pace_of
-from kvdiag.server import Pages, WebServer
+from kvdiag.feeds.recorder import LEAST_MAX_BYTES, MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
 
-_log = structlog.get_logger()
+
+def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
+    """Take the defaults of the other options from a file, before they are looked at."""
+    if path is not None:
+        context.default_map = settings(context, path).get("serve", {})
+    return path
 
 
 @click.command()
@@ -39,20 +40,34 @@ _log = structlog.get_logger()
 @click.option("--url", help="The server; left out, it is looked for on this host's usual ports.")
 @server_options
 @agent_option
+@click.option(
+    "--record-dir",
+    type=click.Path(path_type=Path),
+    help="Where to keep what is seen: for `kvdiag diagnose DIR`, and for this daemon's next start to go on from.",
+)
+@click.option(
+    "--record-max-size",
+    type=Size(LEAST_MAX_BYTES),
+    default=f"{MAX_BYTES >> 20}MiB",
+    show_default=True,
+    help="What it may take; the oldest is removed. 256MiB are three days of eight GPUs, a month of one.",
+)
+@click.option(
+    "--web-config",
+    type=click.Path(path_type=Path),
+    help="TLS and passwords, in the form that Prometheus' exporters share. Needs kvdiag[web].",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    callback=_configured,
+    help="A TOML file with these options in a table [serve]; flags and environment come first. SIGHUP reads it again.",
+)
 @click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
 @limit_options
 @click.pass_context
-def command(
-    context: click.Context,
-    listen: str,
-    url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
-    agent_dir: Path | None,
-    tick_seconds: float | None,
-    reserved_gap_bytes: int,
-) -> int:
+def command(context: click.Context, /, **_: Any) -> int:
     """Watch a server for as long as it takes: sample it every second, diagnose it, serve metrics and verdicts.
 
     \b
@@ -66,18 +81,48 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     # A daemon tells what happens unasked.
     configure(max(1, context.find_root().params.get("verbose") or 0))
-    return asyncio.run(
-        _serve(
-            address(listen),
-            url=url,
-            api_key=api_key,
-            ca_file=ca_file,
-            insecure=insecure,
-            agent_dir=agent_dir,
-            limits=limits_of(reserved_gap_bytes),
-            tick_seconds=tick_seconds,
-        )
+    daemon = Daemon(_options(context.params), reread=lambda: _options(_reread(context)))
+    return asyncio.run(daemon.run())
+
+
+def _options(values: dict[str, Any]) -> Options:
+    """What the options say together.
+
+    Raises:
+        KvdiagError: an address or a threshold is none.
+
+    """
+    names = ("url", "api_key", "ca_file", "insecure", "agent_dir", "record_dir", "web_config")
+    return Options(
+        listen=address(values["listen"]),
+        limits=limits_of(values["reserved_gap_bytes"]),
+        record_max_bytes=values["record_max_size"],
+        tick_seconds=values["tick_seconds"],
+        **{name: values[name] for name in names},
     )
+
+
+def _reread(context: click.Context) -> dict[str, Any]:
+    """The options' values as of now: those given by flag stay, for the others the file is read again.
+
+    Raises:
+        KvdiagError: the file cannot be used.
+
+    """
+    given = context.params["config"] or context.find_root().params.get("config")
+    if given is None:
+        raise KvdiagError("there is no --config to read again")
+    defaults = settings(context, given).get("serve", {})
+    try:
+        fresh = context.command.make_context(context.info_name, [], parent=context.parent, default_map=defaults)
+    except click.UsageError as error:
+        raise KvdiagError(error.format_message()) from error
+    by_flag = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return {**fresh.params, **by_flag}
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -96,59 +141,3 @@ def address(listen: str) -> tuple[str, int]:
     if not host or port is None or parts.netloc != listen or "@" in listen:
         raise refusal
     return host, port
-
-
-def _reason(error: OSError) -> str:
-    """Why a port cannot be had: asyncio puts the address, which the sentence has already, around the system's words."""
-    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
-
-
-async def _serve(
-    listen: tuple[str, int],
-    *,
-    url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
-    agent_dir: Path | None,
-    limits: Limits,
-    tick_seconds: float | None,
-) -> int:
-    over = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
-    agents = agent_reader(agent_dir)
-    finder = Finder(url, own_port=listen[1], api_key=api_key, ca_file=ca_file, insecure=insecure)
-    watch = Watch(
-        find=finder.find,
-        nvml=finder.nvml,
-        agents=agents,
-        limits=limits,
-        pace=pace_of(tick_seconds or 1.0),
-        diagnosis_seconds=tick_seconds,
-    )
-    web = WebServer(Pages(newest=watch.snapshot, history=watch.history))
-    try:
-        host, port = listen
-        try:
-            port = await web.start(host, port)
-        except OSError as error:
-            raise KvdiagError(f"cannot listen on {host}:{port}: {_reason(error)}; give another --listen") from error
-        _log.info(
-            "listening", address=f"http://{f'[{host}]' if ':' in host else host}:{port}", version=kvdiag.__version__
-        )
-        watching = asyncio.create_task(watch.run())
-        ending = asyncio.create_task(over.wait())
-        await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-        _log.info("ended")
-    finally:
-        await web.stop()
-        await finder.close()
-        if agents is not None:
-            agents.close()
-    return 0

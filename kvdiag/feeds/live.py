@@ -45,24 +45,56 @@ class Pace:
     """Share of the time that may be spent in the driver: after a slow call it is left alone until that holds again."""
 
 
-class Clock:
-    """Wall-clock seconds that only run forward: read once, then advanced by the monotonic clock."""
+def since_boot_seconds() -> float:
+    """Seconds that nobody sets, a sleep of the machine among them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def __init__(self) -> None:
-        """Anchor the monotonic clock to the wall clock."""
-        self._offset = time.time() - time.monotonic()
+
+class Clock:
+    """Wall-clock seconds that only run forward: read once, then advanced by a clock that nobody sets."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot_seconds) -> None:
+        """Anchor the steady clock to the wall clock."""
+        self._wall = wall
+        self._steady = steady
+        self._offset = wall() - steady()
 
     def now_seconds(self) -> float:
         """Seconds since the epoch."""
-        return self._offset + time.monotonic()
+        return self._offset + self._steady()
+
+    def steady_seconds(self) -> float:
+        """Seconds for durations alone."""
+        return self._steady()
+
+    def set_seconds(self) -> float:
+        """How far the wall clock has been set forward since it was read, or back where that is negative."""
+        # Who is held up between the two clocks sees a difference that is none, though hardly three times.
+        return min((self._wall() - self.now_seconds() for _ in range(3)), key=abs)
+
+    def follow(self, seconds: float) -> None:
+        """Go with a wall clock that was set so far: seconds from before are not in one order with those from now on."""
+        self._offset += seconds
 
 
-async def ticks(seconds: float) -> AsyncIterator[int]:
+@dataclass(slots=True)
+class Ticks:
+    """How often a loop was due, and how often of that it did not run: something before it took too long."""
+
+    due_total: int = 0
+    missed_total: int = 0
+
+
+async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[int]:
     """Count ticks, each due at its own time: a late one shifts none after it, missed ones are skipped."""
     loop = asyncio.get_running_loop()
-    start, number = loop.time(), 0
+    start, number, before = loop.time(), 0, -1
     while True:
+        if counted is not None:
+            counted.due_total += number - before
+            counted.missed_total += number - before - 1
         yield number
+        before = number
         number = max(number + 1, int((loop.time() - start) / seconds) + 1)
         await asyncio.sleep(start + number * seconds - loop.time())
 
@@ -147,10 +179,12 @@ class Sampler:
         pace: Pace,
         clock: Clock,
         load: Callable[[], Load | None],
+        counted: dict[str, Ticks] | None = None,
     ) -> None:
         """Keep the sources; nothing is read yet.
 
-        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for.
+        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for. The ticks of
+        each source are added to those that are `counted` already.
         """
         self._vllm = vllm
         self._nvml = nvml
@@ -161,6 +195,7 @@ class Sampler:
         self._pace = pace
         self._clock = clock
         self._load = load
+        self._counted = {} if counted is None else counted
         self.durations_seconds: dict[str, float] = {}
         """How long the newest reading of each source took."""
 
@@ -175,30 +210,30 @@ class Sampler:
                 group.create_task(self._agent_loop(self._agents))
 
     async def _engine_loop(self) -> None:
-        async for _ in ticks(self._pace.engine_seconds):
+        async for _ in ticks(self._pace.engine_seconds, self._ticks("vllm")):
             await self.read_engine()
 
     async def _device_loop(self) -> None:
         every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
         rest_until_seconds = listed = -1.0
-        async for number in ticks(self._pace.device_seconds):
-            begun_seconds = self._clock.now_seconds()
+        async for number in ticks(self._pace.device_seconds, self._ticks("nvml")):
+            begun_seconds = self._clock.steady_seconds()
             if begun_seconds < rest_until_seconds:
                 continue
             # By the number of the five, not by its tick: the one that lists processes may be among those left out.
             processes = number // every > listed
             listed = number // every
             await self.read_devices(processes=processes)
-            took_seconds = self._clock.now_seconds() - begun_seconds
+            took_seconds = self._clock.steady_seconds() - begun_seconds
             rest_until_seconds = begun_seconds + took_seconds / self._pace.most_driver_ratio
 
     async def _host_loop(self) -> None:
-        async for _ in ticks(self._pace.host_seconds):
+        async for _ in ticks(self._pace.host_seconds, self._ticks("host")):
             await self.read_host()
 
     async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
-        async for _ in ticks(self._pace.agent_seconds):
-            begun_seconds = self._clock.now_seconds()
+        async for _ in ticks(self._pace.agent_seconds, self._ticks("torch_allocator")):
+            begun_seconds = self._clock.steady_seconds()
             allocators, gaps = await read_agents(agents, AGENT_SECONDS)
             self._took("torch_allocator", begun_seconds)
             devices = devices_inside(allocators) if self._driver_absent else None
@@ -209,7 +244,7 @@ class Sampler:
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""
         if self._facts.server_pids is not None:
-            begun_seconds = self._clock.now_seconds()
+            begun_seconds = self._clock.steady_seconds()
             processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
             self._took("host", begun_seconds)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
@@ -219,7 +254,7 @@ class Sampler:
         if self._vllm is None:
             return
         before = self._load()
-        begun_seconds = self._clock.now_seconds()
+        begun_seconds = self._clock.steady_seconds()
         engines, gaps = await self._vllm.read()
         self._took("vllm", begun_seconds)
         now_seconds = self._clock.now_seconds()
@@ -229,7 +264,7 @@ class Sampler:
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
-        begun_seconds = self._clock.now_seconds()
+        begun_seconds = self._clock.steady_seconds()
         try:
             devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
         except StillBusy as busy:
@@ -240,7 +275,10 @@ class Sampler:
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
 
     def _took(self, source: str, begun_seconds: float) -> None:
-        self.durations_seconds[source] = self._clock.now_seconds() - begun_seconds
+        self.durations_seconds[source] = self._clock.steady_seconds() - begun_seconds
+
+    def _ticks(self, source: str) -> Ticks:
+        return self._counted.setdefault(source, Ticks())
 
 
 def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:

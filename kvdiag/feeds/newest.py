@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kvdiag.feeds.live import Ticks
 from kvdiag.model import Device, Gap, Sample, SourceHealth
 
 SHOWN_SECONDS = 15.0
@@ -59,6 +60,14 @@ class Newest:
                 self._listed[device.uuid] = (sample.at_seconds, device)
         return tuple(news)
 
+    def move(self, seconds: float) -> None:
+        """Put all times right by so much: the clock that gave them has been."""
+        self._at_seconds += seconds
+        self._parts = {
+            source: replace(sample, at_seconds=sample.at_seconds + seconds) for source, sample in self._parts.items()
+        }
+        self._listed = {uuid: (at + seconds, device) for uuid, (at, device) in self._listed.items()}
+
     def sample(self) -> Sample:
         """All parts as they were last read, with what is missing."""
         shown = {
@@ -77,14 +86,19 @@ class Newest:
             return device
         return replace(device, processes=listed[1].processes)
 
-    def sources(self, durations_seconds: Mapping[str, float]) -> tuple[SourceHealth, ...]:
-        """Every source that exists here."""
+    def sources(
+        self, durations_seconds: Mapping[str, float], counted: Mapping[str, Ticks] | None = None
+    ) -> tuple[SourceHealth, ...]:
+        """Every source that exists here, with how long it took and how often it was due."""
+        ticks = counted or {}
         return tuple(
             SourceHealth(
                 source=source,
                 up=up,
                 errors_total=self._errors.get(source, 0),
                 duration_seconds=durations_seconds.get(source),
+                ticks_total=ticks[source].due_total if source in ticks else None,
+                ticks_missed_total=ticks[source].missed_total if source in ticks else None,
             )
             for source, up in sorted(self._up.items())
         )

@@ -6,13 +6,14 @@ whose last line may be torn: what stood before it counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import islice, pairwise
 from pathlib import Path
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.trace import CUT_OFF, MAX_TRACE_BYTES, is_begun, read_trace
+from kvdiag.feeds.trace import CUT_OFF, MAX_TRACE_BYTES, is_begun, read_header, read_trace
 from kvdiag.model import Facts, Gap, Timeline
 
 SOURCE = "recorder"
@@ -57,11 +58,15 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     """
     segments: list[_Segment] = []
     gaps: list[Gap] = []
-    for path in _paths(folder):
-        if not is_begun(path):
+    paths = _paths(folder)
+    begun = {path for path in paths if is_begun(path)}
+    late_seconds = behind(path for path in paths if path in begun)
+    for path in paths:
+        if path not in begun:
             gaps.append(_gap(f"{path.name} holds nothing: its recorder was killed when it had just begun"))
             continue
         timeline, facts = read_trace(path)
+        timeline = moved(timeline, late_seconds[path])
         if CUT_OFF in facts.gaps:
             gaps.append(_gap(f"{path.name} has no end: its recorder was killed, or still writes"))
         times = [sample.at_seconds for sample in (*timeline.samples[:1], *timeline.samples[-1:])]
@@ -76,6 +81,33 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     if not segments:
         raise KvdiagError(f"the segments in {folder} hold no sample: has the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
+
+
+def behind(paths: Iterable[Path]) -> dict[Path, float]:
+    """By how much the clock of each segment was behind that of the last one, as the headers between them tell.
+
+    `paths` are in the order in which they were begun, which is that of a recorder's names.
+
+    Raises:
+        KvdiagError: a header cannot be read.
+
+    """
+    found: dict[Path, float] = {}
+    seconds = 0.0
+    for path in reversed(list(paths)):
+        found[path] = seconds
+        seconds += read_header(path)[1]
+    return found
+
+
+def moved(timeline: Timeline, seconds: float) -> Timeline:
+    """The timeline so much later."""
+    if not seconds:
+        return timeline
+    return Timeline(
+        samples=tuple(replace(one, at_seconds=max(one.at_seconds + seconds, 0.0)) for one in timeline.samples),
+        marks=tuple(replace(one, at_seconds=max(one.at_seconds + seconds, 0.0)) for one in timeline.marks),
+    )
 
 
 def _paths(folder: Path) -> list[Path]:

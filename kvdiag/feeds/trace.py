@@ -11,7 +11,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -41,14 +41,31 @@ CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its r
 END = b'{"end":%d}\n'
 """The last line of a whole trace, with the number of entries before it."""
 
+CLOCK_SET = "clock_set_seconds"
+
+MOST_SET_SECONDS = 2e9
+"""From 1970, where a machine without a clock begins, to now."""
+
+SAMPLE = b'{"sample":{"at_seconds":'
+"""How the line of a sample begins."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TraceWriter:
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
-    def __init__(self, path: Path, facts: Facts, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        facts: Facts,
+        about: Mapping[str, Any] | None = None,
+        *,
+        clock_set_seconds: float = 0.0,
+    ) -> None:
         """Begin a trace in a new file or over an old one; `about` is kept in its header for people to read.
+
+        `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
 
         Raises:
             KvdiagError: the file cannot be written.
@@ -58,6 +75,8 @@ class TraceWriter:
         self._path = path
         self._entries = 0
         header = {"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)}
+        if clock_set_seconds:
+            header[CLOCK_SET] = clock_set_seconds
         if about is not None:
             header["about"] = _bounded(about)
         try:
@@ -129,8 +148,12 @@ def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:
     return about
 
 
-def read_trace(path: Path) -> tuple[Timeline, Facts]:
-    """The timeline and facts of a trace file.
+def read_trace(
+    path: Path, *, from_seconds: float = 0.0, share: Callable[[Sample], Sample] | None = None
+) -> tuple[Timeline, Facts]:
+    """The timeline and facts of a trace file; samples before `from_seconds` are left out, which takes little time.
+
+    `share` gives for each sample an equal one that takes less memory.
 
     Raises:
         KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
@@ -142,7 +165,7 @@ def read_trace(path: Path) -> tuple[Timeline, Facts]:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
         with _open(path, "rb", packed=packed) as file:
-            return _read_lines(_lines(file, path), path)
+            return _read_lines(_lines(file, path), path, from_seconds, share)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise KvdiagError(f"cannot read {path}: {reason}") from error
@@ -187,22 +210,63 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[bytes, bool]]:
         yield line, line.endswith(b"\n")
 
 
-def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path) -> tuple[Timeline, Facts]:
+def _read_lines(
+    lines: Iterator[tuple[bytes, bool]],
+    path: Path,
+    from_seconds: float,
+    share: Callable[[Sample], Sample] | None,
+) -> tuple[Timeline, Facts]:
     facts = _header(next(lines, (b"", False))[0], path)
     samples: list[Sample] = []
     marks: list[Mark] = []
+    left_out = 0
     for number, (line, whole) in enumerate(lines, start=2):
-        if whole and line == END % (len(samples) + len(marks)):
+        if whole and line == END % (len(samples) + len(marks) + left_out):
             return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
         if not whole and len(line) < MAX_LINE_BYTES:
             break  # torn: the recorder was killed while it wrote this line
         if not whole:
             raise KvdiagError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        if from_seconds and _before(line, from_seconds):
+            left_out += 1
+            continue
         try:
             _add(_decoded(line), samples, marks)
+            if share is not None and samples:
+                samples[-1] = share(samples[-1])
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
     return Timeline(samples=tuple(samples), marks=tuple(marks)), replace(facts, gaps=(*facts.gaps, CUT_OFF))
+
+
+def _before(line: bytes, seconds: float) -> bool:
+    """Whether a line as `TraceWriter` writes them is a sample of before then; any other line is looked at whole."""
+    if not line.startswith(SAMPLE):
+        return False
+    try:
+        return float(line[len(SAMPLE) :].partition(b",")[0].rstrip(b"}\n")) < seconds
+    except ValueError:
+        return False
+
+
+def read_header(path: Path) -> tuple[Facts, float]:
+    """The facts of a trace's first line, and how far the clock was set right before it was begun.
+
+    Raises:
+        KvdiagError: as `read_trace`, for what stands there.
+
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+        with _open(path, "rb", packed=packed) as file:
+            first = next(_lines(file, path), (b"", False))[0]
+            facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
+    except (OSError, EOFError, zlib.error) as error:
+        raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
+        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is no number of seconds")
+    return facts, float(moved)
 
 
 def _header(line: bytes, path: Path) -> Facts:

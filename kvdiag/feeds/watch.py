@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, Pace, Sampler, ticks
+from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.newest import Newest
-from kvdiag.feeds.tiers import Tiers
+from kvdiag.feeds.recorder import FlightRecorder
+from kvdiag.feeds.reload import Before, same_server
+from kvdiag.feeds.tiers import Keep, Tiers
 from kvdiag.kv.served import all_pools_bytes
-from kvdiag.model import Diagnosis, Facts, Gap, Sample, ServerState, Snapshot, Timeline
+from kvdiag.model import Diagnosis, Facts, Gap, Sample, ServerState, Snapshot, SourceHealth, Timeline
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import VllmSource
 
@@ -33,6 +35,9 @@ GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""
 
 LOST_SEARCH_SECONDS = 10.0
+
+CLOCK_SECONDS = 1.0
+"""How often the clock is looked at, and how far it must have been set: what NTP does stays within that."""
 
 
 def pace_of(tick_seconds: float) -> Pace:
@@ -68,32 +73,44 @@ class Watch:
         limits: Limits,
         pace: Pace,
         diagnosis_seconds: float | None = None,
+        recorder: FlightRecorder | None = None,
+        before: Before | None = None,
+        clock: Clock | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """Read nothing yet. `find` looks for the server, and raises KvdiagError with the reason while there is none.
 
         Who gives `diagnosis_seconds` gets a diagnosis as often as that, whatever it costs. `nvml` shows this machine's
-        GPUs, until a server says which are its own.
+        GPUs, until a server says which are its own. What is seen is given to `recorder`, and what it has kept of an
+        earlier run, `before`, is what this one goes on from.
         """
         self._find = find
         self._nvml = nvml
         self._agents = agents
-        self._limits = limits
+        self.limits = limits
+        """Of diagnoses from now on."""
         self._pace = pace
         self._diagnosis_seconds = diagnosis_seconds or DIAGNOSIS_SECONDS
         self._diagnosis_ratio = MOST_DIAGNOSIS_RATIO if diagnosis_seconds is None else 1.0
         self._judge: Patient[Diagnosis] = Patient(self._diagnose, "diagnosis")
-        self._clock = Clock()
-        self._tiers = Tiers()
+        self._clock = clock or Clock()
+        self._clock_set_total = 0
+        self._recorder = recorder
+        self._tiers = Tiers(keep)
         self._newest = Newest()
         self._sampler: Sampler | None = None
+        self._counted: dict[str, Ticks] = {}
         self._state: ServerState = "starting"
         self._facts = Facts()
         self._tokens: dict[str, int] = {}
         self._anew = False
         self._returned = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._elsewhere = False
         self._diagnosis: Diagnosis | None = None
         self._diagnosed_seconds: float | None = None
         self._snapshot: Snapshot | None = None
+        self._go_on(before)
 
     async def run(self) -> None:
         """Watch for ever, until cancelled."""
@@ -101,8 +118,19 @@ class Watch:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._diagnose_for_ever())
                 group.create_task(self._follow())
+                group.create_task(self._mind_the_clock())
         finally:
             self._judge.close()
+
+    def look_elsewhere(self, find: Callable[[], Awaitable[Found]], nvml: Patient[DeviceReading]) -> None:
+        """Leave the server for another one."""
+        self._find, self._nvml, self._elsewhere = find, nvml, True
+        self._changed.set()
+
+    def ask_agents(self, agents: Patient[AllocatorReading] | None) -> None:
+        """Read other agents from now on, or none."""
+        self._agents = agents
+        self._changed.set()
 
     def snapshot(self) -> Snapshot:
         """All that is known now; the same value until something new is."""
@@ -112,7 +140,7 @@ class Watch:
                 state=self._state,
                 facts=self._facts,
                 newest=self._newest.sample(),
-                sources=self._newest.sources(durations),
+                sources=(*self._newest.sources(durations, self._counted), *self._own_health()),
                 diagnosis=self._diagnosis,
                 diagnosed_seconds=self._diagnosed_seconds,
             )
@@ -124,7 +152,10 @@ class Watch:
 
     def add(self, entry: Sample) -> None:
         """Take the newest sample, from whichever source."""
-        self._tiers.add(entry)
+        old = self._tiers.add(entry)
+        if self._recorder is not None:
+            self._recorder.add(entry)
+            self._recorder.keep(old)
         for news in self._newest.add(entry):
             _log.info("gap", source=news.source, kind=news.kind, reason=news.reason)
         self._snapshot = None
@@ -137,12 +168,60 @@ class Watch:
         elif self._state == "serving" and any(gap.source == "vllm" for gap in entry.gaps):
             self._become("lost")
 
+    def _go_on(self, before: Before | None) -> None:
+        """Begin where an earlier run has ended."""
+        if before is None:
+            if self._recorder is not None:
+                self._recorder.renew_history(())
+            return
+        self._facts = before.facts
+        self._tiers.load(before.thinned)
+        if self._recorder is not None:
+            self._recorder.begin(before.facts)
+            self._recorder.renew_history(before.thinned)
+        for sample in before.tail:
+            old = self._tiers.add(sample)
+            if self._recorder is not None:
+                self._recorder.keep(old)
+        for sample in reversed(before.tail or before.thinned):
+            if sample.engines is not None:
+                self._began_anew(sample)
+                break
+
+    def _own_health(self) -> tuple[SourceHealth, ...]:
+        """How the recorder does, and the clock once it has been set."""
+        found = []
+        if self._recorder is not None:
+            up = self._recorder.problem is None
+            found.append(SourceHealth(source="recorder", up=up, errors_total=self._recorder.lost_total))
+        if self._clock_set_total:
+            found.append(SourceHealth(source="clock", up=True, errors_total=self._clock_set_total))
+        return tuple(found)
+
+    async def _mind_the_clock(self) -> None:
+        """Where the clock is set, what it has told before is moved with it, so that durations stay what they were."""
+        async for _ in ticks(CLOCK_SECONDS):
+            seconds = self._clock.set_seconds()
+            if abs(seconds) < CLOCK_SECONDS:
+                continue
+            self._clock.follow(seconds)
+            self._tiers.move(seconds)
+            self._newest.move(seconds)
+            if self._diagnosed_seconds is not None:
+                self._diagnosed_seconds += seconds
+            if self._recorder is not None:
+                self._recorder.clock_was_set(seconds)
+                self._recorder.renew_history(self._tiers.thinned)
+            self._clock_set_total += 1
+            self._snapshot = None
+            _log.warning("clock", set_seconds=round(seconds, 1), reason="the history was moved with it")
+
     def _became_another(self, facts: Facts) -> bool:
         """Whether these are the facts of another server, or of the same one started anew."""
         before = self._facts
         if before.server_pids and facts.server_pids:
             return not {*before.server_pids} & {*facts.server_pids}
-        return replace(before, gaps=(), server_pids=None) != replace(facts, gaps=(), server_pids=None)
+        return not same_server(before, facts)
 
     def _began_anew(self, sample: Sample) -> bool:
         """Whether an engine's counter has fallen: counters begin at 0 with their process."""
@@ -170,12 +249,23 @@ class Watch:
                 pace=self._pace,
                 clock=self._clock,
                 load=lambda: None,
+                counted=self._counted,
             )
             async with asyncio.TaskGroup() as group:
-                sampling = group.create_task(self._sampler.run())
-                found = await (self._first() if found is None else self._next())
-                sampling.cancel()
-            self._now_watches(found.facts)
+                looking = group.create_task(self._first() if found is None else self._next())
+                changed = group.create_task(self._changed.wait())
+                others = (group.create_task(self._sampler.run()), changed)
+                await asyncio.wait((looking, changed), return_when=asyncio.FIRST_COMPLETED)
+                for task in (looking, *others):
+                    task.cancel()
+            self._changed.clear()
+            if self._elsewhere:
+                self._elsewhere, found = False, None
+                self._state, self._anew, self._newest = "starting", True, Newest()
+                self._now_watches(Facts())
+            elif not looking.cancelled():
+                found = looking.result()
+                self._now_watches(found.facts)
 
     async def _first(self) -> Found:
         """The server, once there is one. Until then each attempt leaves its reason as what is absent yet."""
@@ -218,19 +308,24 @@ class Watch:
         if self._anew or self._became_another(facts):
             # The one before would be judged by the facts of this one.
             self._tiers.clear()
+            self._tokens.clear()
             self._diagnosis = self._diagnosed_seconds = None
+            if self._recorder is not None:
+                self._recorder.renew_history(())
         self._facts, self._snapshot, self._anew = facts, None, False
-        self._tokens.clear()
-        _log.info("watches", url=facts.url, model=facts.model, version=facts.engine_version, pids=facts.server_pids)
+        if self._recorder is not None:
+            self._recorder.begin(facts)
+        if facts.url is not None:
+            _log.info("watches", url=facts.url, model=facts.model, version=facts.engine_version, pids=facts.server_pids)
 
     async def _diagnose_for_ever(self) -> None:
         rest_until_seconds = 0.0
         async for _ in ticks(self._diagnosis_seconds):
-            begun_seconds = self._clock.now_seconds()
+            begun_seconds = self._clock.steady_seconds()
             if begun_seconds < rest_until_seconds:
                 continue
             await self._diagnose_once()
-            took_seconds = self._clock.now_seconds() - begun_seconds
+            took_seconds = self._clock.steady_seconds() - begun_seconds
             rest_until_seconds = begun_seconds + took_seconds / self._diagnosis_ratio
 
     async def _diagnose_once(self) -> None:
@@ -254,4 +349,4 @@ class Watch:
         self._snapshot = None
 
     def _diagnose(self, *, samples: tuple[Sample, ...], facts: Facts) -> Diagnosis:
-        return diagnose(Timeline(samples=samples), facts, self._limits)
+        return diagnose(Timeline(samples=samples), facts, self.limits)

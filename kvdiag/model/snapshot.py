@@ -15,12 +15,18 @@ ServerState = Literal["starting", "serving", "lost"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceHealth:
-    """One source: whether its newest reading succeeded, how many failed since the start, how long the newest took."""
+    """One source: whether its newest reading succeeded, how many failed since the start, how long the newest took.
+
+    Of `ticks_total` moments at which it was due to be read, it was not read at `ticks_missed_total`: the reading before
+    was not over, or the daemon was late.
+    """
 
     source: str
     up: bool
     errors_total: int
     duration_seconds: float | None = None
+    ticks_total: int | None = None
+    ticks_missed_total: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,12 @@ def source_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield counter("kvdiag_source_errors", "Readings of a source that failed.", labels, errors)
     took = [((one.source,), one.duration_seconds) for one in sources if one.duration_seconds is not None]
     yield gauge("kvdiag_sample_duration_seconds", "How long the newest reading of a source took.", labels, took)
+    for name, field, told in (
+        ("kvdiag_ticks", "ticks_total", "Moments at which a source was due to be read."),
+        ("kvdiag_ticks_missed", "ticks_missed_total", "Those of them at which it was not: something took too long."),
+    ):
+        rows = [((one.source,), float(count)) for one in sources if (count := getattr(one, field)) is not None]
+        yield counter(name, told, labels, rows)
     text = "When the newest sample was taken, since the epoch."
     moments = [((), snapshot.newest.at_seconds)] if snapshot.newest.at_seconds else []
     yield gauge("kvdiag_sample_timestamp_seconds", text, (), moments)

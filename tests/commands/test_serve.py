@@ -33,6 +33,7 @@ class Daemon:
 
     process: subprocess.Popen[str]
     client: Client
+    address: str = ""
 
     def get(self, path: str) -> Any:
         """The document at a path, `None` while there is none."""
@@ -57,11 +58,11 @@ class Daemon:
 
 
 @contextmanager
-def daemon(url: str) -> Iterator[Daemon]:
+def daemon(url: str, *more: str) -> Iterator[Daemon]:
     """A daemon on a free port, ten times as fast as usual."""
-    with started("serve", "--url", url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1") as process:
+    with started("serve", "--url", url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1", *more) as process:
         line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
-        yield Daemon(process, Client(line["address"]))
+        yield Daemon(process, Client(line["address"]), line["address"])
 
 
 def free_port() -> int:

@@ -1,0 +1,352 @@
+"""The flight recorder: what a daemon sees, in trace segments that rotate within a size, readable after any end.
+
+    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each, written at once
+    DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, from which the next start goes on
+
+A thread of its own writes: a disk that is slow, full or gone costs recorded samples, which are counted, and no sample
+of the daemon's. A kill leaves a torn last line, which readers drop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
+
+import structlog
+
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.trace import TraceWriter
+from kvdiag.model import Facts, Sample
+
+_log = structlog.get_logger()
+
+MAX_BYTES = 256 * 2**20
+"""Three days of a host with eight GPUs and agents (0.9 KB/s packed), a month of one GPU."""
+
+LEAST_MAX_BYTES = 4 * 2**20
+"""A day of eight GPUs thinned to minutes takes 2 MiB of it."""
+
+SEGMENT_SECONDS = 3600.0
+"""Of one segment at most; the reader takes a month of them."""
+
+SEGMENTS = 8
+"""A segment has at most this part of the size, so that what is removed for a new one is little."""
+
+MOST_FILES = 1000
+"""A daemon that is started every few seconds leaves a segment each time; the reader takes 1,024."""
+
+HISTORY_SECONDS = 21_600.0
+"""Of one segment of the history: a day and at most this much are kept."""
+
+KEPT_SECONDS = 86_400.0
+
+RETRY_SECONDS = 1.0
+"""After a failure, until the disk is tried again."""
+
+MOST_WAITING = 2048
+"""Orders that wait for a disk that hangs: some minutes of samples, then they are lost."""
+
+LAST_SECONDS = 1.0
+"""At the end, for what still waits."""
+
+NAME = re.compile(r"kvdiag-(\d{8})\.jsonl\.gz")
+"""Files of the recorder. No other is ever touched."""
+
+HISTORY = "history"
+
+
+class Segments:
+    """The files of one folder, written by one recorder at a time."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        """Take the folder, made where it is missing.
+
+        Raises:
+            KvdiagError: it cannot be made, read or written, or another recorder has it.
+
+        """
+        self.folder = folder
+        self.max_bytes = max_bytes
+        try:
+            (folder / HISTORY).mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder / ".lock")
+            self._number = max((_number(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
+        except OSError as error:
+            raise KvdiagError(
+                f"cannot record to {folder}: {(error.strerror or str(error)).lower()}; give another --record-dir"
+            ) from error
+        self._facts = Facts()
+        self._set_seconds = 0.0
+        self._whole: TraceWriter | None = None
+        self._whole_path: Path | None = None
+        self._begun_seconds = 0.0
+        self._thin: TraceWriter | None = None
+        self._histories: list[tuple[Path, float]] = []
+
+    def begin(self, facts: Facts) -> None:
+        """What comes is of these facts: in segments of its own, as the header of each says."""
+        if facts != self._facts:
+            self._facts = facts
+            self._end_segment()
+            self._end_history()
+
+    def clock_was_set(self, seconds: float) -> None:
+        """Times from now on are not in one order with those before: they begin a segment, which says so."""
+        self._end_segment()
+        self._set_seconds += seconds
+
+    def add(self, sample: Sample) -> None:
+        """Write one sample, in a new segment where the old one is full.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the segment ends there.
+
+        """
+        if self._whole is None:
+            self._number += 1
+            path = self.folder / _name(self._number)
+            self._whole, self._whole_path = self._opened(path, self._set_seconds), path
+            self._begun_seconds, self._set_seconds = sample.at_seconds, 0.0
+            self._make_room()
+        try:
+            self._whole.add(sample)
+            size = _size(self._whole_path)
+        except KvdiagError:
+            self._whole = None
+            raise
+        age_seconds = sample.at_seconds - self._begun_seconds
+        if size >= self.max_bytes // SEGMENTS or not 0.0 <= age_seconds < SEGMENT_SECONDS:
+            self._end_segment()
+
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """Write a minute that was thinned to the history.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        if not samples:
+            return
+        first_seconds = samples[0].at_seconds
+        if self._thin is not None and not 0.0 <= first_seconds - self._histories[-1][1] < HISTORY_SECONDS:
+            self._end_history()
+        if self._thin is None:
+            self._number += 1
+            path = self.folder / HISTORY / _name(self._number)
+            self._thin = self._opened(path)
+            self._histories.append((path, first_seconds))
+            # A segment is too old when the one after it begins before what is kept.
+            while len(self._histories) > 1 and self._histories[1][1] < first_seconds - KEPT_SECONDS:
+                _remove([self._histories.pop(0)[0]])
+        try:
+            for sample in samples:
+                self._thin.add(sample)
+        except KvdiagError:
+            self._thin = None
+            raise
+
+    def renew_history(self, samples: Sequence[Sample]) -> None:
+        """Put this in place of all histories that there are.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the old ones are still there.
+
+        """
+        old = files(self.folder / HISTORY)
+        self._end_history()
+        self._histories.clear()
+        self.keep(samples)
+        _remove(old)
+
+    def resize(self, max_bytes: int) -> None:
+        """Have another size from now on."""
+        self.max_bytes = max_bytes
+        self._make_room()
+
+    def close(self) -> None:
+        """End what is open, and let go of the folder.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the folder is let go of all the same.
+
+        """
+        try:
+            self._end_segment()
+            self._end_history()
+        finally:
+            self._lock.close()
+
+    def _opened(self, path: Path, clock_set_seconds: float = 0.0) -> TraceWriter:
+        try:
+            return TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds)
+        except KvdiagError:
+            # Nothing is in it, and the next attempt is to have its number.
+            self._number -= 1
+            _remove([path])
+            raise
+
+    def _end_segment(self) -> None:
+        if self._whole is not None:
+            writer, self._whole = self._whole, None
+            writer.close()
+
+    def _end_history(self) -> None:
+        if self._thin is not None:
+            writer, self._thin = self._thin, None
+            writer.close()
+
+    def _make_room(self) -> None:
+        """Remove the oldest segments, until a whole new one has its place within the size."""
+        found = [(path, _size(path)) for path in files(self.folder)]
+        history_bytes = sum(_size(path) for path in files(self.folder / HISTORY))
+        left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
+        while found and (left < 0 or len(found) > MOST_FILES):
+            path, size = found.pop(0)
+            if path == self._whole_path and self._whole is not None:
+                break
+            _remove([path])
+            left += size
+
+
+class FlightRecorder:
+    """Has `Segments` written by a thread; nothing here waits, and nothing raises."""
+
+    def __init__(self, segments: Segments, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin the thread."""
+        self._segments = segments
+        self._clock = clock
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._problem: str | None = None
+        self._retry_seconds = 0.0
+        self.lost_total = 0
+        """Samples that came and were not written."""
+        self._thread = threading.Thread(target=self._work_off, name="recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be recorded now, `None` while it can."""
+        if self._orders.qsize() >= MOST_WAITING:
+            return f"{self._segments.folder} does not take what is written: its disk hangs"
+        return self._problem
+
+    def begin(self, facts: Facts) -> None:
+        """What comes is of these facts."""
+        self._orders.put(lambda: self._segments.begin(facts))
+
+    def add(self, sample: Sample) -> None:
+        """Record one sample."""
+        if self._orders.qsize() >= MOST_WAITING:
+            self.lost_total += 1
+        else:
+            self._orders.put(lambda: self._add(sample))
+
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """Keep a minute that was thinned, for the next start."""
+        if samples and self._orders.qsize() < MOST_WAITING:
+            self._orders.put(lambda: self._segments.keep(samples))
+
+    def renew_history(self, samples: Sequence[Sample]) -> None:
+        """Put this in place of the history that there is."""
+        self._orders.put(lambda: self._segments.renew_history(samples))
+
+    def clock_was_set(self, seconds: float) -> None:
+        """Times from now on are not in one order with those before."""
+        self._orders.put(lambda: self._segments.clock_was_set(seconds))
+
+    def resize(self, max_bytes: int) -> None:
+        """Have another size from now on."""
+        self._orders.put(lambda: self._segments.resize(max_bytes))
+
+    def drained(self) -> None:
+        """Wait until everything so far has been written, or a second."""
+        over = threading.Event()
+        self._orders.put(over.set)
+        over.wait(LAST_SECONDS)
+
+    def close(self) -> None:
+        """Write what waits, and end; a disk that hangs is left behind."""
+        self._orders.put(self._segments.close)
+        self._orders.put(None)
+        self._thread.join(LAST_SECONDS)
+
+    def _add(self, sample: Sample) -> None:
+        if self._problem is not None and self._clock() < self._retry_seconds:
+            self.lost_total += 1
+            return
+        try:
+            self._segments.add(sample)
+        except KvdiagError:
+            self.lost_total += 1
+            raise
+        if self._problem is not None:
+            _log.info("recorder", state="records again", lost=self.lost_total)
+            self._problem = None
+
+    def _work_off(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                order()
+            except (KvdiagError, OSError) as error:
+                if self._problem is None:
+                    _log.warning("recorder", reason=str(error))
+                self._problem = str(error)
+                self._retry_seconds = self._clock() + RETRY_SECONDS
+            # What it holds may be large, and the next order far away.
+            del order
+
+
+def files(folder: Path) -> list[Path]:
+    """A recorder's segments in the order in which they were begun.
+
+    Raises:
+        OSError: the folder cannot be read.
+
+    """
+    return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+
+
+def _name(number: int) -> str:
+    return f"kvdiag-{number:08d}.jsonl.gz"
+
+
+def _number(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return 0 if found is None else int(found[1])
+
+
+def _size(path: Path | None) -> int:
+    try:
+        return 0 if path is None else path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """A lock that ends with its process, however that ends.
+
+    Raises:
+        KvdiagError: another process has it.
+        OSError: it cannot be made.
+
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise KvdiagError(f"another kvdiag records to {path.parent}: give each a --record-dir of its own") from error
+    return file

@@ -1,0 +1,350 @@
+"""Print what `kvdiag serve` costs beside nvitop-exporter, on the NVML stand-in with one GPU and with eight.
+
+python -m tests.bench.serve_cost [--seconds N] [--scrapes N]
+
+kvdiag has a vLLM's page to read, a day of history (every figure moved at every reading, torch's among them) and
+diagnoses it every ten seconds; nvitop-exporter has none of these. Exits 3 where there is no compiler or no
+nvitop-exporter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from kvdiag.feeds.recorder import Segments, files
+from kvdiag.feeds.tiers import Tiers
+from kvdiag.feeds.trace import read_header
+from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
+from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json
+from tests.fixtures.once import cache, made_once
+from tests.nvml_stand_in.stand_in import Gpu, Running, StandIn, State, build, compiler
+
+GIB = 2**30
+MIB = 2**20
+NVITOP = "nvitop-exporter==1.7.2"
+PAGE = Path(__file__).parents[1] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-load.prom"
+DAY_SECONDS = 86_400
+SETTLE_SECONDS = 12.0
+"""For the first diagnosis, and what is made once."""
+
+MOST_BYTES = 64 * MIB
+MOST_CPU_RATIO = 0.01
+MOST_SCRAPE_SECONDS = 1.0
+MOST_P50_SECONDS = 1.5e-3
+HERTZ = os.sysconf("SC_CLK_TCK")
+
+
+class Missing(Exception):  # noqa: N818 - it is an answer, not a mistake
+    """What the benchmark needs cannot be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one exporter: memory at the end, share of a core, a core's time for 1000 scrapes, and how long one takes."""
+
+    resident_bytes: int
+    cpu_ratio: float
+    scrape_seconds: float
+    p50_seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures; 1 where a budget is not kept, 3 where there is nothing to compare with."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="time over which the processor's is taken")
+    parser.add_argument("--scrapes", type=int, default=1000)
+    asked = parser.parse_args(arguments)
+    try:
+        exporter = nvitop_exporter()
+        kept = [compared(gpus, exporter, asked.seconds, asked.scrapes) for gpus in (1, 8)]
+    except (Missing, OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"serve_cost: not run: {error}\n")
+        return 3
+    return 0 if all(kept) else 1
+
+
+def nvitop_exporter() -> Path:
+    """The program, in an environment of its own; some seconds the first time.
+
+    Raises:
+        Missing: it cannot be installed.
+
+    """
+    if compiler() is None:
+        raise Missing("no C compiler (cc) here")
+    uv = Path(sys.executable).with_name("uv")
+
+    def install(folder: Path) -> None:
+        for command in (
+            ["venv", "--quiet", "--python", sys.executable, str(folder)],
+            ["pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), NVITOP],
+        ):
+            subprocess.run([str(uv), *command], check=True, capture_output=True, timeout=300)
+
+    try:
+        return made_once(cache() / NVITOP.replace("==", "-"), install) / "bin" / "nvitop-exporter"
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Missing(f"{NVITOP} cannot be installed ({type(error).__name__})") from error
+
+
+def compared(gpus: int, exporter: Path, seconds: float, scrapes: int) -> bool:
+    """Print both exporters with so many GPUs; whether kvdiag keeps its budgets."""
+    with tempfile.TemporaryDirectory(prefix="kvdiag-serve-cost-") as name:
+        folder = Path(name)
+        stand_in = StandIn(build(folder), folder / "state")
+        stand_in.show(State(gpus=tuple(gpu(number) for number in range(gpus))))
+        port = free_port()
+        with running([str(exporter), "--port", str(port), "--interval", "1"], stand_in, folder) as other:
+            theirs = cost(other, f"http://127.0.0.1:{port}/metrics", seconds, scrapes)
+        with Hostile(vllm()) as engine:
+            arguments = [sys.executable, "-m", "kvdiag", "serve", "--url", engine.url]
+            arguments += ["--record-dir", str(folder / "record"), "--listen", f"127.0.0.1:{port}"]
+            with running(arguments, stand_in, folder) as first:
+                answers(first, f"http://127.0.0.1:{port}/-/ready")
+                eventually(lambda: facts_of(folder / "record", engine.url) is not None)
+            facts = facts_of(folder / "record", engine.url)
+            if facts is None:
+                raise Missing("kvdiag serve has seen no server")
+            record_a_day(folder / "record", facts, gpus)
+            with running(arguments, stand_in, folder) as own:
+                ours = cost(own, f"http://127.0.0.1:{port}/metrics", seconds, scrapes)
+    shown(gpus, ours, theirs)
+    return (
+        ours.resident_bytes <= MOST_BYTES
+        and ours.cpu_ratio <= MOST_CPU_RATIO
+        and ours.scrape_seconds <= MOST_SCRAPE_SECONDS
+        and ours.p50_seconds <= MOST_P50_SECONDS
+    )
+
+
+def vllm() -> dict[str, Answer]:
+    """A vLLM's pages, which cost nothing to make."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+
+    def page(peer: Peer) -> None:
+        """The series that are asked for, as vLLM's own server gives them."""
+        target = peer.request_head.split(b" ", 2)[1].decode()
+        names = parse_qs(urlsplit(target).query).get("name[]", [])
+        reply("".join(line for line in lines if not names or line.startswith(tuple(names))))(peer)
+
+    models = {"object": "list", "data": [{"id": "m", "object": "model", "root": "m", "max_model_len": 4096}]}
+    version = reply_json({"version": "0.32.0"})
+    return {"/metrics": page, "/metrics/": page, "/version": version, "/v1/models": reply_json(models)}
+
+
+def shown(gpus: int, ours: Cost, theirs: Cost) -> None:
+    """A table of one number of GPUs."""
+    rows = (
+        ("resident memory, MiB", ours.resident_bytes / MIB, theirs.resident_bytes / MIB, MOST_BYTES / MIB),
+        ("share of a core, %", 100 * ours.cpu_ratio, 100 * theirs.cpu_ratio, 100 * MOST_CPU_RATIO),
+        ("1000 scrapes, s of a core", ours.scrape_seconds, theirs.scrape_seconds, MOST_SCRAPE_SECONDS),
+        ("a scrape, p50 ms", 1e3 * ours.p50_seconds, 1e3 * theirs.p50_seconds, 1e3 * MOST_P50_SECONDS),
+    )
+    machine = f"{os.cpu_count()} x {processor()}, Python {platform.python_version()}"
+    sys.stdout.write(f"{gpus} GPU{'s' * (gpus > 1)} ({machine})\n")
+    sys.stdout.write(f"  {'':28}{'kvdiag':>9}{'nvitop-exporter':>18}{'ratio':>8}{'budget':>9}\n")
+    for name, own, other, budget in rows:
+        word = "met" if own <= budget else "NOT MET"
+        sys.stdout.write(f"  {name:28}{own:9.2f}{other:18.2f}{own / (other or 1e-9):8.2f}{budget:9.2f}  {word}\n")
+    sys.stdout.flush()
+
+
+def processor() -> str:
+    """What this machine computes with."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def gpu(number: int) -> Gpu:
+    """One that a server has nearly filled."""
+    running = Running(pid=os.getpid(), used_bytes=70 * GIB, name="VLLM::Worker")
+    uuid = f"GPU-{number:08x}-1111-2222-3333-444444444444"
+    return Gpu(uuid=uuid, total_bytes=80 * GIB, free_bytes=8 * GIB, reserved_bytes=600 * MIB, processes=(running,))
+
+
+@contextmanager
+def running(arguments: Sequence[str], stand_in: StandIn, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, ended afterwards."""
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(arguments, env=stand_in.environment(), stdout=log, stderr=log)
+        with process:
+            try:
+                yield process
+            finally:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def answers(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait until a page is there.
+
+    Raises:
+        Missing: it never is.
+
+    """
+
+    def there() -> bool:
+        try:
+            return process.poll() is not None or fetched(url) > 0
+        except OSError:
+            return False
+
+    if not eventually(there) or process.poll() is not None:
+        raise Missing(f"{process.args!r:.80} does not serve {url}")
+
+
+def fetched(url: str) -> int:
+    """Bytes of a page."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return len(answer.read())
+
+
+def cost(process: subprocess.Popen[bytes], url: str, seconds: float, scrapes: int) -> Cost:
+    """What a program costs when it is left alone, and when it is asked again and again."""
+    answers(process, url)
+    time.sleep(SETTLE_SECONDS)
+    begun, begun_cpu = time.monotonic(), cpu_seconds(process.pid)
+    time.sleep(seconds)
+    cpu_ratio = (cpu_seconds(process.pid) - begun_cpu) / (time.monotonic() - begun)
+    took, begun, begun_cpu = [], time.monotonic(), cpu_seconds(process.pid)
+    for _ in range(scrapes):
+        before = time.perf_counter()
+        fetched(url)
+        took.append(time.perf_counter() - before)
+        # As scrapes are: each of a page that is another one.
+        time.sleep(0.005)
+    busy = cpu_seconds(process.pid) - begun_cpu - cpu_ratio * (time.monotonic() - begun)
+    return Cost(
+        resident_bytes=resident_bytes(process.pid),
+        cpu_ratio=cpu_ratio,
+        scrape_seconds=busy / scrapes * 1000,
+        p50_seconds=statistics.median(took),
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / HERTZ
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that is resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+def facts_of(folder: Path, url: str) -> Facts | None:
+    """What a daemon has recorded about its server."""
+    for path in reversed(files(folder)):
+        facts = read_header(path)[0]
+        if facts.url == url:
+            return facts
+    return None
+
+
+def record_a_day(folder: Path, facts: Facts, gpus: int) -> None:
+    """A history until now, as a daemon leaves it."""
+    segments, tiers, now_seconds = Segments(folder, max_bytes=256 * MIB), Tiers(), time.time()
+    segments.begin(facts)
+    for ago_seconds in range(DAY_SECONDS, 600, -15):
+        for sample in drawn(now_seconds - ago_seconds, gpus, lists_processes=ago_seconds % 30 == 0):
+            segments.keep(tiers.add(sample))
+    segments.close()
+
+
+def drawn(at_seconds: float, gpus: int, *, lists_processes: bool) -> Iterator[Sample]:
+    """What is seen at a moment: no figure is that of the moment before."""
+    free = [random.randrange(GIB) for _ in range(gpus)]  # noqa: S311 - guards nothing
+    uuids = [gpu(number).uuid for number in range(gpus)]
+    yield Sample(
+        at_seconds=at_seconds,
+        devices=tuple(
+            Device(
+                uuid=uuids[number],
+                index=number,
+                name="NVIDIA H100 80GB HBM3",
+                memory=Memory(total_bytes=80 * GIB, free_bytes=free[number], driver_reserved_bytes=600 * MIB),
+                processes=(Process(pid=4242 + number, used_bytes=79 * GIB - free[number], name="VLLM::Worker"),)
+                if lists_processes
+                else None,
+            )
+            for number in range(gpus)
+        ),
+    )
+    count = int(at_seconds) % 10**8 * 100
+    busy = at_seconds % 3000 > 200
+    engine = Engine(
+        engine="0",
+        kv_usage_ratio=random.random() if busy else 0.0,  # noqa: S311
+        requests_running=300 if busy else 0,
+        requests_waiting=0,
+        requests_waiting_for_capacity=0,
+        preemptions_total=0,
+        prompt_tokens_total=count,
+        generation_tokens_total=count,
+        prefix_queries_total=count,
+        prefix_hits_total=count // 2,
+    )
+    yield Sample(at_seconds=at_seconds + 0.1, engines=(engine,))
+    yield Sample(
+        at_seconds=at_seconds + 0.2,
+        engines=(replace(engine, generation_tokens_total=count + 1),),
+        host=tuple(
+            HostProcess(pid=4242 + number, name="VLLM::Worker", resident_bytes=8 * GIB + count, anonymous_bytes=count)
+            for number in range(gpus + 2)
+        ),
+    )
+    yield Sample(
+        at_seconds=at_seconds + 0.3,
+        allocators=tuple(
+            Allocator(
+                device_uuid=uuids[number][4:],
+                pid=4242 + number,
+                pid_seen=True,
+                start_ticks=1,
+                age_seconds=random.random(),  # noqa: S311
+                allocated_bytes=60 * GIB + free[number],
+                reserved_bytes=62 * GIB + free[number],
+                active_bytes=60 * GIB + free[number],
+                requested_bytes=59 * GIB + free[number],
+                inactive_split_bytes=free[number],
+                alloc_retries_total=0,
+                ooms_total=0,
+                title=f"VLLM::Worker_TP{number}",
+                tensor_rank=number,
+            )
+            for number in range(gpus)
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""`kvdiag serve` by file: what comes first, what is refused at the start, and what SIGHUP changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from kvdiag.commands import main
+from kvdiag.sim import STORIES, Drill
+from tests.commands.test_serve import Daemon
+from tests.e2e.cli import started
+from tests.fixtures.hostile import eventually
+from tests.sim.client import Client
+
+LONG_SECONDS = 60.0
+
+
+class Told:
+    """What a daemon logs, line by line."""
+
+    def __init__(self, daemon: Daemon, lines: Queue[dict[str, Any]]) -> None:
+        """Read from a queue that somebody fills."""
+        self.daemon = daemon
+        self._lines = lines
+
+    def next(self, event: str) -> dict[str, Any]:
+        """The next line of a kind."""
+        while (line := self._lines.get(timeout=LONG_SECONDS))["event"] != event:
+            pass
+        return line
+
+    def changed(self) -> dict[str, Any]:
+        """What it says to a SIGHUP."""
+        self.daemon.process.send_signal(signal.SIGHUP)
+        return self.next("configuration")
+
+
+@contextmanager
+def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Told]:
+    """A daemon with these arguments, and its log."""
+    with started("serve", *arguments, env=env) as process:
+        lines: Queue[dict[str, Any]] = Queue()
+        stream = process.stderr
+        assert stream is not None
+
+        def read() -> None:
+            for line in stream:
+                lines.put(json.loads(line))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            told = Told(Daemon(process, Client("http://127.0.0.1:1")), lines)
+            yield Told(Daemon(process, Client(told.next("listening")["address"])), lines)
+        finally:
+            process.kill()
+            thread.join(LONG_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('lisen = "127.0.0.1:0"', "serve has no option 'lisen'"),
+        ("listen = true", "'listen' of serve has to be a text or a number"),
+        ("listen = []", "'listen' of serve has to be a text, a number, true or false"),
+        ("insecure = 1", "'insecure' of serve has to be true or false"),
+        ("reserved-gap-bytes = true", "'reserved-gap-bytes' of serve has to be a text or a number"),
+        ("reserved-gap-bytes = 1.5", "'reserved-gap-bytes' of serve has to be a whole number"),
+        ("reserved-gap-bytes = -1", "Invalid value for '--reserved-gap-bytes': -1 is not in the range x>=0"),
+        ('record-max-size = "much"', "'much' is no size: give a number and its unit, such as 512MiB"),
+        ("record-max-size = 1000", "1000 is less than 4MiB"),
+        ('listen = "nowhere"', "'nowhere' is no address to listen on"),
+        ('url = "ftp://x"', "'ftp://x' is not the address of a server"),
+        ("listen = ", "is not TOML"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    """At the start, in one line that says what is wrong."""
+    # GIVEN
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(f"[serve]\n{text}\n")
+
+    # WHEN
+    code = main(["serve", "--config", str(config)])
+
+    # THEN
+    error = capsys.readouterr().err
+    assert (3, 1) == (code, len(error.splitlines()))
+    assert expected in error
+
+
+def test_flags_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
+    """Of an option that is given in several ways the nearest counts."""
+    # GIVEN
+    (tmp_path / "file").mkdir()
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(
+        f'[serve]\nlisten = "nowhere"\nrecord-dir = "{tmp_path}/file/record"\nurl = "http://127.0.0.1:1"\n'
+    )
+    env = {"KVDIAG_SERVE_CONFIG": str(config), "KVDIAG_SERVE_RECORD_DIR": str(tmp_path / "environment")}
+
+    # WHEN
+    with configured("--listen", "127.0.0.1:0", env=env) as told:
+        assert eventually(lambda: told.daemon.up() != {})
+
+    # THEN
+    assert (True, False) == ((tmp_path / "environment").is_dir(), (tmp_path / "file/record").exists())
+
+
+def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
+    """Another server and other thresholds hold at once; a bad file changes nothing, and is told; so is what cannot."""
+    # GIVEN a daemon that watches by a file
+    config = tmp_path / "kvdiag.toml"
+    with Drill(STORIES["healthy"]) as one, Drill(STORIES["healthy"]) as other:
+        config.write_text(f'[serve]\nurl = "{one.url}"\n')
+        pace = ("--listen", "127.0.0.1:0", "--tick-seconds", "0.1")
+        with configured(*pace, "--config", str(config)) as told:
+            assert one.url == told.next("watches")["url"]
+
+            # WHEN the file is wrong, THEN it stays with the server
+            config.write_text("[serve]\nurll = 1\n")
+            refused = told.changed()
+            assert "error" == refused["level"]
+            assert f"{config}: serve has no option 'urll'; everything stays as it was" == refused["reason"]
+            assert eventually(told.daemon.says("ok"))
+
+            # WHEN it names another server, and what takes a restart
+            config.write_text(
+                f'[serve]\nurl = "{other.url}"\nagent-dir = "{tmp_path}"\nrecord-dir = "{tmp_path}/record"\n'
+            )
+            assert "--record-dir takes a restart" == told.changed()["reason"]
+
+            # THEN that one is watched, and the agents are looked for
+            assert other.url == told.next("watches")["url"]
+            assert eventually(told.daemon.says("ok"))
+            assert eventually(
+                lambda: "torch_allocator" in {gap["source"] for gap in told.daemon.get("/api/v1/ledger")["gaps"]}
+            )
+            assert other.url == told.daemon.get("/api/v1/diagnosis")["subject"]["url"]
