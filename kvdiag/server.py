@@ -11,7 +11,7 @@ import contextlib
 import gzip
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 import kvdiag
+from kvdiag.admissions import Admissions
 from kvdiag.ledger import ledger
 from kvdiag.model import Sample, Snapshot
 from kvdiag.outputs import jsondoc, status_page
@@ -42,6 +43,9 @@ MAX_PAGES = 8
 STATUS_SECONDS = 2.0
 """How long the status page is kept: who asks more often gets the same one."""
 
+NOT_KEPT = ("Cache-Control", "no-store")
+"""Advice is for the one who asked."""
+
 STATUS_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     ("Cache-Control", "no-store"),
@@ -56,6 +60,7 @@ class Request:
     method: str
     path: str
     names: tuple[str, ...] = ()
+    query: Mapping[str, Sequence[str]] = field(default_factory=dict)
     accept: str = ""
     authorization: str = ""
     packed: bool = False
@@ -87,6 +92,7 @@ class Pages:
     history: Callable[[], tuple[Sample, ...]] = tuple
     """The samples of the last hours, in ascending time."""
     now_seconds: Callable[[], float] = time
+    _admissions: Admissions = field(init=False, default_factory=Admissions)
     _registry: CollectorRegistry = field(init=False)
     _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
     _of: Snapshot | None = field(init=False, default=None)
@@ -110,6 +116,11 @@ class Pages:
         if request.path == "/api/v1/ledger":
             now = self.newest()
             return _json(jsondoc.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps))
+        if request.path == "/api/v1/admission":
+            try:
+                return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
+            except ValueError as error:
+                return _problem(HTTPStatus.BAD_REQUEST, str(error))
         if request.path == "/-/healthy":
             return Answer(body=b"kvdiag is healthy.\n")
         if request.path == "/-/ready":
@@ -151,8 +162,9 @@ def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
     return Answer(body=body, content_type=content_type, headers=(("Content-Encoding", "gzip"),))
 
 
-def _json(value: Any) -> Answer:
-    return Answer(body=json.dumps(value, separators=(",", ":")).encode() + b"\n", content_type="application/json")
+def _json(value: Any, *headers: tuple[str, str]) -> Answer:
+    body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return Answer(body=body, content_type="application/json", headers=headers)
 
 
 def _problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
@@ -175,7 +187,7 @@ def parse_request(head: bytes) -> Request:
     try:
         method, target, version = first.split(" ")
         parts = urlsplit(target)
-        names = parse_qs(parts.query, max_num_fields=MAX_NAMES).get("name[]", [])
+        query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
     except ValueError as error:
         raise BadRequestError from error
     if not version.startswith("HTTP/1.") or not target.startswith("/"):
@@ -187,7 +199,8 @@ def parse_request(head: bytes) -> Request:
     return Request(
         method=method,
         path=parts.path.rstrip("/") or "/",
-        names=tuple(names),
+        names=tuple(query.get("name[]", ())),
+        query=query,
         accept=headers.get("accept", ""),
         authorization=headers.get("authorization", ""),
         packed="gzip" in headers.get("accept-encoding", ""),

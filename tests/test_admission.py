@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.admission import LEAST_FINISHED, STALE_SECONDS, Advice, Lengths, Wish, advise
-from kvdiag.model import Engine, Facts
+from kvdiag.admission import LEAST_FINISHED, STALE_SECONDS, Advice, Wish, advise
+from kvdiag.model import Engine, Facts, Lengths
 from tests.bench.admission_replay import arrivals, replay
 from tests.builders import engine, holding, pool
 

@@ -75,6 +75,7 @@ def command(context: click.Context, /, **_: Any) -> int:
     /metrics              for Prometheus
     /api/v1/diagnosis     the newest diagnosis, the document of `kvdiag run --output json`
     /api/v1/ledger        where every byte is, now
+    /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit one more request, wait, or shed
     /-/healthy, /-/ready
 
     May start before the server does, outlives it, and finds it again. It offers no load. Ends on SIGTERM.

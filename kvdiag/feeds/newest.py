@@ -80,6 +80,11 @@ class Newest:
         gaps = tuple(gap for each in self._gaps.values() for gap in each)
         return Sample(at_seconds=self._at_seconds, gaps=gaps, **shown)
 
+    def engines_seconds(self) -> float | None:
+        """When the engines were last read, `None` while they cannot be."""
+        sample = self._parts.get("vllm")
+        return None if sample is None else sample.at_seconds
+
     def _with_processes(self, device: Device) -> Device:
         listed = self._listed.get(device.uuid)
         if device.processes is not None or listed is None:

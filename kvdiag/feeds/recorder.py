@@ -119,6 +119,7 @@ class Segments:
             self._whole.add(sample)
             size = _size(self._whole_path)
         except KvdiagError:
+            self._whole.drop()
             self._whole = None
             raise
         age_seconds = sample.at_seconds - self._begun_seconds
@@ -149,6 +150,7 @@ class Segments:
             for sample in samples:
                 self._thin.add(sample)
         except KvdiagError:
+            self._thin.drop()
             self._thin = None
             raise
 
@@ -195,12 +197,12 @@ class Segments:
     def _end_segment(self) -> None:
         if self._whole is not None:
             writer, self._whole = self._whole, None
-            writer.close()
+            _end(writer)
 
     def _end_history(self) -> None:
         if self._thin is not None:
             writer, self._thin = self._thin, None
-            writer.close()
+            _end(writer)
 
     def _make_room(self) -> None:
         """Remove the oldest segments, until a whole new one has its place within the size."""
@@ -294,7 +296,7 @@ class FlightRecorder:
         while (order := self._orders.get()) is not None:
             try:
                 order()
-            except (KvdiagError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it is, it costs recorded samples and never the recorder
                 if self._problem is None:
                     _log.warning("recorder", reason=str(error))
                 self._problem = str(error)
@@ -311,6 +313,14 @@ def files(folder: Path) -> list[Path]:
 
     """
     return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+
+
+def _end(writer: TraceWriter) -> None:
+    try:
+        writer.close()
+    except KvdiagError:
+        writer.drop()
+        raise
 
 
 def _name(number: int) -> str:

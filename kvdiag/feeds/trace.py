@@ -86,7 +86,7 @@ class TraceWriter:
         try:
             self._write(header)
         except KvdiagError:
-            self._drop()
+            self.drop()
             raise
 
     def add(self, entry: Sample | Mark) -> None:
@@ -122,7 +122,7 @@ class TraceWriter:
         except OSError as error:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """Close after an error: what the file still held cannot be written, which has been said already."""
         with contextlib.suppress(OSError):
             self._file.close()
@@ -138,7 +138,7 @@ class TraceWriter:
         if error is None:
             self.close()
         else:
-            self._drop()
+            self.drop()
 
 
 def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ threads of their own, so that neither holds up a sample.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -21,9 +22,11 @@ from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, same_server
 from kvdiag.feeds.tiers import Keep, Tiers
 from kvdiag.kv.served import all_pools_bytes
-from kvdiag.model import Diagnosis, Facts, Gap, Sample, ServerState, Snapshot, SourceHealth, Timeline
+from kvdiag.model import Diagnosis, Facts, Gap, Lengths, Sample, ServerState, Snapshot, SourceHealth, Timeline
+from kvdiag.sources.http import Unreadable
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import VllmSource
+from kvdiag.sources.vllm_lengths import LENGTH_NAMES, parse_lengths
 
 _log = structlog.get_logger()
 
@@ -35,6 +38,9 @@ GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""
 
 LOST_SEARCH_SECONDS = 10.0
+
+LENGTHS_PACE = 10
+"""Readings of the engine for each of its histograms."""
 
 CLOCK_SECONDS = 1.0
 """How often the clock is looked at, and how far it must have been set: what NTP does stays within that."""
@@ -99,6 +105,8 @@ class Watch:
         self._tiers = Tiers(keep)
         self._newest = Newest()
         self._sampler: Sampler | None = None
+        self._vllm: VllmSource | None = None
+        self._lengths: Lengths | None = None
         self._counted: dict[str, Ticks] = {}
         self._state: ServerState = "starting"
         self._facts = Facts()
@@ -119,6 +127,7 @@ class Watch:
                 group.create_task(self._diagnose_for_ever())
                 group.create_task(self._follow())
                 group.create_task(self._mind_the_clock())
+                group.create_task(self._measure_lengths())
         finally:
             self._judge.close()
 
@@ -143,6 +152,8 @@ class Watch:
                 sources=(*self._newest.sources(durations, self._counted), *self._own_health()),
                 diagnosis=self._diagnosis,
                 diagnosed_seconds=self._diagnosed_seconds,
+                engines_seconds=self._newest.engines_seconds(),
+                lengths=self._lengths,
             )
         return self._snapshot
 
@@ -216,6 +227,16 @@ class Watch:
             self._snapshot = None
             _log.warning("clock", set_seconds=round(seconds, 1), reason="the history was moved with it")
 
+    async def _measure_lengths(self) -> None:
+        """What finished requests were like changes slowly, and its histograms are long: seldom read."""
+        async for _ in ticks(LENGTHS_PACE * self._pace.engine_seconds):
+            lengths = None
+            if self._vllm is not None and self._state == "serving":
+                with contextlib.suppress(Unreadable):
+                    lengths = parse_lengths(await self._vllm.page(LENGTH_NAMES))
+            if lengths != self._lengths:
+                self._lengths, self._snapshot = lengths, None
+
     def _became_another(self, facts: Facts) -> bool:
         """Whether these are the facts of another server, or of the same one started anew."""
         before = self._facts
@@ -240,8 +261,9 @@ class Watch:
     async def _follow(self) -> None:
         found: Found | None = None
         while True:
+            self._vllm = None if found is None else found.vllm
             self._sampler = Sampler(
-                vllm=None if found is None else found.vllm,
+                vllm=self._vllm,
                 nvml=self._nvml if found is None else found.nvml,
                 agents=self._agents,
                 facts=self._facts,

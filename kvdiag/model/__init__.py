@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.facts import Facts, HostCache, KvPool
+from kvdiag.model.lengths import Lengths
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import (
     ENGINE_COUNTS,
@@ -45,6 +46,7 @@ __all__ = [
     "HostProcess",
     "KvPool",
     "LedgerLine",
+    "Lengths",
     "Load",
     "Mark",
     "Memory",

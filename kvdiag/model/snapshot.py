@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvdiag.model.facts import Facts
+from kvdiag.model.lengths import Lengths
 from kvdiag.model.timeline import Sample
 from kvdiag.model.verdicts import Diagnosis
 
@@ -35,6 +36,7 @@ class Snapshot:
 
     `newest` holds each part as it was last read, `None` where that is too long ago or the newest reading of it failed:
     what is gone is not shown. `diagnosis` is `None` until the first one is made, `diagnosed_seconds` when it was made.
+    `engines_seconds` is when the engines of `newest` were read, `lengths` what their finished requests were like.
     """
 
     state: ServerState
@@ -43,3 +45,5 @@ class Snapshot:
     sources: tuple[SourceHealth, ...]
     diagnosis: Diagnosis | None = None
     diagnosed_seconds: float | None = None
+    engines_seconds: float | None = None
+    lengths: Lengths | None = None

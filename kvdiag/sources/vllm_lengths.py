@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from kvdiag.admission import Lengths
-from kvdiag.model import MAX_COUNT
+from kvdiag.model import MAX_COUNT, Lengths
 from kvdiag.sources.vllm import Page
 
 BUCKETS = "vllm:request_generation_tokens_bucket"

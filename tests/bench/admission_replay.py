@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvdiag.admission import Advice, Lengths, Wish, advise
-from kvdiag.model import Engine, Facts, KvPool
+from kvdiag.admission import Advice, Wish, advise
+from kvdiag.model import Engine, Facts, KvPool, Lengths
 from kvdiag.sim.blocks import BlockPool
 from kvdiag.sim.scheduler import Request, Scheduler, SchedulerLimits
 

@@ -214,7 +214,10 @@ def grown(standings: Sequence[Standing], max_bytes: int) -> list[str]:
     problems = []
     if (more := last.resident_bytes - first.resident_bytes) > MOST_GROWTH_BYTES:
         problems.append(f"memory by {more / MIB:.1f} MiB")
-    if (count := last.descriptors - first.descriptors) > 0:
+    half = len(standings) // 2
+    # One more or less is a segment that is just being begun.
+    before, after = (max(one.descriptors for one in part) for part in (standings[: half + 1], standings[half:]))
+    if (count := after - before) > 0:
         problems.append(f"descriptors by {count}")
     if (size := max(one.disk_bytes for one in standings)) > max_bytes:
         problems.append(f"disk to {size / MIB:.1f} MiB")

@@ -91,6 +91,7 @@ def test_a_healthy_server_is_served_whole(serving: Daemon) -> None:
     assert set() == {verdict for (verdict, status), value in faults.items() if status == "fault" and value}
     assert {("host",): 1.0, ("nvml",): 1.0, ("vllm",): 1.0} == serving.up()
     assert all(0.0 < value < 0.5 for value in serving.series("kvdiag_memory_pressure_ratio").values())
+    assert "admit" == serving.get("/api/v1/admission?prompt_tokens=2000&max_tokens=100")["decision"]
 
     # WHEN it is asked to end
     begun = time.monotonic()

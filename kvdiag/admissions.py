@@ -1,0 +1,64 @@
+"""Answers to those who ask whether to send a request: advice by the newest snapshot, and what it has promised since."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvdiag.admission import Wish, advise
+from kvdiag.model import MAX_COUNT, Snapshot
+
+SCHEMA_VERSION = 1
+
+ON_ITS_WAY_SECONDS = 1.0
+"""From the advice to the engine's page: a request that was let in is seen there by then."""
+
+MOST_PROMISES = 10_000
+"""In so short a time; who asks more often is told to wait."""
+
+
+class Admissions:
+    """Who was let in since the engines were last read, so that nobody is given the same room."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self._promised: deque[tuple[float, int]] = deque()
+
+    def answer(self, query: Mapping[str, Sequence[str]], now: Snapshot, now_seconds: float) -> dict[str, Any]:
+        """The advice for the request of a query, as a document.
+
+        Raises:
+            ValueError: the query does not say what would be asked.
+
+        """
+        wish = Wish(prompt_tokens=_tokens(query, "prompt_tokens"), max_tokens=_tokens(query, "max_tokens"))
+        read_seconds = now.engines_seconds
+        while self._promised and read_seconds is not None and self._promised[0][0] < read_seconds - ON_ITS_WAY_SECONDS:
+            self._promised.popleft()
+        told = advise(
+            wish,
+            engines=now.newest.engines if now.state == "serving" else None,
+            age_seconds=0.0 if read_seconds is None else max(now_seconds - read_seconds, 0.0),
+            facts=now.facts,
+            lengths=now.lengths,
+            promised=[blocks for _, blocks in self._promised],
+        )
+        if told.decision == "admit" and len(self._promised) >= MOST_PROMISES:
+            return {"schema_version": SCHEMA_VERSION, "decision": "wait", "reason": "in doubt: too many have asked"}
+        if told.decision == "admit":
+            self._promised.append((now_seconds, told.request_blocks or 0))
+        return {"schema_version": SCHEMA_VERSION, **asdict(told), "lengths_of": _finished(now)}
+
+
+def _finished(now: Snapshot) -> int | None:
+    """How many finished requests the advice knows the lengths of."""
+    return None if now.lengths is None else now.lengths.finished
+
+
+def _tokens(query: Mapping[str, Sequence[str]], name: str) -> int:
+    values = query.get(name, ())
+    if len(values) != 1 or not values[0].isascii() or not values[0].isdecimal() or len(values[0]) > len(str(MAX_COUNT)):
+        raise ValueError(f"give {name} once, as a whole number of tokens")
+    return int(values[0])

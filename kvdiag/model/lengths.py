@@ -1,0 +1,82 @@
+"""How long finished requests were: what the next ones will probably take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+GRID = 64
+"""Moments at which growth is looked at, closer together where they are near."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """What finished requests were like: a histogram of their output tokens, and the mean of their prompts.
+
+    `upper_tokens` ascend and may end with infinity; `counts` are per bucket, not cumulated.
+    """
+
+    upper_tokens: tuple[float, ...]
+    counts: tuple[int, ...]
+    mean_prompt_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse buckets that are none."""
+        if len(self.upper_tokens) != len(self.counts) or any(a >= b for a, b in pairwise(self.upper_tokens)):
+            raise ValueError("buckets have to ascend, each with its count")
+        if any(count < 0 for count in self.counts) or any(not upper > 0 for upper in self.upper_tokens):
+            raise ValueError("counts are 0 or more, and upper bounds above 0")
+
+    @property
+    def finished(self) -> int:
+        """Requests that are counted."""
+        return sum(self.counts)
+
+    def quantile_tokens(self, ratio: float, most_tokens: int) -> int:
+        """The length that this share of them stays within, at most `most_tokens`; lengths lie evenly in a bucket."""
+        wanted = ratio * self.finished
+        lower, before = 0.0, 0
+        for upper, count in zip(self.upper_tokens, self.counts, strict=True):
+            end = min(upper, float(most_tokens))
+            if count and before + count >= wanted:
+                return max(math.ceil(lower + (end - lower) * (wanted - before) / count), 1)
+            lower, before = end, before + count
+        return most_tokens
+
+    def mean_tokens(self, most_tokens: int) -> float:
+        """The mean length."""
+        return self.beyond_tokens(0.0, most_tokens)
+
+    def peak_growth_tokens(self, held_tokens: float, most_tokens: int) -> float:
+        """How much more a running request will hold than now, at the worst moment, in the mean over many of them.
+
+        Each writes on, and the finished ones give all of theirs back. A request that is met at a random moment still
+        writes t tokens and more with probability R(t), the mean length beyond t over the mean length (the residual life
+        of renewal theory; Feller, vol. 2, XI.4): together they hold (held + t) R(t) each after t steps.
+        """
+        return _peak_growth_tokens(self, held_tokens, most_tokens)
+
+    def beyond_tokens(self, tokens: float, most_tokens: int) -> float:
+        """The mean of what a request writes after its first `tokens`: the integral of the share that is longer."""
+        total, lower, longer = 0.0, 0.0, self.finished
+        for upper, count in zip(self.upper_tokens, self.counts, strict=True):
+            end, begin = min(upper, float(most_tokens)), max(lower, tokens)
+            if end > begin:
+                # The share falls in a straight line within a bucket.
+                first = longer - count * (begin - lower) / (end - lower)
+                total += (first + longer - count) / 2.0 * (end - begin)
+            lower, longer = max(lower, end), longer - count
+        return total / self.finished if self.finished else max(most_tokens - tokens, 0.0)
+
+
+@lru_cache(maxsize=16)
+def _peak_growth_tokens(lengths: Lengths, held_tokens: float, most_tokens: int) -> float:
+    """The same for everybody who asks between two readings."""
+    mean_tokens = lengths.mean_tokens(most_tokens)
+    if mean_tokens <= 0.0:
+        return 0.0
+    moments = (most_tokens * (number / GRID) ** 2 for number in range(1, GRID))
+    held = ((held_tokens + t) * lengths.beyond_tokens(t, most_tokens) / mean_tokens for t in moments)
+    return max(max(held) - held_tokens, 0.0)
