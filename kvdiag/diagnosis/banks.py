@@ -17,7 +17,7 @@ from statistics import fmean, median
 from kvdiag import stats
 from kvdiag.diagnosis.bank import Bank
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.window import LEAKS, MINUTE_SECONDS, Blocks, Trend, certain, judged_window
+from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, MINUTE_SECONDS, Blocks, Trend, certain, judged_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,25 +138,33 @@ def _on_bank(minutes: _Minutes, bank: Bank, limits: Limits) -> Trend | None:
     spaced = math.ceil(limits.block_readings * minutes.spacing_seconds / MINUTE_SECONDS)
     size = max(bank.block_minutes, spaced if minutes.spacing_seconds > limits.dense_seconds else 1)
     trends: list[Trend] = []
+    pace = bank.evaluate_minutes
     for turn in range(bank.certain_persistence):
-        end = count - turn * bank.evaluate_minutes
+        end = count - turn * pace
         # Earlier evaluations may begin where the readings do: a trace of just a window's length is worth judging.
         trend = _in_window(minutes, max(end - bank.window_minutes, 0), end, size, bank, limits)
         if trend is not None:
             trends.append(trend)
         if trend is None or trend.shape not in LEAKS:
             break
+        if not turn and trend.bytes_per_second * HOUR_SECONDS >= limits.banks[0].least_bytes_per_hour:
+            # What is fast enough for the shortest bank has to last no longer than on that.
+            pace = min(pace, limits.banks[0].evaluate_minutes)
     if not trends or trends[0].shape not in LEAKS:
         return trends[0] if trends else None
     agreed = [trend for trend in trends if trend.shape in LEAKS]
     if len(agreed) < bank.persistence:
         return replace(trends[0], shape="unsteady")
     whole = replace(
-        trends[0], p_drift=max(trend.p_drift for trend in agreed), wanders=min(trend.wanders for trend in agreed)
+        trends[0],
+        p_drift=max(trend.p_drift for trend in agreed),
+        wanders=min(trend.wanders for trend in agreed),
     )
-    sure = len(agreed) == bank.certain_persistence and {"grows"} == {trend.shape for trend in agreed}
+    sure = len(agreed) == bank.certain_persistence and len({trend.shape for trend in agreed}) == 1
+    # A beginning that comes to its end has bent in some of the windows, whatever noise does to the newest.
+    sure = sure and min(trend.p_steady for trend in agreed) >= limits.slowed_significance
     # What began with the readings may be a beginning: the first evaluations have to see as much as the last.
-    seen = count - (bank.certain_persistence - 1) * bank.evaluate_minutes >= bank.least_minutes
+    seen = count - (bank.certain_persistence - 1) * pace >= bank.least_minutes
     return replace(whole, certain=sure and seen and certain(whole, limits))
 
 
@@ -175,7 +183,10 @@ def _in_window(minutes: _Minutes, start: int, end: int, size: int, bank: Bank, l
     if middles is None or lows is None:
         return None
     work = None if load is None else list(accumulate(load))
-    blocks = Blocks(middles=middles, lows=lows, beside=beside, work=work, minutes=size, idle_only=idle_only)
+    highest = None if load is None else list(accumulate(load, max))
+    blocks = Blocks(
+        middles=middles, lows=lows, beside=beside, work=work, highest=highest, minutes=size, idle_only=idle_only
+    )
     return judged_window(blocks, bank, limits)
 
 

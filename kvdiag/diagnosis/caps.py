@@ -33,7 +33,7 @@ class Cap:
     """One cache: whose it is (parts of names of processes), how it is set, and what bounds it where it is not set.
 
     `default_bytes` is `None` where the cache is off unless it is asked for; `media` caches hold images, audio and
-    video, and nothing of a model that takes text alone.
+    video, and nothing of a model that takes text alone; `processes` of one server have each one of their own.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Cap:
     default_bytes: int | None
     source: str
     media: bool = False
+    processes: int = 1
 
 
 CAPS = (
@@ -62,6 +63,7 @@ CAPS = (
         default_bytes=4 * GIB,
         source="vllm/config/multimodal.py::mm_processor_cache_gb: in each API server and each engine core",
         media=True,
+        processes=2,
     ),
     Cap(
         name=OFFLOADING,
@@ -148,6 +150,36 @@ def bound_of(who: str, facts: Facts) -> Bound | None:
         return None
     names = ", ".join(f"{cap.name} ({cap.flags[0]}, by default)" for cap in assumed)
     return Bound(limit_bytes=sum(cap.default_bytes or 0 for cap in assumed), names=names, told=False)
+
+
+def untold_bytes(who: str, facts: Facts, largest_bytes: int) -> int:
+    """What caches of a host process may take that nothing tells: neither a command line nor the model; 0 for none.
+
+    `largest_bytes` is taken for a container of an engine that is not known. A program whose name is known and not among
+    these has no such cache by default.
+    """
+    container = is_container(who)
+    caps = [cap for cap in CAPS if any(program in who.lower() for program in cap.programs)]
+    if not caps and facts.engine_name is None:
+        return largest_bytes if container else 0
+    caps = caps or [cap for cap in CAPS if facts.engine_name in cap.programs]
+    set_by = {cache.name for cache in facts.host_caches or ()}
+    return sum(
+        (cap.default_bytes or 0) * (cap.processes if container else 1)
+        for cap in caps
+        # Of a model whose config is known, media say whether there is any: then its bound is assumed, not untold.
+        if cap.name not in set_by and cap.media and facts.model_config is None and not _is_worker(who)
+    )
+
+
+def is_container(who: str) -> bool:
+    """Whether this is a container, of whose processes nothing is told."""
+    return who.lower().startswith(CONTAINER)
+
+
+def _is_worker(who: str) -> bool:
+    """Whether a process is one of vLLM's workers: none of their caches is on by default."""
+    return "worker" in who.lower()
 
 
 def _takes_media(facts: Facts) -> bool:

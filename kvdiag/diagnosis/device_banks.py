@@ -41,6 +41,8 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
                 "torch",
                 limits,
                 extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
+                cache_bytes=limits.cache_bytes,
+                grown_bytes=seen.grown_bytes("live", found[0]),
             ),
             found,
             live,
@@ -55,6 +57,8 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
             "torch",
             limits,
             extra=(excluded("reserved_growth_per_hour", reserved.get(rest[0]), "torch"),),
+            cache_bytes=limits.cache_bytes,
+            grown_bytes=seen.grown_bytes("outside", rest[0]),
         ),
     )
 
@@ -108,9 +112,10 @@ def watched_cache(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     parts = "which part is between live blocks is not told"
     if stranded is not None and releasable is not None:
         parts = f"{readable_bytes(stranded)} lie between live blocks, {readable_bytes(releasable)} are releasable"
-    return replace(
-        growing, status="suspect", summary=f"{growing.summary}, while what lives in them does not grow; {parts}"
-    )
+    # Holes are no cache: nothing gives them back. Whether they are holes only the blocks tell.
+    status = growing.status if stranded is not None and releasable is not None else "suspect"
+    summary = f"{growing.summary}, while what lives in them does not grow; {parts}"
+    return replace(growing, status=status, summary=summary)
 
 
 def watched_devices(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -178,7 +183,15 @@ def _of_device(verdict: str, found: Found, whose: str, timeline: Timeline, facts
     holder = replace(found[0], who=f"{found[0].who}, {whose}")
     extra = (excluded("growth_of_others_per_hour", others, "nvml"),) if found[1].shape in LEAKS else ()
     return finding(
-        verdict, (holder, found[1]), "device bytes", _room_bytes(timeline, found[0]), "nvml", limits, extra=extra
+        verdict,
+        (holder, found[1]),
+        "device bytes",
+        _room_bytes(timeline, found[0]),
+        "nvml",
+        limits,
+        extra=extra,
+        cache_bytes=limits.cache_bytes,
+        grown_bytes=seen.grown_bytes("server" if whose == SERVER else "whole", found[0]),
     )
 
 

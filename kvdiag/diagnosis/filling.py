@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.caps import Bound, bound_of
-from kvdiag.diagnosis.history import History, Holder, history
+from kvdiag.diagnosis.history import History, Holder, Part, history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
@@ -13,7 +13,9 @@ from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 
-def under_its_bound(judged: Finding, holder: Holder, seen: History, facts: Facts, limits: Limits) -> Finding:
+def under_its_bound(
+    judged: Finding, holder: Holder, seen: History, part: Part, facts: Facts, limits: Limits
+) -> Finding:
     """A leak's finding as it is where growth went through the bound of the process's caches, or none is known.
 
     Under a bound that is told it is ok, under one that is only assumed a step less certain.
@@ -21,13 +23,14 @@ def under_its_bound(judged: Finding, holder: Holder, seen: History, facts: Facts
     bound = bound_of(holder.who, facts)
     if bound is None:
         return judged
-    grown = seen.grown_bytes("anonymous", holder)
+    grown = seen.grown_bytes(part, holder)
     full = f"{readable_bytes(grown)} of {readable_bytes(bound.limit_bytes)}"
     shown = (*judged.evidence, *_evidence(grown, bound))
     if grown > limits.cap_passed_ratio * bound.limit_bytes:
         return replace(judged, evidence=shown, summary=f"{judged.summary}; through the bound of {bound.names}: {full}")
     if bound.told:
-        summary = f"{holder.who}: anonymous bytes grow under the bound of {bound.names}, {full}: it fills"
+        what = "resident" if part == "resident" else "anonymous"
+        summary = f"{holder.who}: {what} bytes grow under the bound of {bound.names}, {full}: it fills"
         return replace(judged, status="ok", evidence=shown, summary=summary)
     status: Status = "suspect" if judged.status == "fault" else "unknown"
     summary = f"{judged.summary}; it may be {bound.names} that fills: {full}"

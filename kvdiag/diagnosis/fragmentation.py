@@ -107,11 +107,12 @@ def watched(seen: History, limits: Limits) -> bool:
     return all(gap is not None and gap > _usual_bytes(memory, limits) for gap in gaps)
 
 
-def kept_since_start_bytes(timeline: Timeline, last: Allocator, limits: Limits) -> int | None:
+def kept_since_start(timeline: Timeline, last: Allocator, limits: Limits) -> tuple[int, float] | None:
     """The least that a process had reserved and unused since its server began, where that is more than usual.
 
-    What was there before the first requests was left by the weights' loading, and not by theirs; what they never came
-    to use is no cache of theirs either. `None` where the beginning was not seen, or requests explain it.
+    With the seconds over which it was. What was there before the first requests was left by the weights' loading, and
+    not by theirs; what they never came to use is no cache of theirs either. `None` where the beginning was not seen, or
+    requests explain it.
     """
     key = (last.device_uuid, last.pid, last.start_ticks)
     seen = [
@@ -126,7 +127,9 @@ def kept_since_start_bytes(timeline: Timeline, last: Allocator, limits: Limits) 
     known = [gap for gap in gaps if gap is not None]
     if not known or min(known) <= _usual_bytes(last.memory, limits):
         return None
-    return min(known) if _begins(timeline.between(seen[0][0], seen[-1][0]), limits) else None
+    if not _begins(timeline.between(seen[0][0], seen[-1][0]), limits):
+        return None
+    return min(known), seen[-1][0] - seen[0][0]
 
 
 def _begins(samples: Sequence[Sample], limits: Limits) -> bool:

@@ -23,10 +23,12 @@ Readings = dict[Key, Line]
 """Those of each, by whatever names it."""
 
 
-Part = Literal["anonymous", "together", "live", "reserved", "unused", "outside", "server", "whole", "others"]
+Part = Literal[
+    "anonymous", "together", "resident", "live", "reserved", "unused", "outside", "server", "whole", "others"
+]
 
 GROUPS: tuple[tuple[Part, ...], ...] = (
-    ("anonymous", "together"),
+    ("anonymous", "together", "resident"),
     ("live", "reserved", "unused", "outside"),
     ("server", "whole", "others"),
 )
@@ -75,7 +77,8 @@ UNTOLD: Moment = (False, None, False)
 class History:
     """The series of every component of table 1 in facts/detection.md that some source tells.
 
-    On the host the anonymous bytes of each process, and of all together while they are the same ones. By torch what
+    On the host the anonymous bytes of each process, of all together while they are the same ones, and the resident
+    bytes of those whose anonymous ones are not told. By torch what
     lives, what is reserved, what of it does not live, and what the process holds beside torch. On each device the
     server's own bytes, all bytes, and those that are not the server's.
     """
@@ -83,6 +86,7 @@ class History:
     engines: Company
     anonymous: Readings[Holder]
     together: Readings[Holder]
+    resident: Readings[Holder]
     live: Readings[Holder]
     reserved: Readings[Holder]
     unused: Readings[Holder]
@@ -160,13 +164,15 @@ class _Gathering:
             if sample.host and self._due(("host", sample.host[0].pid, len(sample.host)), at_seconds):
                 self._together(sample.host, at_seconds)
                 for process in sample.host:
-                    if process.anonymous_bytes is None:
-                        continue
                     key_of = (process.pid, process.name)
                     if key_of not in self._names:
                         who = f"{process.name or 'process'} {process.pid}"
                         self._names[key_of] = Holder(device_uuid="", who=who)
-                    self._add("anonymous", key_of, at_seconds, process.anonymous_bytes)
+                    size = process.anonymous_bytes
+                    if size is None:
+                        self._add("resident", key_of, at_seconds, process.resident_bytes)
+                    else:
+                        self._add("anonymous", key_of, at_seconds, size)
         parts = {name: self._named(name) for group in GROUPS for name in group}
         engines = company(self._timeline)
         moments: dict[float, Moment] = {}

@@ -37,6 +37,9 @@ class Limits:
     late_blocks_ratio: float = 0.02
     """Share of the pool that is noticed where it comes back later."""
 
+    late_blocks_fault_ratio: float = 0.25
+    """Share of the pool that is a fault where it comes back later twice: a server of three quarters, for minutes."""
+
     large_request_bytes: int = 512 * 2**20
     """A block that should still find room in torch's holes, as the agents look for one (activations of a batch)."""
 
@@ -87,6 +90,9 @@ class Limits:
 
     page_waste_fault_ratio: float = 10.0
     """The same for a fault, where a second counter of the engine agrees on the prompts' tokens."""
+
+    page_windows: int = 3
+    """Windows in a row that must all show such waste for a fault, where it is less than that."""
 
     page_agreement_ratio: float = 2.0
     """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
@@ -192,8 +198,24 @@ class Limits:
     slowing_significance: float = 0.05
     """Chance that steady growth bends down so much, below which it may be a beginning that comes to its end."""
 
+    slowed_significance: float = 0.005
+    """The same for each evaluation that certain growth needs in a row: one of three falls below 5 % too often."""
+
     cap_passed_ratio: float = 1.05
     """Growth over the bound of a cache from which it is not the cache's: what surrounds an entry is not counted."""
+
+    cache_bytes: int = 8 * GIB
+    """What a cache of the server may take where nobody set its bound: llama.cpp's prompt cache, the largest known."""
+
+    cache_fill_seconds: float = 25.0 * 3600.0
+    """The longest that reported ones of that size took to be full: what grows more slowly is none."""
+
+    cache_urgent_seconds: float = 4 * 3600.0
+    """Time to exhaustion below which it matters no more whether it is one: hours in which somebody has to be called."""
+
+    resident_hours: float = 6.0
+    """Window over which resident bytes that grow are a leak's, though mapped files are among them: those are read when
+    a server starts, and warms up."""
 
     idle_settle_seconds: float = 5.0
     """A reading is idle so long after the last request: freed memory comes back late."""
@@ -255,6 +277,10 @@ class Limits:
     growth_deceleration_ratio: float = 0.5
     """Slope of a window's later half over its earlier: below it growth is coming to an end (warm-up, a full cache)."""
 
+    still_to_come_ratio: float = 0.5
+    """Windows' worth of its rate that growth which levels off exponentially, and has not ended by that, still has
+    before it: half a window over ln 2, less what the rate of its later half is above that of its end."""
+
     levelled_off_ratio: float = 0.25
     """Rise of the lowest readings over a window's last third, over that before: less, with jumps in it, has ended."""
 
@@ -276,6 +302,9 @@ class Limits:
 
     staircase_significance: float = 0.01
     """Chance of so many jumps up and none down if either were as likely: 7 and more are a leak in steps."""
+
+    staircase_certain_significance: float = 0.001
+    """The same for a fault: ten steps up and none down, thirteen and one."""
 
     staircase_open_significance: float = 0.05
     """The same up to which fewer jumps, five or six, are neither a leak nor events; and from which jumps have ended."""
@@ -391,6 +420,9 @@ class Limits:
     idle_gap_seconds: float = 600.0
     """Ten minutes without a request, after which what lies unused is not between two of them."""
 
+    left_over_seconds: float = 3600.0
+    """An hour since a server's start in which no request used what its loading left: from then on it is a fault."""
+
     idle_gap_bytes: int = GIB
     idle_gap_ratio: float = 0.02
     """What may lie unused through that time beside activations: a gigabyte, or this share of the device."""
@@ -401,6 +433,9 @@ class Limits:
     imbalance_ratio: float = 0.02
     """Share of the device that one rank may hold beyond the others: as much as others may before it costs the pool."""
 
+    imbalance_fault_ratio: float = 0.05
+    """The same for a fault, beside ranks that agree: more than any two contexts and their libraries."""
+
     agreeing_ranks: int = 3
     """Ranks that hold the same, to less than a context, beside which another stands out with less."""
 
@@ -409,6 +444,15 @@ class Limits:
 
     uneven_pools_ratio: float = 0.1
     """Share of the largest pool that another engine's may lack: profiles of equal ranks differ by some hundred MiB."""
+
+    uneven_pools_fault_ratio: float = 0.25
+    """The same for a fault, on GPUs of one size: a quarter of an engine's requests have nowhere to go."""
+
+    queue_seconds: float = 600.0
+    """Time with requests that wait for room, and time without, from which the work done in both is compared."""
+
+    queue_collapse_ratio: float = 0.5
+    """Work done while requests wait for room, over that at other times: a full server does more, not half."""
 
     stuck_seconds: float = 120.0
     """Time without a token in which a request that has all of the pool is stuck: a step of the longest prefill takes

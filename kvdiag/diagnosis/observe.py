@@ -97,7 +97,7 @@ def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: 
     newest = readings[0] if readings else None
     return IdleFloor(
         at_seconds=stretch[-1].at_seconds,
-        blocks=last[-1] if len(set(last)) == 1 else None,
+        blocks=_settled(last),
         devices=next((devices for devices in readings if any(one.processes is not None for one in devices)), newest),
         allocators=next(
             (
@@ -108,6 +108,17 @@ def _floor(stretch: Sequence[Sample], timeline: Timeline, facts: Facts, limits: 
             None,
         ),
     )
+
+
+def _settled(last: Sequence[int | None]) -> int | None:
+    """The blocks held at an idle stretch's end, by its last readings; `None` where they still fall, or begin to rise.
+
+    What returns falls. Blocks that become more while nothing runs are not on their way back: the fewest of them stay.
+    """
+    known = [blocks for blocks in last if blocks is not None]
+    if len(known) < len(last) or sorted(known) != known:
+        return None
+    return known[0] if known[0] or not known[-1] else None
 
 
 def published_since(sample: Sample, seconds: float) -> bool:

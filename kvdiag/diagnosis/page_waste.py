@@ -8,7 +8,7 @@ what the mean of that many prompts did at the very most. Long contexts that stay
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
@@ -31,6 +31,9 @@ class PageWaste:
     looked_up_ratio: float
     """Tokens looked up in the prefix cache over tokens of the prompts counted: 1 where the two counters agree."""
 
+    windows_in_a_row: int = 1
+    """Most windows one after the other in which requests of this engine held as much as counts."""
+
     @property
     def ratio(self) -> float:
         """Held over needed at the most."""
@@ -52,13 +55,20 @@ def page_waste(timeline: Timeline, facts: Facts, limits: Limits) -> PageWaste | 
     """The window and engine in which requests held most beyond their need; `None` where no window tells."""
     if curve_problem(facts) is not None:
         return None
-    found = [
-        waste
-        for pool in facts.pools
-        for window in _windows(timeline, pool, limits)
-        if (waste := _of(window, pool, facts, limits)) is not None
-    ]
+    found = [waste for pool in facts.pools for waste in _of_engine(timeline, pool, facts, limits)]
     return max(found, key=lambda waste: waste.ratio, default=None)
+
+
+def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[PageWaste]:
+    """What each window of an engine tells, with how many of them in a row tell as much as counts."""
+    told: list[PageWaste] = []
+    row = 0
+    for window in _windows(timeline, pool, limits):
+        if (waste := _of(window, pool, facts, limits)) is not None:
+            row = row + 1 if waste.ratio >= limits.page_waste_ratio else 0
+            told.append(replace(waste, windows_in_a_row=row))
+    longest = max((waste.windows_in_a_row for waste in told), default=0)
+    return [replace(waste, windows_in_a_row=longest) for waste in told]
 
 
 def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Window]:

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.history import Holder
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend
+from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend, lasting
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
@@ -82,12 +82,42 @@ def finding(
     source: str,
     limits: Limits,
     extra: Iterable[Evidence] = (),
+    cache_bytes: int = 0,
+    grown_bytes: int = 0,
 ) -> Finding:
-    """The finding of the component that decides; `what` are its bytes in words, `extra` is what else was looked at."""
+    """The finding of the component that decides; `what` are its bytes in words, `extra` is what else was looked at.
+
+    `cache_bytes` is what a cache of a bound that was not told may take of it, `grown_bytes` what it holds beyond its
+    first reading.
+    """
     holder, trend = found
     status, summary = judged(trend, f"{holder.who}: {what}", room_bytes, limits)
     shown = (*evidence(trend, holder.who, room_bytes, source, limits), *extra)
+    if status == "fault" and _may_fill_a_cache(trend, cache_bytes, grown_bytes, room_bytes, limits):
+        status, full = "suspect", f"{readable_bytes(grown_bytes)} so far, of up to {readable_bytes(cache_bytes)}"
+        summary = f"{summary}; a cache whose bound is not told would fill as steadily ({full})"
+        shown = (
+            *shown,
+            number("grown_since_first_reading", grown_bytes, "bytes", source),
+            number("cache_of_untold_bound", cache_bytes, "bytes", "assumed"),
+        )
     return Finding(id=verdict, status=status, summary=summary, evidence=shown)
+
+
+def _may_fill_a_cache(trend: Trend, cache_bytes: int, grown_bytes: int, room_bytes: int | None, limits: Limits) -> bool:
+    """Whether steady growth may yet end at the bound of a cache that nobody told of.
+
+    By its shape it is a leak until then. It is none that grows more slowly than such caches fill, or has gone through
+    their bound. What leaves no room for the rest of it, or lasts for hours only, ends in the same way whatever it is.
+    """
+    if not cache_bytes or grown_bytes > limits.cap_passed_ratio * cache_bytes:
+        return False
+    if trend.bytes_per_second * limits.cache_fill_seconds < limits.cache_bytes:
+        return False
+    left = _left(trend, room_bytes, limits)
+    if room_bytes is None or left is None:
+        return True
+    return room_bytes >= cache_bytes - grown_bytes and left.middle >= limits.cache_urgent_seconds
 
 
 def excluded(name: str, watched: Watched | None, source: str) -> Evidence:
@@ -98,6 +128,8 @@ def excluded(name: str, watched: Watched | None, source: str) -> Evidence:
 
 def judged(trend: Trend, subject: str, room_bytes: int | None, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a trend; `subject` is whose bytes, as the beginning of a sentence."""
+    if _ends_too_late(trend, room_bytes, limits):
+        trend = replace(trend, certain=True)
     status, sentence = _judged(trend, subject, limits)
     left = _left(trend, room_bytes, limits)
     if left is None:
@@ -106,6 +138,17 @@ def judged(trend: Trend, subject: str, room_bytes: int | None, limits: Limits) -
     latest = "unknown" if math.isinf(left.high) else f"{left.high / seconds:,.{digits}f}"
     earliest, middle = (f"{value / seconds:,.{digits}f}" for value in (left.low, left.middle))
     return status, f"{sentence}; room for {middle} {unit} ({earliest} to {latest})"
+
+
+def _ends_too_late(trend: Trend, room_bytes: int | None, limits: Limits) -> bool:
+    """Whether growth would use up the room even if it were coming to an end.
+
+    A window's later half grows at half the earlier's rate at least, or growth has ended: what levels off so slowly has
+    0.7 windows' worth of its rate before it.
+    """
+    if room_bytes is None or trend.shape != "grows" or not lasting(trend, limits):
+        return False
+    return room_bytes < limits.still_to_come_ratio * trend.later_bytes_per_second * trend.hours * HOUR_SECONDS
 
 
 def _left(trend: Trend, room_bytes: int | None, limits: Limits) -> Interval | None:
@@ -124,7 +167,8 @@ def _judged(trend: Trend, subject: str, limits: Limits) -> tuple[Status, str]:
         return "suspect", f"{subject} grow {rate} over {window}; that they only wander is not excluded yet"
     if trend.shape == "steps":
         jumps = f"{trend.jumps_up} steps up and {trend.jumps_down} down"
-        return "suspect", f"{subject} grow in {jumps} over {window}, {rate}"
+        status: Status = "fault" if trend.certain else "suspect"
+        return status, f"{subject} grow in {jumps} over {window}, {rate}"
     if trend.shape == "unsteady" and trend.bank == limits.burst:
         return (
             "unknown",

@@ -36,9 +36,10 @@ class Trend:
     """What one bank says of growth. Rates are bytes per second; `gain_bytes` is the rise of the lowest readings.
 
     That rise is from the window's first third to its last. `p_rising` is the chance of the slope without growth,
-    `p_drift` that of the drift where a series only wanders, by its own steps; `wanders` is the gain in deviations of
-    the widest wandering that a healthy server is known for. `p_steady` is the chance that steady growth looks as if
-    it came to an end. `certain` is growth that is none of these. `hours` are those of the window.
+    `p_drift` that of the drift where a series only wanders, by its own steps; of jumps it is the chance of so many up
+    where either way is as likely. `wanders` is the gain in deviations of the widest wandering that a healthy server is
+    known for. `p_steady` is the chance that steady growth looks as if it came to an end, in `steps` that so few of
+    them come late. `certain` is growth that is none of these. `hours` are those of the window.
     """
 
     bank: Bank
@@ -79,13 +80,15 @@ class Trend:
 class Blocks:
     """A window of equal blocks, the newest last: medians, lowest readings, what may explain them (the load) beside.
 
-    `work` is the load summed up to each block, `None` where it is not told; `minutes` are those of one block.
+    `work` is the load summed up to each block, `highest` the highest load so far; both are `None` where it is not told.
+    `minutes` are those of one block.
     """
 
     middles: Sequence[float]
     lows: Sequence[float]
     beside: Sequence[Sequence[float]]
     work: Sequence[float] | None
+    highest: Sequence[float] | None
     minutes: int
     idle_only: bool
 
@@ -109,7 +112,10 @@ def judged_window(blocks: Blocks, bank: Bank, limits: Limits) -> Trend | None:
     if max(level) - min(level) < bank.least_growth_bytes and figures.gain < bank.least_growth_bytes:
         return figures.trend("flat", slope.per_step, slope.per_step, bank, limits)
     trend = _formed(figures, bank, limits)
-    if trend.shape in (*LEAKS, "ended") or blocks.work is None or figures.gain < bank.least_growth_bytes:
+    told = trend.shape in ("steps", "ended") or (
+        trend.shape == "grows" and trend.p_steady >= limits.slowing_significance
+    )
+    if told or blocks.work is None or figures.gain < bank.least_growth_bytes:
         return trend
     by_work = _by_work(blocks, level, bank, limits)
     return trend if by_work is None else by_work
@@ -192,7 +198,7 @@ class _Figures:
             # The floors' gain is between windows two thirds apart.
             wanders=max(self.gain, 0.0) / (limits.wander_bytes * math.sqrt(hours * 2.0 / 3.0)),
             hours=hours,
-            p_steady=1.0 if bend is None else 1.0 - bend.p_rising,
+            p_steady=_p_lasting(self.smooth, len(self.level)) if bend is None else 1.0 - bend.p_rising,
             jumps_up=self.smooth.ups,
             jumps_down=self.smooth.downs,
         )
@@ -224,6 +230,9 @@ def _formed(figures: _Figures, bank: Bank, limits: Limits) -> Trend:
         shape = _in_jumps(smooth, count, limits)
         if shape == "steps":
             rate = gain / (count - third)
+            by_chance = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs)
+            lasts = _lasts(figures, limits)
+            return figures.trend(shape, rate, rate, bank, limits, p_drift=by_chance if lasts else 1.0)
     return figures.trend(shape, rate, halves[1], bank, limits)
 
 
@@ -234,10 +243,30 @@ def _in_jumps(smooth: stats.Levelled, count: int, limits: Limits) -> Shape:
         return "unsteady"  # too noisy to tell, or too few jumps
     if by_chance >= limits.staircase_significance:
         return "event"
-    later = sum(place >= count // 2 for place in smooth.up_places)
     # What comes at random is not over because fewer came in one half.
-    fewer = stats.binomial_tail(smooth.ups - later, smooth.ups) < limits.staircase_open_significance
-    return "ended" if fewer else "steps"
+    return "ended" if _p_lasting(smooth, count) < limits.staircase_open_significance else "steps"
+
+
+def _p_lasting(smooth: stats.Levelled, count: int) -> float:
+    """The chance that as few jumps up come in a window's later half where they come at random."""
+    later = sum(place >= count // 2 for place in smooth.up_places)
+    return stats.binomial_tail(smooth.ups - later, smooth.ups)
+
+
+def _lasts(figures: _Figures, limits: Limits) -> bool:
+    """Whether steps are as high later as before, and are not those of an allocator that keeps the most it ever needed.
+
+    What it keeps rises with the highest load so far; where the load is not told, nothing says that it did not.
+    """
+    highest, places = figures.blocks.highest, figures.smooth.up_places
+    if highest is None:
+        return False
+    with_load = sum(highest[place] > highest[max(place - 2, 0)] for place in places)
+    lows, count = figures.blocks.lows, len(figures.blocks.lows)
+    # What each part of the window never fell below again.
+    first, middle, last = (min(lows[start:]) for start in (0, count // 2, -(count // 12)))
+    earlier, later = middle - first, last - middle
+    return with_load * 2 < len(places) and later >= limits.growth_deceleration_ratio * earlier
 
 
 def _rising(figures: _Figures, claim: float, halves: tuple[float, float], limits: Limits) -> Shape:
@@ -265,8 +294,13 @@ def _rising(figures: _Figures, claim: float, halves: tuple[float, float], limits
 
 def certain(trend: Trend, limits: Limits) -> bool:
     """Whether growth cannot be wandering, nor coming to an end."""
-    if trend.p_steady < limits.slowing_significance:
-        return False
+    return trend.p_steady >= limits.slowing_significance and lasting(trend, limits)
+
+
+def lasting(trend: Trend, limits: Limits) -> bool:
+    """Whether growth cannot be wandering, though it may come to an end."""
+    if trend.shape == "steps":
+        return trend.p_drift < limits.staircase_certain_significance
     return _drifts(trend.p_drift, trend.wanders, limits.drift_certain_significance, limits.wanders_fault, limits)
 
 

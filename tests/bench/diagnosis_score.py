@@ -118,15 +118,24 @@ def _incidents(judged: Sequence[Judged], say: Say) -> None:
             precision = (called - wrong) / called if called else None
             cells = (len(chosen), *(counts if not status else [""] * 4), share, called, f"{wrong:g}", precision)
             _row(name if not status else f"{name}, faults", cells, widths, say)
+    share = recall([one for one in rows if one.expected.accept not in BENIGN], "fault", open_counts=True)
+    left = sum(one.variant in one.expected.open for one in rows)
+    say(f"Of {left} cases the evidence leaves open what it is, and a suspect is all that can be said of them: a cache")
+    say("whose bound nobody told, holders that are not seen, what is gone. With these as suspects, all others as")
+    say(f"faults: recall {percent(share)}.")
 
 
-def recall(rows: Sequence[Scored], status: str = "") -> float | None:
-    """The share that was called rightly, `half` for the right family; as a fault where `status` says so."""
+def recall(rows: Sequence[Scored], status: str = "", *, open_counts: bool = False) -> float | None:
+    """The share that was called rightly, `half` for the right family; as a fault where `status` says so.
+
+    With `open_counts` any status is enough of those that the evidence leaves open.
+    """
     counted = [one for one in rows if one.mark != "honest"]
     credit = 0.0
     for one in counted:
         named = [name for name in one.answer.called if name in (*one.expected.accept, *one.near)]
-        if not status or any(one.answer.called[name] == status for name in named):
+        left_open = open_counts and one.variant in one.expected.open
+        if not status or left_open or any(one.answer.called[name] == status for name in named):
             credit += {"right": 1.0, "half": 0.5}.get(one.mark, 0.0)
     return credit / len(counted) if counted else None
 

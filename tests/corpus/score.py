@@ -33,12 +33,14 @@ class Expected:
     """What is to be said of an incident.
 
     Any of `accept` is right, the first is what it is counted under. `also` is true of it as well, and no answer. In a
-    variant of `unseen` the evidence is not there: then `unknown` is right, too.
+    variant of `unseen` the evidence is not there: then `unknown` is right, too. In one of `open` there is some, and
+    something else may look the same: there a suspect is all that can be said.
     """
 
     accept: tuple[str, ...]
     also: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -75,6 +77,7 @@ def expectations() -> dict[str, Expected]:
             accept=tuple(row["accept"]),
             also=tuple(row.get("also", ())),
             unseen=tuple(row.get("unseen", ())),
+            open=tuple(row.get("open", ())),
             why=row["why"],
         )
         for name, row in table.items()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from random import Random
 
 import pytest
 
 from kvdiag.model import Sample, Status
+from tests.bench.diagnosis_score import recall
 from tests.corpus.drawn import COMPONENTS, ONSET_HOURS, Component, Drawn, Leak
 from tests.corpus.incidents import INCIDENTS
 from tests.corpus.recording import scraped, standard_series
@@ -56,6 +58,17 @@ def test_answer_is_marked(expected: Expected, answer: Answer, mark: str, wrong: 
 def test_unknown_is_a_miss_where_the_evidence_is_there() -> None:
     """Only a variant that cannot show it may say that it cannot tell."""
     assert "missed" == score("name", "recorded", LEAK, said("unknown")).mark
+
+
+def test_suspects_count_as_faults_on_a_line_of_their_own_alone() -> None:
+    """The recall of faults counts none; the line beside it those of which the evidence leaves open what they are."""
+    # GIVEN a suspect in a variant that leaves it open, and one in a variant that does not
+    known = replace(LEAK, open=("series",))
+    suspect = said("suspect", leak__device_torch="suspect")
+    rows = [score("name", "series", known, suspect), score("name", "recorded", known, suspect)]
+
+    # THEN
+    assert (1.0, 0.0, 0.5) == (recall(rows), recall(rows, "fault"), recall(rows, "fault", open_counts=True))
 
 
 def test_leaks_of_hosts_and_devices_are_no_family() -> None:

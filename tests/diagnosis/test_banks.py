@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -280,6 +281,73 @@ def test_staircase_is_a_leak_in_steps() -> None:
     slow = trends[-1]
     assert ("slow", "steps", 0) == (slow.bank.name, slow.shape, slow.jumps_down)
     assert slow.jumps_up >= 10
+
+
+def stairs(minutes: Sequence[int], *, hours: int, load: Sequence[float] | None, size: int = 100) -> Series:
+    """Steps of so many MiB at those minutes, beside a load."""
+    times = tuple(60.0 * minute for minute in range(hours * 60))
+    sizes = tuple(2**34 + size * 2**20 * sum(minute >= at for at in minutes) for minute in range(hours * 60))
+    told = None if load is None else tuple(load)
+    return Series(times_seconds=times, sizes_bytes=sizes, idle=(False,) * len(times), load=told)
+
+
+EVERY_TWO_HOURS = tuple(range(60, 28 * 60, 118))
+UNSTEADY_LOAD = tuple(0.5 + 0.4 * math.sin(minute / 40.0) for minute in range(28 * 60))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "load", "expected"),
+    [
+        (EVERY_TWO_HOURS, UNSTEADY_LOAD, ("steps", True)),
+        (EVERY_TWO_HOURS, None, ("steps", False)),
+        (EVERY_TWO_HOURS, [minute // 118 / 15.0 for minute in range(58, 28 * 60 + 58)], ("flat", False)),
+        (tuple(range(250, 960, 55)), UNSTEADY_LOAD, ("ended", False)),
+        (EVERY_TWO_HOURS[4:12], UNSTEADY_LOAD, ("steps", False)),
+    ],
+    ids=["steps go on", "load not told", "each step a record of the load", "no more of them", "too few"],
+)
+def test_staircase_is_certain_where_nothing_else_climbs_so(
+    minutes: Sequence[int], load: Sequence[float] | None, expected: tuple[str, bool]
+) -> None:
+    """Ten steps and more, none down, as many late as early, and not those of an allocator that follows its load."""
+    # WHEN
+    slow = watch(stairs(minutes, hours=28, load=load), DEFAULT_LIMITS).trends[-1]
+
+    # THEN
+    assert expected == (slow.shape, slow.certain)
+
+
+def test_steps_that_become_smaller_are_not_certain() -> None:
+    """As many steps as before, each a little smaller than the one before: it comes to its end."""
+    # GIVEN
+    times = tuple(60.0 * minute for minute in range(28 * 60))
+    gone = [sum(minute >= at for at in EVERY_TWO_HOURS) for minute in range(28 * 60)]
+    sizes = tuple(round(2**34 + 4 * 2**30 * (1.0 - 0.75**count)) for count in gone)
+    series = Series(times_seconds=times, sizes_bytes=sizes, idle=(False,) * len(times), load=UNSTEADY_LOAD)
+
+    # THEN
+    assert not watch(series, DEFAULT_LIMITS).trends[-1].certain
+
+
+def test_growth_that_slows_with_the_work_is_certain() -> None:
+    """Of a leak with each request less comes in the evening: by the time it bends, by the work it is straight."""
+    # GIVEN three GiB an hour at full load, which falls to a half over the hours
+    random = seeded("evening")
+    times, sizes, load, size = [], [], [], 2.0**34
+    for minute in range(300):
+        busy = 1.0 - 0.5 * minute / 300.0 + 0.05 * random.random()
+        size += busy * 3.0 * 2**30 / 60.0
+        times.append(60.0 * minute)
+        sizes.append(round(size + random.gauss(0.0, 2.0**20)))
+        load.append(busy)
+    series = Series(times_seconds=tuple(times), sizes_bytes=tuple(sizes), idle=(False,) * len(times), load=tuple(load))
+
+    # WHEN
+    mid, alone = (watch(one, DEFAULT_LIMITS).trends[1] for one in (series, replace(series, load=None)))
+
+    # THEN
+    assert ("grows", True) == (mid.shape, mid.certain)
+    assert not alone.certain
 
 
 def test_growth_that_came_back_twice_before_is_no_certain_leak() -> None:

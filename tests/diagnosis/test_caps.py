@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.caps import CAPS, Bound, bound_of, told
+from kvdiag.diagnosis.caps import CAPS, Bound, bound_of, told, untold_bytes
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
@@ -16,6 +16,7 @@ from tests.series import Part, timeline
 
 FACTS = replace(facts(World()), host_limit_bytes=256 * GIB)
 CACHE = HostCache(name="llama.cpp's prompt cache", flag="--cache-ram", limit_bytes=4 * GIB)
+MEDIA = HostCache(name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=0)
 VISION = '{"model_type": "qwen2_vl", "vision_config": {}}'
 
 
@@ -89,6 +90,57 @@ def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected
     assert actual is None or isinstance(actual, Bound)
 
 
+@pytest.mark.parametrize(
+    ("who", "changes", "expected"),
+    [
+        ("container 1", {}, 8 * GIB),
+        ("container llama-server 1", {}, 0),
+        ("python3 7", {}, 0),
+        ("vllm-omni 7", {}, 4 * GIB),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm"}, 4 * GIB),
+        ("API server 7", {"engine_name": "vllm"}, 4 * GIB),
+        ("container 1", {"engine_name": "vllm"}, 8 * GIB),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm", "model_config": "{}"}, 0),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm", "host_caches": (MEDIA,)}, 0),
+        ("VLLM::Worker_TP0 7", {"engine_name": "vllm"}, 0),
+        ("container 1", {"engine_name": "sglang"}, 0),
+    ],
+)
+def test_what_nothing_tells_may_be_a_cache(who: str, changes: dict[str, object], expected: int) -> None:
+    """Of an engine that is not known the largest default counts; of one that is, what its model may have."""
+    # WHEN
+    actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.cache_bytes)  # type: ignore[arg-type]
+
+    # THEN
+    assert expected == actual
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_hour", "limit_gib", "status"),
+    [
+        ("container", 1.0, 256, "suspect"),
+        ("container", 5.0, 256, "fault"),
+        ("container", 0.3, 256, "fault"),
+        ("container", 1.0, 27, "fault"),
+        ("container", 1.0, None, "suspect"),
+        ("python3", 1.0, 256, "fault"),
+    ],
+    ids=["may fill", "through it", "too slow", "no room for the rest", "room not told", "a program"],
+)
+def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
+    name: str, gb_per_hour: float, limit_gib: int | None, status: str
+) -> None:
+    """Until it is through the largest bound that is usual, unless the memory ends before the cache would."""
+    # GIVEN an engine that is not known
+    known = Facts(host_limit_bytes=None if limit_gib is None else limit_gib * GIB)
+    slow = timeline("pool", hours=9.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
+    (actual,) = judge(slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert status == actual.status
+    assert ("a cache whose bound is not told would fill as steadily" in actual.summary) == (status == "suspect")
+
+
 def test_every_cap_names_its_source() -> None:
     """No bound without where it is from."""
     assert [] == [cap.name for cap in CAPS if not cap.source or not cap.flags]
@@ -119,7 +171,8 @@ def test_growth_is_judged_by_the_bound(
 
 def test_growth_of_a_process_without_caches_is_a_leak() -> None:
     """A bound is of the process that has the cache, and of no other."""
-    (actual,) = judge(growing("python3", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
+    known = replace(FACTS, engine_name=None, host_caches=(CACHE,))
+    (actual,) = judge(growing("python3", 1.0), known, DEFAULT_LIMITS)
     assert ("fault", False) == (actual.status, "bound_of_caches" in evidence(actual))
 
 

@@ -8,6 +8,7 @@ wait counts where the pool has no room for one more request of the mean size of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
@@ -41,6 +42,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if streak >= limits.waiting_samples:
         summary = f"up to {most} requests waited for room in the pool{limit}"
+        share = _work_share(timeline, facts, limits)
+        evidence = (*evidence, number("work_while_waiting_over_other_times", share, "ratio", "computed"))
+        if share is not None and share < limits.queue_collapse_ratio:
+            summary = f"{summary}, and meanwhile the server did {share:.0%} of the work that it does at other times"
+            return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
         return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
     if not worked and seen.most_running < TOGETHER:
@@ -88,6 +94,47 @@ def _seen(timeline: Timeline, facts: Facts) -> _Seen:
                 seen.preempted += max(count - last.get(engine.engine, count), 0)
                 last[engine.engine] = count
     return seen
+
+
+def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:
+    """Tokens in a second while requests wait for room, over those while some run and none waits.
+
+    A queue alone may be somebody's batch; `None` where either was too short, or tokens are not counted.
+    """
+    tokens, seconds = [0, 0], [0.0, 0.0]
+    before: tuple[float, Sequence[Engine]] | None = None
+    for sample in timeline.samples:
+        if not sample.engines:
+            continue
+        if before is not None and sample.at_seconds - before[0] <= limits.engine_age_seconds:
+            worked = _worked(before[1], sample.engines)
+            waits = [any(_waiting_for_room(one, facts) for one in each) for each in (before[1], sample.engines)]
+            queued = any(one.requests_waiting for one in (*before[1], *sample.engines))
+            runs = all(any(one.requests_running for one in each) for each in (before[1], sample.engines))
+            if worked is not None and (all(waits) or (runs and not queued)):
+                tokens[all(waits)] += worked
+                seconds[all(waits)] += sample.at_seconds - before[0]
+        before = (sample.at_seconds, sample.engines)
+    if min(seconds) < limits.queue_seconds or not tokens[0]:
+        return None
+    return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
+
+
+def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
+    """Prompt and generated tokens between two readings; `None` where they are not counted, or counted anew."""
+    first, last = (
+        [
+            (one.engine, each)
+            for one in engines
+            for each in (one.prompt_tokens_total, one.generation_tokens_total)
+            if each is not None
+        ]
+        for engines in (before, now)
+    )
+    if not first or [one for one, _ in first] != [one for one, _ in last]:
+        return None
+    steps = [later - earlier for (_, earlier), (_, later) in zip(first, last, strict=True)]
+    return sum(steps) if min(steps) >= 0 else None
 
 
 def _waiting_for_room(engine: Engine, facts: Facts) -> int:

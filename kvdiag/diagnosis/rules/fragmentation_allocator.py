@@ -17,7 +17,7 @@ from kvdiag.diagnosis.fragmentation import (
     History,
     confirmed,
     history,
-    kept_since_start_bytes,
+    kept_since_start,
     likely,
     recent_failure,
     releasable_bytes,
@@ -113,17 +113,17 @@ def _left_by_the_load(
     """What torch kept when the weights were there, and no request ever used: a pool made at start lacks it."""
     # Only where the gap is large at both ends is it worth while to look at all between.
     large = [last for first, last in readings if min(_gap_bytes(first), _gap_bytes(last)) > limits.reserved_gap_bytes]
-    kept = [(size, last) for last in large if (size := kept_since_start_bytes(timeline, last, limits)) is not None]
+    kept = [(*found, last) for last in large if (found := kept_since_start(timeline, last, limits)) is not None]
     if not kept or not facts.pools:
         return None
-    most, last = min(kept, key=lambda one: (-one[0], one[1].title or "", one[1].pid, one[1].device_uuid))
+    most, seconds, last = min(kept, key=lambda one: (-one[0], one[2].title or "", one[2].pid, one[2].device_uuid))
     who, block = f"{last.title or 'process'} {last.pid}", block_bytes(facts)
     tokens = None if not block else most // block * facts.pools[0].block_tokens
     price = "" if tokens is None else f", room for {tokens:,} tokens"
     processes = "" if len(kept) == 1 else f", and in {len(kept) - 1} processes more"
     return Finding(
         id=ID,
-        status="suspect",
+        status="fault" if seconds >= limits.left_over_seconds else "suspect",
         summary=f"{who}: {readable_bytes(most)} reserved by torch lie unused since its server's start{price}"
         f"{processes}: left over from loading the weights, and no request has used them",
         evidence=(

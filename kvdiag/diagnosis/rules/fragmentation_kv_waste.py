@@ -78,4 +78,6 @@ def _by_page(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding,
 
 def _severity(waste: PageWaste, limits: Limits) -> Status:
     agrees = 1.0 / limits.page_agreement_ratio <= waste.looked_up_ratio <= limits.page_agreement_ratio
-    return "fault" if waste.ratio >= limits.page_waste_fault_ratio and agrees else "suspect"
+    # One window's prompts may be odd; what every window shows is how this server holds its requests.
+    large = waste.ratio >= limits.page_waste_fault_ratio or waste.windows_in_a_row >= limits.page_windows
+    return "fault" if large and agrees else "suspect"

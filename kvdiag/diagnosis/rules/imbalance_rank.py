@@ -16,6 +16,7 @@ from kvdiag.diagnosis.observe import (
     block_bytes,
     gap_reason,
     idle_floors,
+    newest_devices,
     readable_bytes,
     server_bytes,
     server_devices,
@@ -34,11 +35,12 @@ class _Rank:
     device: Device
     held_bytes: int
     processes_bytes: tuple[int, ...]
+    pids: frozenset[int] = frozenset()
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare what the server holds of each of its GPUs while it is idle, and the pools of its engines."""
-    if (uneven := _uneven_pools(facts, limits)) is not None:
+    if (uneven := _uneven_pools(timeline, facts, limits)) is not None:
         return (uneven,)
     own = assigned_uuids(timeline, facts)
     floors = idle_floors(timeline, facts, limits)
@@ -58,7 +60,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     return (_compared(ranks, facts, limits),)
 
 
-def _uneven_pools(facts: Facts, limits: Limits) -> Finding | None:
+def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     """Engines of one server have one model and one fraction: the one with the smaller pool lacks what a rank holds."""
     sizes = [(size, pool) for pool in facts.pools if (size := _pool_tokens(pool)) is not None]
     if not sizes or len(sizes) < len(facts.pools):
@@ -67,17 +69,27 @@ def _uneven_pools(facts: Facts, limits: Limits) -> Finding | None:
     if most - least <= limits.uneven_pools_ratio * most:
         return None
     held, usual = f"{whole_number(least)} tokens", whole_number(most)
+    alike = _alike(timeline, facts)
+    why = "holds more than the others" if alike else "holds more than the others, or has a smaller GPU"
     return Finding(
         id=ID,
-        status="suspect",
+        status="fault" if alike and most - least > limits.uneven_pools_fault_ratio * most else "suspect",
         summary=f"engine {small.engine} has a pool of {held}, engine {large.engine} one of {usual}: a rank of the "
-        "first holds more than the others, or has a smaller GPU",
+        f"first {why}",
         evidence=(
             *(number(f"engine_{pool.engine}_pool", size, "tokens", "vllm") for size, pool in sizes),
             number("kv_tokens_lost", most - least, "tokens", "computed"),
             number("share_of_the_larger", least / most, "ratio", "computed"),
         ),
     )
+
+
+def _alike(timeline: Timeline, facts: Facts) -> bool:
+    """Whether all of the server's GPUs are known, and of one size."""
+    own = assigned_uuids(timeline, facts)
+    devices = server_devices(newest_devices(timeline), own) if own else ()
+    sizes = {None if device.memory is None else device.memory.total_bytes for device in devices}
+    return len(devices) == len(own) > 1 and len(sizes) == 1 and None not in sizes
 
 
 def _size(one: tuple[int, KvPool]) -> int:
@@ -101,8 +113,13 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
         return _Rank(device=device, held_bytes=whole, processes_bytes=())
     if held is None:
         return None
-    own = (one.used_bytes or 0 for one in device.processes or () if one.pid in (facts.server_pids or ()))
-    return _Rank(device=device, held_bytes=held, processes_bytes=tuple(sorted(own, reverse=True)))
+    own = [one for one in device.processes or () if one.pid in (facts.server_pids or ())]
+    return _Rank(
+        device=device,
+        held_bytes=held,
+        processes_bytes=tuple(sorted((one.used_bytes or 0 for one in own), reverse=True)),
+        pids=frozenset(one.pid for one in own),
+    )
 
 
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
@@ -126,22 +143,33 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
             f"GPU {gpu} has {len(contexts)} more of the server's processes than its rank, with "
             f"{readable_bytes(sum(contexts))}: contexts of other ranks{price}"
         )
-        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+        # Processes that have GPUs of their own are ranks: nothing of them belongs here.
+        ranks_too = len(fullest.pids & frozenset().union(*(one.pids for one in ranks if one is not fullest)))
+        certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
+        return Finding(id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence)
     if lost_bytes <= _even_bytes(fullest, ranks, limits):
         summary = f"{len(ranks)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
         return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
     unseen_one = "" if fullest.processes_bytes else "; whose processes hold it is not visible"
     summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}{unseen_one}"
-    return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+    certain = _agree(fullest, ranks, limits) and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
+    return Finding(id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence)
 
 
 def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:
     """What a rank may hold beyond the others: less where those agree with one another, so that it stands out."""
-    total = fullest.device.memory.total_bytes if fullest.device.memory is not None else 0
-    usual = max(limits.imbalance_ratio * total, limits.foreign_suspect_bytes)
+    usual = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
+    return min(usual, limits.standing_out_bytes) if _agree(fullest, ranks, limits) else usual
+
+
+def _agree(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
+    """Whether enough other ranks hold the same: those of a pipeline's stages do not."""
     others = [rank.held_bytes for rank in ranks if rank is not fullest]
-    agree = len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
-    return min(usual, limits.standing_out_bytes) if agree else usual
+    return len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
+
+
+def _total_bytes(rank: _Rank) -> int:
+    return rank.device.memory.total_bytes if rank.device.memory is not None else 0
 
 
 def _crowded(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:

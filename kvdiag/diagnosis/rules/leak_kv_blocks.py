@@ -53,7 +53,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
     if held == 0:
         if late := late_holds(timeline, facts, limits):
-            return (_came_back_late(late, facts, evidence),)
+            return (_came_back_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:
             return (_hit_less(collapse, evidence),)
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
@@ -87,15 +87,17 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
 
 
-def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence, ...]) -> Finding:
+def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
     """Blocks that nobody used, and that a timeout gave back: no leak for ever, but a pool that is smaller meanwhile."""
     most = max(late, key=lambda hold: hold.blocks)
     longest = max(late, key=lambda hold: hold.seconds).seconds
     total = sum(pool.usable_blocks for pool in facts.pools)
     times = "once" if len(late) == 1 else f"{len(late)} times"
+    large = [hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total]
     return Finding(
         id=ID,
-        status="suspect",
+        # Once may be a neighbour that was lost; what happens again is how this server works.
+        status="fault" if len(large) > 1 else "suspect",
         summary=f"{whole_number(most.blocks)} of {whole_number(total)} KV blocks stayed held for up to {longest:.0f} s "
         f"while nothing ran, {times}, and came back: freed by a timeout, not with their requests",
         evidence=(

@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
-from kvdiag.model import Evidence, Facts, Finding, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
 from tests.builders import NO_ANSWER, SMALL_POOL, World, engine, evidence, facts, holding, pool, run, seen
 
 ONE_POOL = Facts(pools=(pool(),))
@@ -103,6 +103,30 @@ def test_a_pool_is_full_well_below_usage_one() -> None:
 
     # THEN
     assert ("suspect", 5) == (actual.status, evidence(actual)["most_waiting_for_room"])
+
+
+@pytest.mark.parametrize(
+    ("tokens_waiting", "readings", "status"),
+    [(200, 30, "fault"), (900, 30, "suspect"), (200, 9, "suspect"), (None, 30, "suspect")],
+    ids=["collapsed", "as much as before", "for four minutes", "not counted"],
+)
+def test_queue_behind_which_the_work_collapses_is_a_fault(
+    tokens_waiting: int | None, readings: int, status: str
+) -> None:
+    """A full server that works on has a long queue at worst; one that does a fifth of its work thrashes."""
+    # GIVEN 1,000 tokens in each half minute, and then a queue at a full pool
+    small = pool(usable_blocks=100)
+    fine, queue = holding(60, of=small, running=3), holding(99, of=small, running=3, waiting=9)
+    work = [(fine, 1_000)] * 30 + [(queue, tokens_waiting)] * readings
+    done, samples = 0, []
+    for number, (page, tokens) in enumerate(work):
+        done += tokens or 0
+        counted = None if tokens_waiting is None else done
+        one = replace(page, prompt_tokens_total=None, generation_tokens_total=counted)
+        samples.append(Sample(at_seconds=30.0 * number, engines=(one,)))
+
+    # THEN
+    assert status == verdict(Timeline(samples=tuple(samples)), Facts(pools=(small,))).status
 
 
 def test_a_wait_of_two_samples_does_not_count() -> None:

@@ -313,6 +313,12 @@ def served(*, first_tokens: int = 0, gaps_gib: tuple[int, ...] = (24,) * 30, poo
     return found
 
 
+def test_cache_of_the_load_that_no_request_used_in_an_hour_is_a_fault() -> None:
+    """After half an hour the request that needs it may yet come; after an hour of traffic it is lost to the pool."""
+    # THEN
+    assert "fault" == served(gaps_gib=(24,) * 62).status
+
+
 def test_cache_of_the_load_that_no_request_uses_is_suspect() -> None:
     """Torch keeps 24 GiB from the loading of the weights: the pool was sized without them, and nobody else has them."""
     # WHEN a server is watched from its start, under load

@@ -76,6 +76,16 @@ def test_less_certain_waste_is_no_fault(blocks: int, looked_up: float, status: s
     assert status == verdict(*pages(blocks_each=blocks, looked_up=looked_up)).status
 
 
+@pytest.mark.parametrize(("hours", "status"), [(1, "suspect"), (2, "suspect"), (4, "fault")])
+def test_less_than_tenfold_waste_of_every_hour_is_a_fault(hours: int, status: str) -> None:
+    """One hour's prompts may be odd; five times the need in each of three hours is how the server holds requests."""
+    # GIVEN the same traffic, hour after hour
+    running = list(RUNNING) * (hours * 120 // len(list(RUNNING)) + 1)
+
+    # THEN
+    assert status == verdict(*pages(running[: hours * 120], blocks_each=600)).status
+
+
 def test_long_contexts_that_stay_are_not_waste() -> None:
     """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
     # GIVEN such a session, and requests that hold what they need

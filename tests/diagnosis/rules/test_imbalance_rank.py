@@ -95,7 +95,7 @@ def rank(index: int, *sizes: int) -> Device:
 
 
 def test_contexts_of_other_ranks_are_told_below_the_share_that_counts() -> None:
-    """Three processes that have no business on GPU 0 are a sign by themselves, though they hold 1.55 of 80 GiB."""
+    """Three ranks that have GPUs of their own have no business on GPU 0: certain, though they hold 1.55 of 80 GiB."""
     # GIVEN four ranks of 70 GiB, and a context of each of the others on GPU 0
     contexts = (530 * MIB,) * 3
     actual = at_idle(rank(0, 70 * GIB, *contexts), *(rank(index, 70 * GIB) for index in (1, 2, 3)))
@@ -105,7 +105,19 @@ def test_contexts_of_other_ranks_are_told_below_the_share_that_counts() -> None:
         "GPU 0 has 3 more of the server's processes than its rank, with 1.55 GiB: contexts of other ranks, "
         "which costs the pool 12,720 tokens"
     )
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert ("fault", sentence) == (actual.status, actual.summary)
+
+
+def test_further_processes_that_are_no_ranks_are_suspect() -> None:
+    """What has no GPU of its own may be the engine core or the API server, which some versions put on GPU 0."""
+    # GIVEN four ranks, and three processes on GPU 0 that are on no other
+    listed = (process(100, 70 * GIB), *(process(200 + number, 530 * MIB) for number in range(3)))
+    crowded = device(0, total_bytes=80 * GIB, used_bytes=72 * GIB, processes=listed)
+    pids = (100, 101, 102, 103, 200, 201, 202)
+    actual = at_idle(crowded, *(rank(index, 70 * GIB) for index in (1, 2, 3)), pids=pids)
+
+    # THEN
+    assert "suspect" == actual.status
 
 
 def test_two_processes_on_every_gpu_are_even() -> None:
@@ -144,6 +156,28 @@ def test_engines_with_pools_of_unequal_size_tell_it_themselves() -> None:
     assert 57_088 == evidence(actual)["kv_tokens_lost"]
 
 
+@pytest.mark.parametrize(
+    ("totals_gib", "tokens", "status"),
+    [((80, 80), 38_144, "fault"), ((80, 40), 38_144, "suspect"), ((80, 80), 80_000, "suspect")],
+    ids=["alike", "a smaller GPU", "a sixth"],
+)
+def test_pools_of_unequal_size_on_gpus_of_one_size_are_a_fault(
+    totals_gib: tuple[int, ...], tokens: int, status: str
+) -> None:
+    """Where no GPU is smaller than another, a rank holds what its engine's pool lacks: certain from a quarter on."""
+    # GIVEN two engines on the two GPUs that were assigned to them
+    pools = (pool("0", capacity_tokens=tokens), pool("1", capacity_tokens=95_232))
+    devices = tuple(device(index, total_bytes=size * GIB, used_bytes=30 * GIB) for index, size in enumerate(totals_gib))
+    samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
+
+    # WHEN
+    known = Facts(pools=pools, device_uuids=("GPU-0", "GPU-1"))
+    (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert status == actual.status
+
+
 def assigned(*used_gib: float, uuids: tuple[str, ...] | None = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")) -> Finding:
     """The rule's one finding on GPUs of 80 GiB without process lists, of which the server was assigned some."""
     devices = tuple(
@@ -170,12 +204,21 @@ def test_one_of_the_assigned_gpus_that_stands_out_is_told_without_processes() ->
 @pytest.mark.parametrize(
     ("used", "uuids", "status"),
     [
+        ((76.0, 70.0, 70.0, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "fault"),
+        ((76.0, 70.0, 69.0, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "suspect"),
         ((71.5, 70.0, 70.9, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
         ((70.9, 70.0, 70.0, 70.0), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), "ok"),
         ((71.5, 70.0, 70.0, 0.4), ("GPU-0",), "ok"),
         ((78.0, 70.0, 70.0, 70.0), None, "unknown"),
     ],
-    ids=["all differ a little", "less than a GiB", "one GPU alone", "not assigned"],
+    ids=[
+        "a thirteenth",
+        "stages that differ",
+        "all differ a little",
+        "less than a GiB",
+        "one GPU alone",
+        "not assigned",
+    ],
 )
 def test_gpus_that_differ_a_little_or_are_not_known_to_be_the_servers(
     used: tuple[float, ...], uuids: tuple[str, ...] | None, status: str

@@ -141,7 +141,7 @@ def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stranded", "expected"), [(8 * GIB, "suspect"), (0, "ok"), (None, "suspect")], ids=["holes", "cache", "untold"]
+    ("stranded", "expected"), [(8 * GIB, "fault"), (0, "ok"), (None, "suspect")], ids=["holes", "cache", "untold"]
 )
 def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(stranded: int | None, expected: str) -> None:
     """Reserved bytes that nothing lives in, more of them each hour: holes, unless torch could give them back."""
@@ -160,7 +160,7 @@ def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(strande
 
     # THEN
     assert expected == actual.status
-    if expected == "suspect":
+    if expected != "ok":
         assert 0.0 == evidence(actual)["live_growth_per_hour"]
 
 
@@ -279,8 +279,8 @@ def test_beginning_that_is_told_is_left_out() -> None:
 
 
 def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
-    """Ranks of which some grow by 2 GB/h for three hours."""
-    leaking, flat = (timeline("pool", hours=3.0, leak_mb_per_hour=rate, part=device_part) for rate in (2000.0, 0.0))
+    """Ranks of which some grow by 3.5 GB/h for three hours."""
+    leaking, flat = (timeline("pool", hours=3.0, leak_mb_per_hour=rate, part=device_part) for rate in (3500.0, 0.0))
 
     def cards(number: int) -> tuple[Device, ...]:
         found = []
@@ -314,6 +314,16 @@ def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(
     assert any(actual.summary.startswith(f"GPU {index}, ") for index in growing)
     assert sentence in actual.summary
     assert (3, others) == (evidence(actual)["other_ranks"], evidence(actual)["other_ranks_that_grow"])
+
+
+@pytest.mark.parametrize(("mb_per_hour", "status"), [(1000.0, "suspect"), (3500.0, "fault"), (200.0, "fault")])
+def test_growth_that_a_cache_would_explain_is_suspect_while_there_is_room(mb_per_hour: float, status: str) -> None:
+    """Through the largest usual bound, or more slowly than caches fill, it is a leak; before that it may be either."""
+    # GIVEN growth on a GPU with 50 GiB of room
+    seen = timeline("pool", hours=3.0 if mb_per_hour > 500.0 else 7.0, leak_mb_per_hour=mb_per_hour, part=device_part)
+
+    # THEN
+    assert status == verdicts(seen)[TORCH].status
 
 
 def test_a_server_of_one_gpu_has_no_others() -> None:

@@ -15,6 +15,9 @@ from tests.series import MODELS, host_part, timeline
 FACTS = replace(facts(World()), host_limit_bytes=64 * GIB)
 
 
+TOO_SHORT = "was read over 0 min; 1 h of readings without long gaps shows growth of 300 MB/h, 24 h of 5 MB/h"
+
+
 def verdict(seen: Timeline) -> Finding:
     """The rule's finding on a timeline."""
     (found,) = judge(seen, FACTS, DEFAULT_LIMITS)
@@ -111,7 +114,7 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
         ),
         (
             (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
-            "anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would",
+            f"resident host memory {TOO_SHORT}",
         ),
     ],
     ids=["not read", "not here", "resident alone"],
@@ -119,6 +122,84 @@ def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
 def test_what_is_not_seen_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
     """Without anonymous bytes the rule says what is missing."""
     assert Finding(id=ID, status="unknown", summary=f"cannot tell: {reason}") == verdict(Timeline(samples=samples))
+
+
+def page_part(size: int) -> Sample:
+    """The API server's resident memory, as its own page tells it."""
+    return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="API server", resident_bytes=size),))
+
+
+@pytest.mark.parametrize(
+    ("hours", "leak", "expected"),
+    [
+        (1.0, 0.0, "unknown"),
+        (8.0, 0.0, "unknown"),
+        (4.5, 200.0, "suspect"),
+        (9.0, 200.0, "fault"),
+    ],
+    ids=["too short", "flat", "for hours", "for longer"],
+)
+def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expected: str) -> None:
+    """Mapped files may be what grows at first; and that the API server stands still says nothing of the others."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=hours, leak_mb_per_hour=leak, part=page_part))
+
+    # THEN
+    assert expected == actual.status
+    if expected == "suspect":
+        assert "anonymous memory is not told apart from mapped files" in actual.summary
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
+def test_healthy_api_servers_are_silent(name: str) -> None:
+    """Resident bytes of a healthy process are never called."""
+    # THEN
+    assert {"unknown"} == {verdict(timeline(name, seed, hours=9.0, part=page_part)).status for seed in range(2)}
+
+
+def test_working_set_of_a_container_is_suspect_at_most() -> None:
+    """A container's working set holds the page cache of whatever it reads."""
+
+    # GIVEN
+    def part(size: int) -> Sample:
+        return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="container", resident_bytes=size),))
+
+    # THEN
+    assert "suspect" == verdict(timeline("pool", hours=9.0, leak_mb_per_hour=200.0, part=part)).status
+
+
+def test_page_that_grows_is_called_beside_a_container_that_hides_it() -> None:
+    """What garbage of all processes hides in the container's sum shows in the API server's own figure."""
+    # GIVEN
+    whole = timeline("pool", hours=9.0, leak_mb_per_hour=200.0, part=page_part)
+    still = HostProcess(pid=1, name="container", resident_bytes=40 * GIB, anonymous_bytes=30 * GIB)
+    samples = tuple(replace(sample, host=(still, *(sample.host or ()))) for sample in whole.samples)
+
+    # WHEN
+    actual = verdict(Timeline(samples=samples))
+
+    # THEN
+    assert ("fault", "API server 1") == (actual.status, evidence(actual)["holder"])
+
+
+@pytest.mark.parametrize(("limit_gib", "expected"), [(256, "suspect"), (39, "fault")], ids=["room", "no room"])
+def test_growth_that_would_end_after_the_room_does_is_a_fault(limit_gib: int, expected: str) -> None:
+    """What slows down may come to an end: it does not matter where the memory ends before that."""
+    # GIVEN 40 GiB that come with a time constant of six hours, seen for three
+    whole = timeline("pool", hours=3.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        size = 20 * GIB + int(40 * GIB * (1.0 - math.exp(-(sample.at_seconds - begin) / 21_600.0)))
+        core = HostProcess(pid=7, name="python3", resident_bytes=size, anonymous_bytes=size)
+        samples.append(replace(sample, host=(core,)))
+    known = replace(FACTS, host_limit_bytes=limit_gib * GIB, engine_name=None)
+
+    # WHEN
+    (actual,) = judge(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert expected == actual.status
 
 
 def test_process_that_ended_is_not_judged() -> None:

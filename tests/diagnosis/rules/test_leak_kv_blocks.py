@@ -204,6 +204,21 @@ def test_a_last_stretch_that_has_not_settled_is_unknown() -> None:
     assert "unknown" == verdict(timeline).status
 
 
+def test_blocks_that_become_more_while_nothing_runs_are_a_fault() -> None:
+    """What returns falls: blocks that rise between two idle readings do not, and the fewest of them are counted."""
+    # GIVEN a leak so fast that no two idle readings agree
+    timeline = seen(holding(0), holding(0), holding(40, running=1), holding(30), holding(34))
+
+    # THEN
+    assert ("fault", 30) == (verdict(timeline).status, evidence(verdict(timeline))["held_at_last_idle"])
+
+
+def test_first_blocks_of_an_idle_pool_are_unknown() -> None:
+    """A pool that was empty a reading ago has not shown that anything stays."""
+    # THEN
+    assert "unknown" == verdict(seen(holding(40, running=1), holding(0), holding(4))).status
+
+
 def test_a_leak_after_a_restart_is_found() -> None:
     """The floor before a restart, which emptied the pool, does not make a new leak look like blocks coming back."""
 
