@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import sub
 from statistics import median
 
@@ -42,7 +42,7 @@ def runs(times: Sequence[float], values: Sequence[float | None], breaks: Sequenc
     """Readings in ascending time, cut where one is `None` and before the places of `breaks`."""
     edges = [0, *breaks, len(times)]
     found: list[Run] = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         part = values[start:end]
         if None not in part:
             found += [(times[start:end], part)] if part else []  # type: ignore[list-item]

@@ -43,6 +43,8 @@ def _escaped(text: str) -> str:
 
 
 def _printable(text: str) -> str:
+    if text.isascii() and text.isprintable():  # as the path of a line is, of a hundred thousand characters
+        return text
     return "".join(map(_harmless, text))
 
 

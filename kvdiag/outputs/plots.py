@@ -1,8 +1,8 @@
 """Plots over time and bars of parts as SVG, for every page that shows any. Pure; no script, no network.
 
-An SVG is as wide as its place: shapes are placed in per cent, lines stretch inside a nested view box, and text keeps its
-size. What was not read is a break in a line, never a zero. `STYLE` belongs into the page's style sheet; colours are
-variables of the page (`--ink`, `--dim`, `--edge`, `--surface`), those of the lines are given here.
+An SVG is as wide as its place: shapes stand in per cent, lines stretch inside a nested view box, and text keeps its
+size. What was not read is a break in a line, never a zero. `STYLE` belongs into the page's style sheet; it takes the
+page's variables `--ink`, `--dim`, `--edge`, `--surface` and `--fault`, and brings the lines' colours itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TOP = 16
 COMPASS = 2000
 """The nested view box: enough for whole numbers to tell columns and readings apart."""
 
-LABEL_SHARE = 0.0085
-"""Of the width that a character of a band's name takes on a wide page."""
+CHARACTER_SHARE = 1.35
+"""Per cent of the width that a character of a band's name takes where two plots stand side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A stretch of time that is shaded: `strong` where load was offered. `label` is short, `name` what it is called."""
+    """A stretch of time that is shaded: `strong` where load was offered.
+
+    `label` and, where there is room up to the next one that has one, `name` stand above its beginning.
+    """
 
     start_seconds: float
     end_seconds: float
@@ -51,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A bound across the whole plot."""
+    """A bound across the whole plot, with its label above it: the scale should go on beyond."""
 
     value: float
     label: str
@@ -64,6 +67,14 @@ class Marker:
     at_seconds: float
     expected: float | None
     measured: float | None
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A moment at which something broke."""
+
+    at_seconds: float
     told: str
 
 
@@ -81,6 +92,7 @@ class Plot:
     bands: tuple[Band, ...] = ()
     levels: tuple[Level, ...] = ()
     markers: tuple[Marker, ...] = ()
+    events: tuple[Event, ...] = ()
     height: int = HEIGHT
     columns: int = COLUMNS
 
@@ -116,6 +128,7 @@ def svg(plot: Plot) -> Html:
             preserveAspectRatio="none",
             class_="stretched",
         ),
+        *_events(plot),
         *_markers(plot),
         class_="plot",
         role="img",
@@ -129,6 +142,8 @@ def legend(plot: Plot) -> Html:
     items = [element("li", _key(line.style), line.name) for line in plot.lines]
     if plot.markers:
         items += [element("li", _key("expected"), "expected"), element("li", _key("measured"), "measured")]
+    if plot.events:
+        items.append(element("li", _key("event"), "failed"))
     return element("ul", *items, class_="legend")
 
 
@@ -136,7 +151,7 @@ def _key(style: str) -> Html:
     if style == "measured":
         drawn = element("circle", cx=11, cy=5, r=3.5, class_=style)
     else:
-        drawn = element("path", d="M1 5H21", class_=style if style == "expected" else f"line {style}")
+        drawn = element("path", d="M1 5H21", class_=style if style in ("expected", "event") else f"line {style}")
     return element("svg", drawn, width=22, height=10, aria_hidden="true", class_="key")
 
 
@@ -152,14 +167,17 @@ def _bands(plot: Plot) -> Iterator[Html]:
             height=plot.height,
             class_="offered" if band.strong else "band",
         )
-    for band in plot.bands:
-        left, right = plot.across(band.start_seconds), plot.across(band.end_seconds)
-        if not band.label or left < taken:
+    named = [band for band in plot.bands if band.label]
+    ends = [*(plot.across(band.start_seconds) for band in named[1:]), 100.0]
+    for band, end in zip(named, ends, strict=True):
+        left = max(plot.across(band.start_seconds), taken)
+        room = (end - left) / CHARACTER_SHARE
+        if room < len(band.label):
             continue
-        fits = len(band.label) + len(band.name) + 1 <= (right - left) / 100.0 / LABEL_SHARE
+        fits = len(band.label) + len(band.name) + 1 <= room
         name = element("tspan", f" {band.name}", class_="wide") if fits else ""
         yield element("text", band.label, name, x=f"{left:.2f}%", y=TOP - 5, class_="step")
-        taken = max(right, left + 100.0 * LABEL_SHARE * (len(band.label) + 1))
+        taken = left + CHARACTER_SHARE * (len(band.label) + 1)
 
 
 def _grid(plot: Plot) -> Iterator[Html]:
@@ -180,10 +198,14 @@ def _levels(plot: Plot) -> Iterator[Html]:
     for level in plot.levels:
         height = plot.down(level.value)
         yield element("line", x1="0%", x2="100%", y1=f"{height:.1f}", y2=f"{height:.1f}", class_="level")
-        below = height < TOP + 14
-        yield element(
-            "text", level.label, x="100%", y=f"{height + (12 if below else -4):.1f}", text_anchor="end", class_="halo"
-        )
+        yield element("text", level.label, x="0.5%", y=f"{height - 4:.1f}", class_="halo")
+
+
+def _events(plot: Plot) -> Iterator[Html]:
+    for event in plot.events:
+        left = f"{plot.across(event.at_seconds):.2f}%"
+        line = element("line", x1=left, x2=left, y1=TOP, y2=TOP + plot.height, class_="event")
+        yield element("g", element("title", event.told), line)
 
 
 def _markers(plot: Plot) -> Iterator[Html]:
@@ -194,9 +216,7 @@ def _markers(plot: Plot) -> Iterator[Html]:
             foot = f"{plot.down(marker.expected):.1f}"
             drawn.append(element("svg", element("path", d="M-10 0H10", class_="expected"), x=left, y=foot))
         if marker.measured is not None:
-            drawn.append(
-                element("circle", cx=left, cy=f"{plot.down(marker.measured):.1f}", r=3.5, class_="measured")
-            )
+            drawn.append(element("circle", cx=left, cy=f"{plot.down(marker.measured):.1f}", r=3.5, class_="measured"))
         yield element("g", element("title", marker.told), *drawn, class_="marker")
 
 
@@ -301,7 +321,8 @@ STYLE = (
 .band{fill:var(--ink);fill-opacity:.045}.offered{fill:var(--ink);fill-opacity:.065}
 .plot .step{font-size:10.5px}
 .expected{stroke:var(--ink);stroke-width:2px;fill:none}
-.measured{fill:var(--s1);stroke:var(--surface);stroke-width:1.5px}
+.event{stroke:var(--fault);stroke-width:2px;stroke-dasharray:3 2;fill:none}
+.measured{fill:var(--ink);stroke:var(--surface);stroke-width:1.5px}
 .bar{display:block;width:100%;height:30px}
 .part{stroke:var(--surface);stroke-width:1px}
 .legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:0 1.1em}

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 MOST_TICKS = 5
 MOST_MOMENTS = 6
 
+UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
 DAY_SECONDS = 86_400
 MINUTE_SECONDS = 60
 STEPS_SECONDS = (
@@ -46,11 +48,20 @@ def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
     """For bytes, in powers of two; `signed` for a change, with a plus where it is one."""
     high = max(high, low + 1.0)
     step = 2.0 ** math.ceil(math.log2((high - low) / MOST_TICKS))
+    values = list(_multiples(low, high, step))
+    most = max(map(abs, values), default=0.0)
+    unit, size = next((one for one in UNITS if most >= one[1]), UNITS[-1])
+    digits = max(math.ceil(-math.log2(step / size)), 0)  # as many binary places take as many decimal ones
     return Scale(
         low=low,
         high=high,
-        ticks=tuple((value, _size(value, step, signed=signed)) for value in _multiples(low, high, step)),
+        ticks=tuple((value, _size(value / size, unit, digits, signed=signed)) for value in values),
     )
+
+
+def shares() -> Scale:
+    """From none to all."""
+    return Scale(low=0.0, high=1.0, ticks=tuple((part / 4, f"{part / 4:.0%}") for part in range(5)))
 
 
 def _multiples(low: float, high: float, step: float) -> Iterator[float]:
@@ -61,15 +72,10 @@ def _multiples(low: float, high: float, step: float) -> Iterator[float]:
         yield number * step
 
 
-def _size(value: float, step: float, *, signed: bool) -> str:
-    """With one unit for a whole axis, that of its step, unless whole numbers of a larger one do."""
+def _size(value: float, unit: str, digits: int, *, signed: bool) -> str:
     if value == 0:
         return "0"
-    sign = "-" if value < 0 else "+" if signed else ""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if step >= size or (abs(value) >= size and abs(value) % size == 0):
-            return f"{sign}{abs(value) / size:,.0f} {unit}"
-    return f"{sign}{abs(value):,.0f} B"
+    return f"{value:{'+' if signed else ''},.{digits}f} {unit}"
 
 
 def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str], ...]:
