@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 
 from kvdiag.outputs.envelope import Run, thinned
 from kvdiag.outputs.markup import Html, element, joined
@@ -168,8 +169,8 @@ def _bands(plot: Plot) -> Iterator[Html]:
             class_="offered" if band.strong else "band",
         )
     named = [band for band in plot.bands if band.label]
-    ends = [*(plot.across(band.start_seconds) for band in named[1:]), 100.0]
-    for band, end in zip(named, ends, strict=True):
+    for band, after in zip_longest(named, named[1:]):
+        end = 100.0 if after is None else plot.across(after.start_seconds)
         left = max(plot.across(band.start_seconds), taken)
         room = (end - left) / CHARACTER_SHARE
         if room < len(band.label):

@@ -129,7 +129,7 @@ def rest(diagnosis: Diagnosis) -> Iterator[Html]:
         yield unknowns(unknown)
     if diagnosis.gaps:
         yield element("h2", "Not seen")
-        rows = [(gap.source, f"{gap.kind}: {gap.reason}") for gap in diagnosis.gaps]
+        rows = [([gap.source], f"{gap.kind}: {gap.reason}") for gap in diagnosis.gaps]
         yield _rows(rows)
     if healthy:
         yield element("h2", "Looked at and not found")
@@ -173,7 +173,7 @@ def _about(diagnosis: Diagnosis, timeline: Timeline) -> Html:
     for sample in timeline.samples:
         if sample.devices is not None:
             devices.update({device.uuid: device for device in sample.devices})
-    names = [f"{device.index}: {device.name}{_size(device)}" for device in devices.values()]
+    names = [f"{device.name}{_size(device)}" for device in devices.values()]
     rows = [
         ("model", facts.model or "not told"),
         ("server", facts.url or "not told"),
@@ -213,7 +213,7 @@ def problem(finding: Finding) -> Html:
         element(
             "tr",
             element("th", one.name.replace("_", " "), scope="row"),
-            element("td", evidence_value(one), class_="number"),
+            element("td", evidence_value(one), class_="text" if isinstance(one.value, str) else "number"),
             element("td", one.source, class_="dim"),
         )
         for one in finding.evidence
@@ -279,7 +279,7 @@ def _quantity(one: Quantity) -> str:
 
 
 def _verdicts(findings: Iterable[Finding]) -> Html:
-    return _rows([(one.id, one.summary.removeprefix("cannot tell: ")) for one in findings])
+    return _rows([([one.id], one.summary.removeprefix("cannot tell: ")) for one in findings])
 
 
 def unknowns(findings: Iterable[Finding]) -> Html:
@@ -287,9 +287,16 @@ def unknowns(findings: Iterable[Finding]) -> Html:
     reasons: dict[str, list[str]] = {}
     for one in findings:
         reasons.setdefault(one.summary.removeprefix("cannot tell: "), []).append(one.id)
-    return _rows([(", ".join(ids), reason) for reason, ids in reasons.items()], "unknown")
+    return _rows([(ids, reason) for reason, ids in reasons.items()], "unknown")
 
 
-def _rows(rows: Iterable[tuple[str, str]], style: str = "dim") -> Html:
-    told = [element("tr", element("th", name, scope="row", class_=style), element("td", text)) for name, text in rows]
+def _rows(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
+    told = [
+        element(
+            "tr",
+            element("th", *(element("div", name) for name in names), scope="row", class_=style),
+            element("td", text),
+        )
+        for names, text in rows
+    ]
     return element("div", element("table", *told, class_="pairs"), class_="scroll")

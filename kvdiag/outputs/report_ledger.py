@@ -24,7 +24,7 @@ def memory(diagnosis: Diagnosis, timeline: Timeline) -> Html:
     ]
     if all(line.gpu is None for line in diagnosis.ledger):
         parts.insert(0, element("p", "Device memory was not seen.", class_="unseen"))
-    return element("div", *parts)
+    return element("div", *parts, class_="gpus")
 
 
 def _gpu(number: int, device: Device | None, lines: Sequence[LedgerLine]) -> Html:

@@ -6,11 +6,10 @@ A reading that was due and failed is `None`; a part of a sample that was not due
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass
 
 from kvdiag.diagnosis.observe import held_blocks
-from kvdiag.model import Device, Engine, Facts, Sample, Timeline, without_mig_parents
+from kvdiag.model import Device, Facts, Sample, Timeline, without_mig_parents
 from kvdiag.outputs.envelope import Run, pauses, runs
 
 Values = list[float | None]
@@ -28,19 +27,10 @@ class Readings:
         """One figure in the runs in which it was read."""
         return runs(self.times, self.figures[name], self.breaks)
 
-    def latest(self, name: str, at_seconds: float) -> float | None:
-        """The newest value that is known at a moment."""
-        told = [
-            value
-            for time, value in zip(self.times, self.figures[name], strict=True)
-            if value is not None and time <= at_seconds
-        ]
-        return told[-1] if told else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A device as it was first seen; `total_bytes` is the newest that was told."""
+    """A device as it was first seen; `total_bytes` is `None` where it never told."""
 
     uuid: str
     index: int
@@ -48,65 +38,71 @@ class Gpu:
     total_bytes: int | None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Columns:
-    """Readings while they are collected: a figure that begins later, or is not told, is `None`."""
+class _Rows:
+    """Readings while they are collected: a million of them for a day of eight GPUs.
 
-    times: list[float] = field(default_factory=list)
-    figures: dict[str, Values] = field(default_factory=dict)
+    Readings in a row of the same figures are kept together, in one list for each figure.
+    """
 
-    def add(self, at_seconds: float, told: Iterable[tuple[str, float | None]]) -> None:
-        length = len(self.times)
-        self.times.append(at_seconds)
-        for name, value in told:
-            values = self.figures.setdefault(name, [])
-            if len(values) > length:  # told twice: the first counts
-                continue
-            if len(values) < length:
-                values.extend(repeat(None, length - len(values)))
-            values.append(value)
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._names: tuple[str, ...] | None = None
+        self._appends: list[Callable[[float | None], None]] = []
+        self._blocks: list[tuple[int, str, Values]] = []
+
+    def add(self, at_seconds: float, names: tuple[str, ...], values: Iterable[float | None]) -> None:
+        """One reading; no names where it failed."""
+        if names != self._names:
+            self._names = names
+            columns: list[Values] = [[] for _ in names]
+            self._blocks += [(len(self._times), name, column) for name, column in zip(names, columns, strict=True)]
+            self._appends = [column.append for column in columns]
+        for append, value in zip(self._appends, values, strict=True):
+            append(value)
+        self._times.append(at_seconds)
 
     def whole(self) -> Readings:
-        length = len(self.times)
-        for values in self.figures.values():
-            values.extend(repeat(None, length - len(values)))
-        return Readings(times=tuple(self.times), figures=self.figures, breaks=pauses(self.times))
+        """All of them; a figure is `None` in the readings that do not have it."""
+        length = len(self._times)
+        figures: dict[str, Values] = {}
+        for start, name, column in self._blocks:
+            figures.setdefault(name, [None] * length)[start : start + len(column)] = column
+        return Readings(times=tuple(self._times), figures=figures, breaks=pauses(self._times))
 
 
 def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
     """The GPUs that were seen, and the used bytes of each by its UUID."""
-    columns = _Columns()
+    rows = _Rows()
     first: dict[str, Device] = {}
     totals: dict[str, int] = {}
     for sample in timeline.samples:
         if sample.devices is None:
             if _failed(sample, "nvml"):
-                columns.add(sample.at_seconds, ())
+                rows.add(sample.at_seconds, (), ())
             continue
-        told: list[tuple[str, float | None]] = []
-        for device in without_mig_parents(sample.devices):
-            memory = device.memory
-            if device.uuid not in first:
-                first[device.uuid] = device
-            if memory is not None:
-                totals[device.uuid] = memory.total_bytes
-            told.append((device.uuid, None if memory is None else memory.used_bytes))
-        columns.add(sample.at_seconds, told)
+        seen = without_mig_parents(sample.devices) if sample.devices else ()
+        names = tuple([device.uuid for device in seen])
+        told = [device.memory for device in seen]
+        rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in told])
+        if not first.keys() >= set(names):
+            first = {device.uuid: device for device in seen} | first
+        if not totals.keys() >= set(names):
+            totals |= {name: one.total_bytes for name, one in zip(names, told, strict=True) if one is not None}
     gpus = [
         Gpu(uuid=uuid, index=device.index, name=device.name, total_bytes=totals.get(uuid))
         for uuid, device in first.items()
     ]
-    return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))), columns.whole()
+    return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))), rows.whole()
 
 
 def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
     """What torch has reserved, and what lives in it, of all the server's processes on a device by CUDA's UUID."""
-    reserved, allocated = _Columns(), _Columns()
+    reserved, allocated = _Rows(), _Rows()
     for sample in timeline.samples:
         if sample.allocators is None:
             if _failed(sample, "torch_allocator"):
-                reserved.add(sample.at_seconds, ())
-                allocated.add(sample.at_seconds, ())
+                reserved.add(sample.at_seconds, (), ())
+                allocated.add(sample.at_seconds, (), ())
             continue
         held: dict[str, int] = {}
         live: dict[str, int] = {}
@@ -115,8 +111,9 @@ def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
                 uuid = one.device_uuid.lower()
                 held[uuid] = held.get(uuid, 0) + one.reserved_bytes
                 live[uuid] = live.get(uuid, 0) + one.allocated_bytes
-        reserved.add(sample.at_seconds, held.items())
-        allocated.add(sample.at_seconds, live.items())
+        names = tuple(held)
+        reserved.add(sample.at_seconds, names, held.values())
+        allocated.add(sample.at_seconds, names, live.values())
     return reserved.whole(), allocated.whole()
 
 
@@ -137,47 +134,48 @@ HELD = "held"
 
 def engines(timeline: Timeline, facts: Facts) -> Readings:
     """Blocks held, by engine and all together; requests running and waiting; what was preempted since the start."""
-    columns = _Columns()
+    rows = _Rows()
+    pools = {pool.engine: pool for pool in facts.pools}
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
     for sample in timeline.samples:
         if sample.engines is None:
             if _failed(sample, "vllm"):
-                columns.add(sample.at_seconds, ())
+                rows.add(sample.at_seconds, (), ())
             continue
-        told: list[tuple[str, float | None]] = [
-            (HELD, held_blocks(sample, facts)),
-            ("running", _sum(sample, lambda engine: engine.requests_running)),
-            ("waiting", _sum(sample, lambda engine: engine.requests_waiting)),
-            ("preempted", _sum(sample, lambda engine: engine.preemptions_total)),
+        labels = tuple([engine.engine for engine in sample.engines])
+        if labels not in known:
+            each = [f"{figure} {label}" for label in labels for figure in ("usage", HELD)]
+            known[labels] = (HELD, "running", "waiting", "preempted", *each)
+        values: list[float | None] = [
+            held_blocks(sample, facts),
+            _sum([engine.requests_running for engine in sample.engines]),
+            _sum([engine.requests_waiting for engine in sample.engines]),
+            _sum([engine.preemptions_total for engine in sample.engines]),
         ]
         for engine in sample.engines:
-            pool, usage = facts.pool(engine.engine), engine.kv_usage_ratio
-            told.append((f"usage {engine.engine}", usage))
-            told.append((f"held {engine.engine}", None if pool is None or usage is None else pool.used_blocks(usage)))
-        columns.add(sample.at_seconds, told)
-    return columns.whole()
+            pool, usage = pools.get(engine.engine), engine.kv_usage_ratio
+            values += (usage, None if pool is None or usage is None else pool.used_blocks(usage))
+        rows.add(sample.at_seconds, known[labels], values)
+    return rows.whole()
 
 
 def host(timeline: Timeline) -> Readings:
     """Anonymous memory of each of the server's processes (all that is resident, where only that is told)."""
-    columns = _Columns()
+    rows = _Rows()
     for sample in timeline.samples:
         if sample.host is None:
             if _failed(sample, "host"):
-                columns.add(sample.at_seconds, ())
+                rows.add(sample.at_seconds, (), ())
             continue
-        columns.add(
-            sample.at_seconds,
-            (
-                (f"{one.name} {one.pid}", one.resident_bytes if one.anonymous_bytes is None else one.anonymous_bytes)
-                for one in sample.host
-            ),
-        )
-    return columns.whole()
+        names = tuple([f"{one.name} {one.pid}" for one in sample.host])
+        told = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
+        rows.add(sample.at_seconds, names, [held if own is None else own for held, own in told])
+    return rows.whole()
 
 
-def _sum(sample: Sample, figure: Callable[[Engine], int | None]) -> int | None:
-    told = [figure(engine) for engine in sample.engines or ()]
-    return None if None in told or not told else sum(value or 0 for value in told)
+def _sum(told: Sequence[int | None]) -> int | None:
+    known = [one for one in told if one is not None]
+    return sum(known) if told and len(known) == len(told) else None
 
 
 def _failed(sample: Sample, source: str) -> bool:

@@ -95,7 +95,8 @@ tr:last-child>*{border-bottom:0}
 .evidence td{overflow-wrap:break-word}.evidence th{color:var(--dim);font-weight:400}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.5em;border:1px solid var(--edge);
 print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.gpu{margin:0 0 1.5rem}.gpu h3{margin-bottom:.4rem}
+.gpus{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,32rem),1fr));gap:1.2rem 2.2rem}
+.gpus>.unseen{grid-column:1/-1}.gpu{min-width:0}.gpu h3{margin-bottom:.4rem}
 .bar{border:1px solid var(--dim);border-radius:3px;margin:.3rem 0 .4rem;
 background:repeating-linear-gradient(135deg,transparent 0 7px,var(--edge) 7px 8px)}
 .scale{display:flex;justify-content:space-between;color:var(--dim);font-size:.85em}
