@@ -41,7 +41,7 @@ def pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
     markers = _block_markers(frame, page)
     top = HEADROOM * max([extremes(lines)[1], *values_of(markers), 1.0])
     near = top > NEAR_RATIO * usable
-    size = block_bytes(facts, facts.pools[0]) if facts.pools else None
+    size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
     capacity = f"{usable:,} blocks" + ("" if size is None else f", {readable(usable * size[0])} a rank")
     yield figure(
         frame.plot(
