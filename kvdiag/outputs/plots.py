@@ -313,7 +313,7 @@ STYLE = (
     """
 .plot{display:block;width:100%;overflow:visible}
 .plot text,.key{font-size:11px}.plot text{fill:var(--dim);font-variant-numeric:tabular-nums}
-.plot svg{overflow:visible}.plot .stretched{overflow:hidden}
+.plot svg{overflow:visible}
 .line{fill:none;stroke-width:1.6px;stroke-linejoin:round;stroke-linecap:round;vector-effect:non-scaling-stroke}
 .line.dashed{stroke-dasharray:6 4;stroke-linecap:butt}.line.dotted{stroke-dasharray:1 4}
 .grid{stroke:var(--edge)}.zero,.tick{stroke:var(--dim);stroke-opacity:.6}

@@ -88,7 +88,8 @@ border-radius:4px;background:var(--soft)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--edge)}
 th{font-weight:500;overflow-wrap:break-word}
-.pairs th,.steps th,.steps .figures,.ledger th,.ledger .source{white-space:nowrap}
+.pairs th{width:14rem;overflow-wrap:anywhere}
+.steps th,.steps .figures,.ledger th,.ledger .source{white-space:nowrap}
 thead th,tr:first-child>th[scope=col]{color:var(--dim);font-weight:400;font-size:.88em}
 tr:last-child>*{border-bottom:0}
 .number{text-align:right;white-space:nowrap}
