@@ -93,7 +93,7 @@ th{font-weight:500;overflow-wrap:break-word}
 thead th,tr:first-child>th[scope=col]{color:var(--dim);font-weight:400;font-size:.88em}
 tr:last-child>*{border-bottom:0}
 .number{text-align:right;white-space:nowrap}
-.evidence td{overflow-wrap:break-word}.evidence th{color:var(--dim);font-weight:400}
+.evidence td{overflow-wrap:break-word}.evidence .text{text-align:right}.evidence th{color:var(--dim);font-weight:400}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.5em;border:1px solid var(--edge);
 print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .gpus{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,32rem),1fr));gap:1.2rem 2.2rem}

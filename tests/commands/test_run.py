@@ -78,7 +78,7 @@ def read_while(process: subprocess.Popen[str], condition: Callable[[], bool]) ->
 def test_interrupted_run_leaves_nothing_behind(
     tmp_path: Path, slow_drill: Client, sent: signal.Signals, name: str
 ) -> None:
-    """Ctrl-C during a step, or a supervisor's SIGTERM, takes the requests back and keeps the trace; no verdict, no report."""
+    """Ctrl-C during a step, or a supervisor's SIGTERM, takes requests back and keeps the trace: no verdict, no page."""
     # GIVEN a run that is through its warm-up and has a request under way
     trace, report = tmp_path / name, tmp_path / "report.html"
     files = ("--record", str(trace), "--report", str(report))
