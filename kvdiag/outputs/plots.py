@@ -190,7 +190,7 @@ def _grid(plot: Plot) -> Iterator[Html]:
     for number, (moment, label) in enumerate(moments(plot.start_seconds, plot.end_seconds)):
         left = plot.across(moment)
         anchor = "start" if left < 4 else "end" if left > 96 else "middle"  # noqa: PLR2004 - the plot's own edges
-        odd = " wide" if number % 2 else ""
+        odd = " wide" if number % 2 else ""  # on a narrow page there is room for every second one
         yield element("line", x1=f"{left:.2f}%", x2=f"{left:.2f}%", y1=foot, y2=foot + 4, class_="tick")
         yield element("text", label, x=f"{left:.2f}%", y=foot + 15, text_anchor=anchor, class_=f"time{odd}")
 
@@ -328,7 +328,7 @@ STYLE = (
 .part{stroke:var(--surface);stroke-width:1px}
 .legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:0 1.1em}
 .legend li{display:flex;align-items:center;gap:.4em}.key{flex:none}
-@media (max-width:600px){.plot .wide{display:none}}
+.chart{container-type:inline-size}@container (max-width:530px){.plot .wide{display:none}}
 """
     + "".join(f".s{number}{{stroke:var(--s{number})}}" for number in range(len(COLORS)))
     + ":root{"

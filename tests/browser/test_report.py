@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -63,16 +65,21 @@ CONTRAST = """
 """
 
 
+@cache
+def content(name: str) -> str:
+    """One of the pages, made once for all screens."""
+    return PAGES[name]()
+
+
 def opened(browser: Browser, folder: Path, name: str) -> Browser:
     """The browser with one of the pages."""
     path = folder / f"{name}.html"
-    path.write_text(PAGES[name](), encoding="utf-8")
+    path.write_text(content(name), encoding="utf-8")
     browser.open(path)
     return browser
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "width"), [*product(PAGES, (390, 1280)), ("gpus", 1000), ("failing", 700)])
 def test_nothing_sticks_out_or_overlaps(browser: Browser, tmp_path: Path, name: str, width: int) -> None:
     """No part of any page is wider than a phone or a screen, and no two labels of an axis lie on one another."""
     # GIVEN a page on a screen of that width
@@ -143,6 +150,7 @@ def test_paper_has_all_of_it(browser: Browser, tmp_path: Path) -> None:
 
     # THEN it is printed, with its plots, and nothing outside the paper
     assert [] == page.evaluate(STICKS_OUT)
+    assert [] == page.evaluate(OVERLAPPING)
     assert 4 <= len(page.evaluate(PLOTS))
     assert page.call("Page.printToPDF", printBackground=False)["data"].startswith("JVBERi0")
 
