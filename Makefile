@@ -12,7 +12,7 @@ GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 PYZ ?= dist/kvdiag.pyz
 
-.PHONY: help demo test bench bench-diagnosis pyz gpu-check check format lock clean
+.PHONY: help demo test bench bench-diagnosis pyz gpu-check screenshots check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -47,6 +47,10 @@ pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform'
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site .
 	@$(BIN)/shiv --compressed --site-packages $(PYZ).d/site -p '/usr/bin/env python3' -c kvdiag -o $(PYZ)
 	@rm -rf $(PYZ).d
+
+screenshots: OUT = .cache/screenshots
+screenshots: $(VENV)/.dev  ## Take pictures of reports of every kind, on small and wide screens, light and dark: OUT=folder
+	@$(BIN)/python -m tests.browser.screenshots $(OUT)
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

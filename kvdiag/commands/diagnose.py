@@ -12,11 +12,13 @@ from kvdiag.commands.fleet import examine_history
 from kvdiag.commands.options import output_option
 from kvdiag.commands.postmortem import examine
 from kvdiag.commands.prometheus_options import access, matchers, prometheus_options, window_of
+from kvdiag.commands.report_file import ReportFile, report_option
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.commands.traces import examine_traces
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.segments import read_recorded
+from kvdiag.outputs.report import render
 
 _PATH = click.Path(path_type=Path)
 
@@ -30,6 +32,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--trace", "traces", type=_PATH, multiple=True, help="With --postmortem: what a recorder kept.")
 @prometheus_options
+@report_option
 @limit_options
 @output_option
 def command(
@@ -43,6 +46,7 @@ def command(
     window: str,
     start: str | None,
     end: str | None,
+    report: Path | None,
     reserved_gap_bytes: int,
     output: str,
     **reached: Any,
@@ -59,9 +63,12 @@ def command(
     With --postmortem: judge what a server left that ran out of memory. Each FILE is an agent's black box or the folder
     of them, a trace, an engine's log, or the bare message (- is stdin); its content says which. Several together fill
     in what one cannot tell, and where they contradict that is said.
+
+    A --report of several replicas has a table of all, and the worst one in full.
     """
+    page = ReportFile(report)
     if postmortem:
-        return examine(trace, logs=logs, boxes=boxes, traces=traces, output=output)
+        return examine(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
     if logs or boxes or traces:
         raise click.UsageError("--log, --black-box and --trace are for --postmortem")
     if prometheus is not None:
@@ -69,12 +76,16 @@ def command(
             raise click.UsageError("give either a trace or --prometheus")
         span = window_of(window, start, end, time.time())
         return examine_history(
-            access(prometheus, **reached), matchers(match), span, limits_of(reserved_gap_bytes), output
+            access(prometheus, **reached), matchers(match), span, limits_of(reserved_gap_bytes), page, output
         )
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
-        return examine_traces(trace, limits_of(reserved_gap_bytes), output)
-    diagnosis = diagnose(*read_recorded(trace[0]), limits_of(reserved_gap_bytes))
-    print_diagnosis(diagnosis, output)
+        return examine_traces(trace, limits_of(reserved_gap_bytes), page, output)
+    timeline, facts = read_recorded(trace[0])
+    diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
+    try:
+        page.write(lambda making: render(diagnosis, timeline, making))
+    finally:  # the verdict is told even where there is no room for a report
+        print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)

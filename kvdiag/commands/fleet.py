@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from kvdiag.commands.prometheus_options import Access
+from kvdiag.commands.report_file import ReportFile
 from kvdiag.commands.show import exit_code, print_json, print_text
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
@@ -27,7 +28,7 @@ from kvdiag.feeds.fleet_join import Replica, image_of
 from kvdiag.feeds.history import JOIN_SECONDS
 from kvdiag.feeds.prometheus import REPLICAS_AT_ONCE, Survey, Window, read, survey
 from kvdiag.model import Facts, Gap, Timeline
-from kvdiag.outputs import fleet_json, fleet_text
+from kvdiag.outputs import fleet_json, fleet_text, report_fleet
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus import SOURCE, PrometheusSource
@@ -57,8 +58,8 @@ class Done:
     problem: str | None
 
 
-def examine_history(access: Access, match: str, window: Window, limits: Limits, output: str) -> int:
-    """Judge every replica of a Prometheus' history, print the result, and give its exit code.
+def examine_history(access: Access, match: str, window: Window, limits: Limits, page: ReportFile, output: str) -> int:
+    """Judge every replica of a Prometheus' history, report and print the result, and give its exit code.
 
     Raises:
         KvdiagError: nothing can be said: no answer, no such API, or nobody there.
@@ -89,16 +90,30 @@ def examine_history(access: Access, match: str, window: Window, limits: Limits, 
         fleet=compare(summaries, limits),
         gaps=found.gaps,
     )
-    return show(result, output)
+    replicas = {one.key: one for one in found.replicas}
+    return show(result, output, page, lambda worst: asyncio.run(_timeline(access, replicas[worst.key], window)))
 
 
-def show(result: FleetDiagnosis, output: str) -> int:
-    """Print what was judged of many replicas, and give its exit code."""
-    if output == "json":
-        print_json(fleet_json.document(result))
-    else:
-        print_text(fleet_text.render(result))
+def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Callable[[Judged], Timeline]) -> int:
+    """Report and print what was judged of many replicas, and give its exit code.
+
+    `timeline_of` reads a replica's history again: all of them together would be too much to keep.
+    """
+    try:
+        page.write(lambda making: report_fleet.render(result, timeline_of, making))
+    finally:  # the verdict is told even where there is no room for a report
+        if output == "json":
+            print_json(fleet_json.document(result))
+        else:
+            print_text(fleet_text.render(result))
     return exit_code(result.worst)
+
+
+async def _timeline(access: Access, replica: Replica, window: Window) -> Timeline:
+    async with access.client() as client:
+        async for _, timeline, _ in read(PrometheusSource(client, access.seconds), (replica,), window):
+            return timeline
+    return Timeline(samples=())
 
 
 async def _survey(access: Access, match: str, window: Window) -> Survey:

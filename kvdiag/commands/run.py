@@ -17,6 +17,7 @@ from kvdiag.commands.connect import Connection, agent_reader, connect
 from kvdiag.commands.duration import Duration
 from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.progress import show_progress
+from kvdiag.commands.report_file import ReportFile, report_option
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated
 from kvdiag.commands.thresholds import limit_options, limits_of
@@ -31,6 +32,7 @@ from kvdiag.feeds.soak import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.feeds.vocabulary import token_ids
 from kvdiag.model import Facts, Timeline
+from kvdiag.outputs.report import render
 from kvdiag.sim import STORIES
 from kvdiag.sources.patience import Patient
 
@@ -53,6 +55,7 @@ T = TypeVar("T")
     help="After the steps look for slow leaks: load and idle cycles in turns, for 12m or so long (5m to 2h).",
 )
 @click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds of each of its cycles.")
+@report_option
 @click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
 @limit_options
 @output_option
@@ -67,6 +70,7 @@ def command(
     record: Path | None,
     soak: float | None,
     soak_cycle: float | None,
+    report: Path | None,
     dry_run: bool,
     reserved_gap_bytes: int,
     output: str,
@@ -84,6 +88,9 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
+    if report is not None and record is not None and report.resolve() == record.resolve():
+        raise click.UsageError("--record and --report need files of their own")
+    page = ReportFile(report)
     # What a supervisor sends is a Ctrl-C: requests are taken back, the trace is closed, a simulated server ended.
     signal.signal(signal.SIGTERM, _interrupt)
     recording = _Recording(record)
@@ -104,8 +111,12 @@ def command(
         result = _interruptible(work, recording)
     if result is None:
         return 0
-    diagnosis = diagnose(*result, limits_of(reserved_gap_bytes))
-    print_diagnosis(diagnosis, output)
+    timeline, facts = result
+    diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
+    try:
+        page.write(lambda making: render(diagnosis, timeline, making))
+    finally:  # the verdict is told even where there is no room for a report
+        print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag.commands.fleet import show
+from kvdiag.commands.report_file import ReportFile
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -14,8 +15,8 @@ from kvdiag.feeds.segments import read_recorded
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 
 
-def examine_traces(paths: Sequence[Path], limits: Limits, output: str) -> int:
-    """Judge each trace, compare all, print the result, and give its exit code. One trace is held at a time.
+def examine_traces(paths: Sequence[Path], limits: Limits, page: ReportFile, output: str) -> int:
+    """Judge each trace, compare all, report and print the result, and give its exit code. One trace is held at a time.
 
     Raises:
         KvdiagError: one of them cannot be read, or is given twice.
@@ -35,4 +36,4 @@ def examine_traces(paths: Sequence[Path], limits: Limits, output: str) -> int:
     result = FleetDiagnosis(
         source=None, judged=tuple(sorted(judged, key=Judged.order)), fleet=compare(summaries, limits), gaps=()
     )
-    return show(result, output)
+    return show(result, output, page, lambda worst: read_recorded(Path(worst.key))[0])

@@ -54,13 +54,16 @@ def name_of(one: Judged) -> str:
 
 
 def _headline(result: FleetDiagnosis) -> Text:
-    line = Text(WORDS[result.worst], style=f"bold {STYLES[result.worst]}")
+    return Text.assemble((WORDS[result.worst], f"bold {STYLES[result.worst]}"), "  ", plain(sentence(result)))
+
+
+def sentence(result: FleetDiagnosis) -> str:
+    """The verdict in a sentence."""
     counts = ", ".join(f"{count} {status}" for status, count in result.by_worst.items() if count)
     replicas = "1 replica" if len(result.judged) == 1 else f"{len(result.judged)} replicas"
-    line.append(f"  {replicas}: {counts}", style="default")
     called = [one for one in result.fleet.findings if one.status in ("fault", "suspect")]
     called.sort(key=lambda one: ORDER.index(one.status))
-    return line.append(f"; all together {called[0].id}", style="default") if called else line
+    return f"{replicas}: {counts}" + (f"; all together {called[0].id}" if called else "")
 
 
 def _where(source: Source) -> RenderableType:
@@ -86,11 +89,12 @@ def _table(result: FleetDiagnosis) -> RenderableType:
         diagnosis = one.diagnosis
         hours = (diagnosis.end_seconds - diagnosis.start_seconds) / 3600.0
         word = Text(WORDS[diagnosis.worst], style=STYLES[diagnosis.worst])
-        table.add_row(word, plain(name_of(one)), f"{hours:.1f}", plain(_found(diagnosis)))
+        table.add_row(word, plain(name_of(one)), f"{hours:.1f}", plain(found(diagnosis)))
     return Padding(table, (0, 0, 0, 2))
 
 
-def _found(diagnosis: Diagnosis) -> str:
+def found(diagnosis: Diagnosis) -> str:
+    """What a replica shows, in one sentence."""
     problems = [one for one in diagnosis.findings if one.status in ("fault", "suspect")]
     if problems:
         problems.sort(key=lambda one: ORDER.index(one.status))

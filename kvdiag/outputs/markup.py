@@ -43,11 +43,14 @@ def _escaped(text: str) -> str:
 
 
 def _printable(text: str) -> str:
+    if text.isascii() and text.isprintable():  # as the path of a line is, of a hundred thousand characters
+        return text
     return "".join(map(_harmless, text))
 
 
 def _harmless(character: str) -> str:
     # Control characters are no HTML, and those that turn the line round could make a name read as another.
-    if character in "\n\t":
+    category = unicodedata.category(character)
+    if category in {"Zl", "Zp"} or character in "\n\t":
         return " "
-    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in {"Cc", "Cf", "Cs"} else character
+    return "\N{REPLACEMENT CHARACTER}" if category in {"Cc", "Cf", "Cs"} else character

@@ -207,7 +207,7 @@ def _hours(history: Sequence[Sample], now_seconds: float) -> Iterable[Html]:
     hours = f"{window.seconds / 3600:.1f} h" if window.seconds >= 3600 else f"{window.seconds / 60:.0f} min"  # noqa: PLR2004
     for title, lines in (("KV pool in use", _occupancy(recent)), ("Device memory taken", _taken(recent))):
         yield element("h2", title, element("small", f" last {hours}, UTC"))
-        yield element("section", chart(title, lines, window), class_="card")
+        yield element("section", chart(title, lines, window), class_="card chart")
 
 
 def _occupancy(samples: Iterable[Sample]) -> dict[str, Points]:

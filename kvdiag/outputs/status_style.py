@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from kvdiag.outputs import plots
 from kvdiag.outputs.markup import Html
 
 STYLE = Html(
-    """
+    plots.STYLE
+    + """
 :root{color-scheme:light dark;--back:#f6f7f9;--card:#fff;--ink:#1b1f24;--dim:#5b6570;--edge:#d5dae0;
---ok:#1a7f37;--suspect:#9a6700;--fault:#cf222e;--unknown:#8250df;
---c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#4d7c8a;--c6:#9a6700;--c7:#57606a}
+--ok:#1a7f37;--suspect:#9a6700;--fault:#cf222e;--unknown:#8250df;--c0:#0969da;--surface:var(--card)}
 @media (prefers-color-scheme:dark){:root{--back:#0d1117;--card:#161b22;--ink:#e6edf3;--dim:#9aa5b1;--edge:#30363d;
---ok:#3fb950;--suspect:#d29922;--fault:#f85149;--unknown:#bc8cff;
---c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#f778ba;--c5:#76b8c9;--c6:#e3b341;--c7:#8b949e}}
+--ok:#3fb950;--suspect:#d29922;--fault:#f85149;--unknown:#bc8cff;--c0:#58a6ff}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--back);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -34,15 +34,10 @@ details{margin:.5rem 0}summary{cursor:pointer}
 ul{padding-left:1.2rem;margin:.5rem 0}
 .legend{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;font-size:.9rem}
 .swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em}
-svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:12px}
-@media (max-width:40rem){svg text{font-size:22px}}
+.chart .plot{margin:0 12px 0 44px;width:calc(100% - 56px)}
 .bar{height:2rem;border:1px solid var(--edge);border-radius:4px}
-.grid{stroke:var(--edge)}.line{fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round}
 """
-    + "".join(
-        f".line.s{number}{{stroke:var(--c{number})}}.swatch.s{number}{{background:var(--c{number})}}\n"
-        for number in range(8)
-    )
+    + "".join(f".swatch.s{number}{{background:var(--s{number})}}\n" for number in range(len(plots.COLORS)))
     + "".join(
         f".part.{name}{{fill:{color}}}.swatch.{name}{{background:{color}}}\n"
         for name, color in {

@@ -23,16 +23,12 @@ ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """The whole diagnosis."""
-    problems = [finding for finding in diagnosis.findings if finding.status in ("fault", "suspect")]
-    problems.sort(key=lambda finding: ORDER.index(finding.status))
-    parts: list[RenderableType] = [_headline(diagnosis, problems), _subject(diagnosis.facts)]
+    parts: list[RenderableType] = [_headline(diagnosis), _subject(diagnosis.facts)]
     if diagnosis.steps:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
-    for finding in problems:
+    for finding in problems_of(diagnosis):
         parts += [heading(finding.id), problem(finding)]
-    explained = [
-        one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence
-    ]
+    explained = explained_of(diagnosis)
     healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
     unknown = [one for one in diagnosis.findings if one.status == "unknown"]
     if explained:
@@ -76,25 +72,34 @@ def render_audit(
     return Group(*parts)
 
 
-def _headline(diagnosis: Diagnosis, problems: Sequence[Finding]) -> Text:
-    line = Text()
-    line.append(f"{WORDS[diagnosis.worst]}", style=f"bold {STYLES[diagnosis.worst]}")
+def _headline(diagnosis: Diagnosis) -> Text:
+    return Text.assemble((WORDS[diagnosis.worst], f"bold {STYLES[diagnosis.worst]}"), "  ", plain(sentence(diagnosis)))
+
+
+def problems_of(diagnosis: Diagnosis) -> list[Finding]:
+    """The findings that accuse, the worst first."""
+    found = [finding for finding in diagnosis.findings if finding.status in ("fault", "suspect")]
+    return sorted(found, key=lambda finding: ORDER.index(finding.status))
+
+
+def explained_of(diagnosis: Diagnosis) -> list[Finding]:
+    """The findings that explain growth which is no fault."""
+    return [one for one in diagnosis.findings if one.id.startswith("benign.") and one.status == "ok" and one.evidence]
+
+
+def sentence(diagnosis: Diagnosis) -> str:
+    """The verdict in a sentence: the worst finding, or the step that accuses or could not be told."""
+    problems = problems_of(diagnosis)
     if problems:
-        line.append(plain(f"  {problems[0].id}: {problems[0].summary}"))
-        if len(problems) > 1:
-            line.append(f" (and {len(problems) - 1} more)")
-        return line
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return f"{problems[0].id}: {problems[0].summary}{more}"
     step = next((step for step in diagnosis.steps if step.status == diagnosis.worst != "ok"), None)
     if step is not None:
-        line.append(plain(f"  step {step.id}: {step.summary}"))
-        return line
+        return f"step {step.id}: {step.summary}"
     if diagnosis.worst == "unknown":
-        line.append("  not enough was seen to judge")
-        return line
-    line.append("  no fault found in what could be seen")
-    if all(part.gpu is None for part in diagnosis.ledger):
-        line.append("; device memory was not seen")
-    return line
+        return "not enough was seen to judge"
+    unseen = "; device memory was not seen" if all(part.gpu is None for part in diagnosis.ledger) else ""
+    return f"no fault found in what could be seen{unseen}"
 
 
 def _subject(facts: Facts) -> RenderableType:

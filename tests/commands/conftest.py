@@ -15,10 +15,11 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run of a story, and the trace that it recorded."""
+    """A finished run of a story, the trace that it recorded, and its report."""
 
     result: Result
     trace: Path
+    report: Path
 
     @property
     def document(self) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def run(story: str, story_runs: dict[str, Run], tmp_path_factory: pytest.TempPat
     """The run of the test's story, made once."""
     if story not in story_runs:
         trace = tmp_path_factory.mktemp("stories") / f"{story}.jsonl"
-        result = kvdiag("run", "--simulate", story, "--record", str(trace), "--output", "json")
-        story_runs[story] = Run(result, trace)
+        report = trace.with_suffix(".html")
+        files = ("--record", str(trace), "--report", str(report))
+        story_runs[story] = Run(kvdiag("run", "--simulate", story, *files, "--output", "json"), trace, report)
     return story_runs[story]

@@ -78,10 +78,11 @@ def read_while(process: subprocess.Popen[str], condition: Callable[[], bool]) ->
 def test_interrupted_run_leaves_nothing_behind(
     tmp_path: Path, slow_drill: Client, sent: signal.Signals, name: str
 ) -> None:
-    """Ctrl-C during a step, or a supervisor's SIGTERM, takes the requests back and keeps the trace; no verdict."""
+    """Ctrl-C during a step, or a supervisor's SIGTERM, takes requests back and keeps the trace: no verdict, no page."""
     # GIVEN a run that is through its warm-up and has a request under way
-    trace = tmp_path / name
-    with started("run", "--url", url_of(slow_drill), "--record", str(trace), "--output", "json") as process:
+    trace, report = tmp_path / name, tmp_path / "report.html"
+    files = ("--record", str(trace), "--report", str(report))
+    with started("run", "--url", url_of(slow_drill), *files, "--output", "json") as process:
         read_while(process, lambda: served(slow_drill) >= 2 and running(slow_drill) == 1)
         before = served(slow_drill)
 
@@ -95,6 +96,7 @@ def test_interrupted_run_leaves_nothing_behind(
     assert "Traceback" not in result.stderr
     assert eventually(lambda: running(slow_drill) == 0)
     assert before == served(slow_drill)
+    assert [trace] == list(tmp_path.iterdir())
     timeline, facts = read_trace(trace)
     assert url_of(slow_drill) == facts.url
     spans = timeline.spans()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,22 @@ def test_upgrade_as_text_names_the_version_first(upgrade: str, diagnose: Callabl
     assert "\n  grows  0.10.0" in told.replace("   ", "")
     assert "0.10.0 after 0.9.2" in told
     assert max(map(len, told.splitlines())) <= 80
+
+
+def test_report_of_a_history_has_every_replica_and_the_worst_in_full(
+    upgrade: str, diagnose: Callable[..., Judged], tmp_path: Path
+) -> None:
+    """The page has the table, what all show together, and the plots of the first one, read again."""
+    # WHEN
+    report = tmp_path / "report.html"
+    said = diagnose("--prometheus", upgrade, "--window", "12h", "--report", str(report))
+    page = report.read_text(encoding="utf-8")
+
+    # THEN
+    assert 2 == said.code
+    assert f"{2 * REPLICAS} replicas: " in page
+    assert "All replicas together" in page
+    assert all(f"upgrade/vllm-0-10-0-{number}<" in page for number in range(REPLICAS))
+    assert "In full: upgrade/vllm-" in page
+    assert "GPU 0 memory" in page
+    assert '<path d="M' in page

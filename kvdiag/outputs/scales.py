@@ -1,0 +1,98 @@
+"""Where the ticks of a plot's axes stand, and what is written at them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+MOST_TICKS = 5
+MOST_MOMENTS = 6
+
+UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+DAY_SECONDS = 86_400
+MINUTE_SECONDS = 60
+STEPS_SECONDS = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10_800, 21_600, 43_200),
+    *(DAY_SECONDS, 2 * DAY_SECONDS, 7 * DAY_SECONDS, 30 * DAY_SECONDS, 365 * DAY_SECONDS),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A vertical axis: its lowest and highest value, and its ticks with their labels."""
+
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+
+    def share(self, value: float) -> float:
+        """Where a value stands between the lowest (0) and the highest (1)."""
+        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+
+def counts(low: float, high: float) -> Scale:
+    """For whole things: blocks, requests."""
+    high = max(high, low + 1.0)
+    rough = (high - low) / MOST_TICKS
+    size = 10.0 ** math.floor(math.log10(max(rough, 1.0)))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= max(rough, 1.0))
+    return Scale(low=low, high=high, ticks=tuple((value, f"{value:,.0f}") for value in _multiples(low, high, step)))
+
+
+def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
+    """For bytes, in powers of two; `signed` for a change, with a plus where it is one."""
+    high = max(high, low + 1.0)
+    step = 2.0 ** math.ceil(math.log2((high - low) / MOST_TICKS))
+    values = list(_multiples(low, high, step))
+    most = max(map(abs, values), default=0.0)
+    unit, size = next((one for one in UNITS if most >= one[1]), UNITS[-1])
+    digits = max(math.ceil(-math.log2(step / size)), 0)  # as many binary places take as many decimal ones
+    return Scale(
+        low=low,
+        high=high,
+        ticks=tuple((value, _size(value / size, unit, digits, signed=signed)) for value in values),
+    )
+
+
+def shares() -> Scale:
+    """From none to all."""
+    return Scale(low=0.0, high=1.0, ticks=tuple((part / 4, f"{part / 4:.0%}") for part in range(5)))
+
+
+def _multiples(low: float, high: float, step: float) -> Iterator[float]:
+    first = math.ceil(low / step)
+    for number in range(first, first + 2 * MOST_TICKS):
+        if number * step > high:
+            return
+        yield number * step
+
+
+def _size(value: float, unit: str, digits: int, *, signed: bool) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:{'+' if signed else ''},.{digits}f} {unit}"
+
+
+def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str], ...]:
+    """Ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
+    span = max(end_seconds - start_seconds, 1.0)
+    step = next((one for one in STEPS_SECONDS if span / one <= MOST_MOMENTS), STEPS_SECONDS[-1])
+    first = math.ceil(start_seconds / step)
+    found = []
+    for number in range(first, first + MOST_MOMENTS + 1):
+        if number * step > end_seconds:
+            break
+        found.append((float(number * step), _moment(number * step, step)))
+    return tuple(found)
+
+
+def _moment(seconds: int, step: int) -> str:
+    at = datetime.fromtimestamp(seconds, UTC)
+    if step < MINUTE_SECONDS:
+        return at.strftime("%H:%M:%S")
+    return at.strftime("%b %d" if step >= DAY_SECONDS or seconds % DAY_SECONDS == 0 else "%H:%M")
