@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvdiag.outputs import plots
 from kvdiag.outputs.markup import Html
-
-PARTS: Mapping[str, tuple[str, str]] = {
-    "weights": ("#d98200", "#e8a23a"),
-    "kv_held": ("#0b62a8", "#3f93dd"),
-    "kv_free": ("#a9cdea", "#24567f"),
-    "kv_pool": ("#5b9bd0", "#2f78b7"),
-    "torch_other": ("#00705c", "#2fae92"),
-    "torch_pending": ("#56b59f", "#1d7d69"),
-    "torch_private": ("#2f9480", "#46c4a9"),
-    "torch_releasable": ("#b5ddd2", "#1c5a4d"),
-    "torch_unused": ("#93cfc0", "#24705f"),
-    "torch_stranded": ("#c23b4e", "#ee7f8c"),
-    "outside_torch": ("#9a7bbd", "#a78bcb"),
-    "server_other": ("#6f4e96", "#c2a8e2"),
-    "process": ("#b0568b", "#dd86b8"),
-    "other_process": ("#8e1f5f", "#e0559f"),
-    "driver_reserved": ("#6d7782", "#8d98a4"),
-    "unaccounted": ("#3b4249", "#c9d1d9"),
-}
-"""Of a ledger's components, on light and on dark: a family of shades for the pool, torch, and what is not the server's.
-
-Neighbours differ in lightness, so that they are told apart without colour.
-"""
+from kvdiag.outputs.part_colors import PARTS, variables
 
 HATCHED = ("torch_stranded", "unaccounted")
 """What should not be there is striped besides."""
@@ -43,10 +19,6 @@ _DARK = (
 )
 
 
-def _parts(number: int) -> str:
-    return "".join(f"--p-{name}:{colors[number]};" for name, colors in PARTS.items())
-
-
 def _swatch(name: str) -> str:
     if name not in HATCHED:
         return f".part.{name}{{fill:var(--p-{name})}}.swatch.{name}{{background:var(--p-{name})}}"
@@ -55,8 +27,8 @@ def _swatch(name: str) -> str:
 
 
 STYLE = Html(
-    f":root{{color-scheme:light dark;{_LIGHT}{_parts(0)}}}\n"
-    f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}{_parts(1)}}}}}\n"
+    f":root{{color-scheme:light dark;{_LIGHT}{variables(0)}}}\n"
+    f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}{variables(1)}}}}}\n"
     """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvdiag.outputs import plots
 from kvdiag.outputs.markup import Html
+from kvdiag.outputs.part_colors import PARTS, variables
 
 STYLE = Html(
     plots.STYLE
@@ -38,25 +39,6 @@ ul{padding-left:1.2rem;margin:.5rem 0}
 .bar{height:2rem;border:1px solid var(--edge);border-radius:4px}
 """
     + "".join(f".swatch.s{number}{{background:var(--s{number})}}\n" for number in range(len(plots.COLORS)))
-    + "".join(
-        f".part.{name}{{fill:{color}}}.swatch.{name}{{background:{color}}}\n"
-        for name, color in {
-            "weights": "#4184e4",
-            "kv_held": "#d4621c",
-            "kv_free": "#f2b385",
-            "kv_pool": "#e38b50",
-            "torch_other": "#8250df",
-            "torch_unused": "#b392f0",
-            "torch_pending": "#d2bdf7",
-            "torch_private": "#6639ba",
-            "torch_releasable": "#b392f0",
-            "torch_stranded": "#a40e26",
-            "outside_torch": "#2da44e",
-            "server_other": "#116329",
-            "process": "#d4a72c",
-            "other_process": "#cf222e",
-            "driver_reserved": "#54708c",
-            "unaccounted": "#8c959f",
-        }.items()
-    )
+    + f":root{{{variables(0)}}}\n@media (prefers-color-scheme:dark){{:root{{{variables(1)}}}}}\n"
+    + "".join(f".part.{name}{{fill:var(--p-{name})}}.swatch.{name}{{background:var(--p-{name})}}\n" for name in PARTS)
 )

@@ -197,7 +197,10 @@ def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
     return lowest
 
 
-def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int:
+def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
+    """Requests of kvdiag's own between two floors; how many others there were is not counted."""
+    if not timeline.marks:
+        return None
     return sum(
         span.outcome.completed + span.outcome.failed
         for span in timeline.spans()
