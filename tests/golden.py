@@ -12,6 +12,7 @@ from types import MappingProxyType
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Facts, Mark, Sample, Timeline
 from tests.builders import GIB, MIB, OOM, TRAINING, World, facts, pool, run
+from tests.isolation_timeline import SALTLESS, Server, facts_of, probe
 from tests.series import timeline, torch_part
 
 FOLDER = Path(__file__).with_name("traces") / "verdicts"
@@ -43,12 +44,18 @@ RUNS: Mapping[str, World] = MappingProxyType(
 )
 """Active runs."""
 
+PROBES: Mapping[str, Server] = MappingProxyType(
+    {"salts-dropped-by-a-gateway": Server(hits=SALTLESS), "two-keys-share-a-cache": Server(other_key=True)}
+)
+"""Isolation probes."""
+
 
 def cases() -> dict[str, tuple[Timeline, Facts]]:
     """Every trace's content by its name."""
     found = {name: (run(world), facts(world)) for name, world in RUNS.items()}
     watched = timeline("fast noise", hours=6.5, tick_seconds=60.0, leak_mb_per_hour=400.0, part=torch_part(live=True))
-    return {**found, "torch-grows-for-hours": (watched, facts(World()))}
+    probes = {name: (probe(server), facts_of(server)) for name, server in PROBES.items()}
+    return {**found, **probes, "torch-grows-for-hours": (watched, facts(World()))}
 
 
 def write() -> None:

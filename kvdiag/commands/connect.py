@@ -95,12 +95,7 @@ def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure
         KvdiagError: the key or the certificates cannot be used.
 
     """
-    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}"}
-    # A key that comes from a file often brings its line end.
-    if key := (api_key or "").strip():
-        if not (key.isascii() and key.isprintable()):
-            raise KvdiagError("the API key has characters that no server takes: is it the right one?")
-        headers["Authorization"] = f"Bearer {key}"
+    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(api_key)}
     # The environment's proxies are not for a server on this machine or in this pod.
     return httpx2.AsyncClient(
         base_url=url,
@@ -111,6 +106,20 @@ def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure
         timeout=httpx2.Timeout(CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=None),
     )
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that a key is sent in; none without a key.
+
+    Raises:
+        KvdiagError: no server takes it.
+
+    """
+    # A key that comes from a file often brings its line end.
+    key = (api_key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise KvdiagError("the API key has characters that no server takes: is it the right one?")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def device_reader(url: str | None, *, drill: bool) -> Patient[DeviceReading]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvdiag.commands.connect import Connection, agent_reader, connect
+from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
 from kvdiag.commands.duration import Duration
 from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.progress import show_progress
@@ -22,9 +22,10 @@ from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.simulated import simulated
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.steps import SOAK, STEPS
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed, Progress
+from kvdiag.feeds.isolation import IsolationFeed, plan_isolation
 from kvdiag.feeds.live import AllocatorReading, Clock, Pace, Recorder, Sampler
 from kvdiag.feeds.plan import plan
 from kvdiag.feeds.requests import Requests, Speed
@@ -56,6 +57,14 @@ T = TypeVar("T")
 )
 @click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds of each of its cycles.")
 @report_option
+@click.option(
+    "--isolation",
+    is_flag=True,
+    help="Instead of the steps: whether one tenant's prefix cache answers another's requests (30 small ones).",
+)
+@click.option(
+    "--other-api-key", metavar="KEY", help="With --isolation: another tenant's key (KVDIAG_RUN_OTHER_API_KEY)."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
 @limit_options
 @output_option
@@ -71,6 +80,8 @@ def command(
     soak: float | None,
     soak_cycle: float | None,
     report: Path | None,
+    isolation: bool,
+    other_api_key: str | None,
     dry_run: bool,
     reserved_gap_bytes: int,
     output: str,
@@ -85,12 +96,18 @@ def command(
 
     Takes about a minute. The server should have no other traffic. With --soak a fifth follows: load and idle cycles in
     turns, for leaks that a minute cannot show.
+    --isolation runs something else in their place: two tenants send the same prompts, with cache_salt and without.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
     if report is not None and record is not None and report.resolve() == record.resolve():
         raise click.UsageError("--record and --report need files of their own")
     page = ReportFile(report)
+    if isolation and soak is not None:
+        raise click.UsageError("--isolation runs alone: leave --soak for another run")
+    if other_api_key is not None and not isolation:
+        raise click.UsageError("--other-api-key is the other tenant's of --isolation")
+    other_headers = bearer(other_api_key)
     # What a supervisor sends is a Ctrl-C: requests are taken back, the trace is closed, a simulated server ended.
     signal.signal(signal.SIGTERM, _interrupt)
     recording = _Recording(record)
@@ -106,6 +123,7 @@ def command(
             force=force,
             recording=recording,
             soak=None if soak is None else partial(plan_soak, soak, cycle_seconds=soak_cycle),
+            isolation=partial(IsolationFeed, other_headers=other_headers or None) if isolation else None,
             dry_run=dry_run,
         )
         result = _interruptible(work, recording)
@@ -182,9 +200,13 @@ async def _run(
     force: bool,
     recording: _Recording,
     soak: Callable[[Facts, Speed | None], SoakPlan] | None,
+    isolation: partial[IsolationFeed] | None,
     dry_run: bool,
 ) -> tuple[Timeline, Facts] | None:
     async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure, forced=force) as connection:
+        if dry_run and isolation is not None:
+            _print_isolation(connection.facts, other_key=isolation.keywords["other_headers"] is not None)
+            return None
         if dry_run:
             _print_plan(connection.facts)
             if soak is not None:
@@ -197,7 +219,7 @@ async def _run(
             if agents is not None:
                 stack.callback(agents.close)
             begin = partial(recording.begin, recorder, connection.facts, stack)
-            return await _active(connection, agents, recorder, begin, tell, soak), connection.facts
+            return await _active(connection, agents, recorder, begin, tell, soak, isolation), connection.facts
 
 
 async def _active(
@@ -207,6 +229,7 @@ async def _active(
     begin: Callable[[], None],
     tell: Callable[[Progress], None],
     soak: Callable[[Facts, Speed | None], SoakPlan] | None,
+    isolation: partial[IsolationFeed] | None,
 ) -> Timeline:
     model = connection.facts.model
     if model is None:
@@ -223,6 +246,10 @@ async def _active(
         clock=clock,
         load=requests.load,
     )
+    probe = None
+    if isolation is not None:
+        facts = connection.facts
+        probe = isolation(facts=facts, sampler=sampler, requests=requests, recorder=recorder, clock=clock).run
     feed = ActiveFeed(
         steps=STEPS,
         facts=connection.facts,
@@ -233,6 +260,7 @@ async def _active(
         progress=tell,
         begin=begin,
         soak=None if soak is None else partial(soak, connection.facts),
+        instead=probe,
     )
     return await feed.run()
 
@@ -248,6 +276,18 @@ def _print_plan(facts: Facts) -> None:
         click.echo(f"{number} {planned.step.id}: {what}")
         for note in planned.notes:
             click.echo(f"  {note}")
+
+
+def _print_isolation(facts: Facts, *, other_key: bool) -> None:
+    probe = plan_isolation(facts, other_key=other_key)
+    shape = probe.requests[0]
+    click.echo(
+        f"1 {ISOLATION.id}: {len(probe.requests)} requests of {shape.prompt_tokens:,} tokens, {shape.max_tokens} "
+        f"generated, one after the other; in all {probe.tokens:,} tokens"
+    )
+    click.echo(f"  each prompt from two tenants, with salts and without, with {'two keys' if other_key else 'one key'}")
+    for note in probe.notes:
+        click.echo(f"  {note}")
 
 
 def _print_soak(soak: SoakPlan) -> None:

@@ -9,7 +9,8 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.observe import server_devices, server_uuids
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.soak_components import SOAK_WARMUP
-from kvdiag.diagnosis.steps import SOAK, STEPS
+from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
@@ -25,9 +26,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     it is listed, and the outputs name what the verdict leaves out.
     """
     stepped = bool(timeline.marks) or _cut_off(facts)
-    soaking = any(mark.step in (SOAK.id, SOAK_WARMUP) for mark in timeline.marks)
-    asked = (*STEPS, SOAK) if soaking else STEPS
-    steps = tuple(step.judge(timeline, facts, limits) for step in asked) if stepped else ()
+    steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
     findings = tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
@@ -41,6 +40,14 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
         ledger=ledger(_newest(timeline, limits), facts),
         gaps=_distinct_gaps(timeline, facts),
     )
+
+
+def _asked(timeline: Timeline) -> tuple[Step, ...]:
+    """The steps that a timeline with marks is to hold."""
+    marked = {mark.step for mark in timeline.marks}
+    if ISOLATION.id in marked:
+        return (ISOLATION,)
+    return (*STEPS, SOAK) if marked & {SOAK.id, SOAK_WARMUP} else STEPS
 
 
 def informed(finding: Finding) -> Finding:

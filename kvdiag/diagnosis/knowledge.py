@@ -157,6 +157,18 @@ KNOWLEDGE: Mapping[str, Entry] = {
         remedy="Give each rank its own device; even out the stages (VLLM_PP_LAYER_PARTITION). All ranks get the blocks "
         "that the fullest has room for: what is evened out comes back as pool on every rank.",
     ),
+    "isolation.prefix_cache": _entry(
+        "isolation.prefix_cache",
+        symptom="A request is answered from the prefix cache of another tenant's; who times answers learns what others "
+        "have asked.",
+        likely_cause="No cache_salt is sent, a gateway or router drops it, or the engine does not know it (vLLM before "
+        "0.10 for completions).",
+        confirm="Send one prompt twice with different cache_salt, straight to the engine and through the gateway: "
+        "vllm:prefix_cache_hits_total may not move by the second. A gateway that sets salts itself, one for each key, "
+        "shows only with --other-api-key.",
+        remedy="Have the gateway set cache_salt, a secret of each tenant's, in every request, and pass it on; until "
+        "then --no-enable-prefix-caching, or a replica for each tenant.",
+    ),
     "benign.warmup": _entry(
         "benign.warmup",
         symptom="Device memory grew with the first requests and stopped.",

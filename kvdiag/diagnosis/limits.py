@@ -461,5 +461,13 @@ class Limits:
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
 
+    isolation_rounds: int = 3
+    """Requests of each kind of the isolation probe without which it does not decide: one that comes to another replica
+    or engine misses whatever the cache does."""
+
+    isolation_significance: float = 0.01
+    """Chance that times to first token are so far apart where hits and misses are alike (Mann-Whitney): with six new
+    prompts and six repeated ones it can come to 1 in 924."""
+
 
 DEFAULT_LIMITS = Limits()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.observe import published_since
 from kvdiag.diagnosis.soak_components import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import SOAK
+from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
 from kvdiag.feeds.plan import PlannedStep, held_longer, plan
@@ -103,13 +104,15 @@ class ActiveFeed:
         progress: Callable[[Progress], None],
         begin: Callable[[], None] = lambda: None,
         soak: Callable[[Speed | None], SoakPlan] | None = None,
+        instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None,
     ) -> None:
         """Keep the parts; nothing is offered yet.
 
         `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the
-        steps, for a server of that speed.
+        steps, for a server of that speed; `instead` runs in the place of all that, after the warm-up.
         """
         self._begin = begin
+        self._instead = instead
         self._soak = soak
         self._steps = steps
         self._facts = facts
@@ -146,6 +149,11 @@ class ActiveFeed:
     async def _offer_all(self) -> None:
         await self._wait_for_quiet()
         self._begin()
+        if self._instead is not None:
+            tell = partial(self._tell, 1, 1, ISOLATION.title)
+            tell("warming up")
+            await self._instead(await self._warm_up(), tell)
+            return
         total = len(self._steps) + (self._soak is not None)
         planned: tuple[PlannedStep, ...] = ()
         speed: Speed | None = None

@@ -11,9 +11,9 @@ import json
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -44,11 +44,13 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """What is asked, and the salt that keeps prefix caches from knowing it."""
+class Prompt:
+    """What is asked, the salt that keeps prefix caches from knowing it, and who asks: `user`, and headers of theirs."""
 
     token_ids: list[int]
-    cache_salt: str
+    cache_salt: str | None
+    user: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class Requests:
         self._token_ids = token_ids
         self._random = random.Random(secrets.randbits(64))  # noqa: S311 - unpredictable enough to miss every prefix
         self._open: dict[int, _Open] = {}
-        self._repeated: list[_Prompt] = []
+        self._repeated: list[Prompt] = []
         self._numbers = 0
 
     def load(self) -> Load:
@@ -129,24 +131,38 @@ class Requests:
             errors=tuple(dict.fromkeys(one.error for one in failed if one.error is not None))[:4],
         )
 
-    def _prompts(self, workload: Workload) -> list[_Prompt | None]:
+    async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
+        """Send one prompt as it is, and see how long its first token takes."""
+        done = await self._send(len(prompt.token_ids), max_tokens, prompt)
+        answered = done.error is None
+        return Outcome(
+            completed=int(answered),
+            failed=int(not answered),
+            prompt_tokens=len(prompt.token_ids) if answered else 0,
+            generated_tokens=done.generated_tokens,
+            errors=() if done.error is None else (done.error,),
+            first_token_seconds=done.first_token_seconds if answered else None,
+        )
+
+    def _prompts(self, workload: Workload) -> list[Prompt | None]:
         """A prompt for each request, those of the last repeated workload where it is repeated; `None` for a new one."""
         if not workload.repeated:
             return [None] * workload.requests
         known = [one for one in self._repeated if len(one.token_ids) == workload.prompt_tokens]
-        known += [self._new_prompt(workload.prompt_tokens) for _ in range(workload.requests - len(known))]
+        known += [self.new_prompt(workload.prompt_tokens) for _ in range(workload.requests - len(known))]
         self._repeated = known
         return [*known[: workload.requests]]
 
-    def _new_prompt(self, tokens: int) -> _Prompt:
-        return _Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
+    def new_prompt(self, tokens: int) -> Prompt:
+        """A prompt that nobody has sent before, with a salt that nobody has."""
+        return Prompt(token_ids=self._random.choices(self._token_ids, k=tokens), cache_salt=secrets.token_hex(16))
 
-    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: _Prompt | None = None) -> _Done:
+    async def _send(self, prompt_tokens: int, max_tokens: int, prompt: Prompt | None = None) -> _Done:
         self._numbers += 1
         number, request = self._numbers, _Open(prompt_tokens=prompt_tokens)
         self._open[number] = request
         try:
-            return await self._stream(request, max_tokens, prompt or self._new_prompt(prompt_tokens))
+            return await self._stream(request, max_tokens, prompt or self.new_prompt(prompt_tokens))
         except httpx2.HTTPError as error:
             return _Done(generated_tokens=request.generated_tokens, error=explain(error))
         except Unreadable as error:
@@ -154,7 +170,7 @@ class Requests:
         finally:
             self._open.pop(number, None)
 
-    async def _stream(self, request: _Open, max_tokens: int, prompt: _Prompt) -> _Done:
+    async def _stream(self, request: _Open, max_tokens: int, prompt: Prompt) -> _Done:
         body = {
             "model": self._model,
             "prompt": prompt.token_ids,
@@ -164,13 +180,14 @@ class Requests:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "cache_salt": prompt.cache_salt,
+            **({} if prompt.cache_salt is None else {"cache_salt": prompt.cache_salt}),
+            **({} if prompt.user is None else {"user": prompt.user}),
         }
         sent = time.monotonic()
         first: float | None = None
         last = sent
         async with self._client.stream(
-            "POST", COMPLETIONS, json=body, headers=UNPACKED, timeout=self._silence_seconds
+            "POST", COMPLETIONS, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
         ) as response:
             if response.status_code != httpx2.codes.OK:
                 return _Done(generated_tokens=0, error=await _error_of(response))

@@ -24,7 +24,7 @@ from kvdiag.model.readings import (
     without_mig_parents,
 )
 from kvdiag.model.snapshot import ServerState, Snapshot, SourceHealth
-from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Sample, Span, Timeline, Workload
+from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
 __all__ = [
@@ -52,6 +52,8 @@ __all__ = [
     "Memory",
     "Outcome",
     "Phase",
+    "Probe",
+    "ProbeKind",
     "Process",
     "Provenance",
     "Quantity",

@@ -16,6 +16,10 @@ Made = TypeVar("Made")
 
 Phase = Literal["begin", "offer", "release", "end"]
 
+ProbeKind = Literal["first", "same_salt", "other_salt", "first_unsalted", "other_unsalted"]
+"""A new prompt with a salt of the first tenant's; the same again; the same with another tenant's salt; a new prompt
+without a salt; the same from another tenant, without one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -94,11 +98,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What one request of the isolation probe asks of a prefix cache; `other_key`: with another tenant's API key."""
+
+    kind: ProbeKind
+    other_key: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Requests that a test step offers at once: unique random prompts, all generating `max_tokens`.
 
     `hold_seconds` is how long all of them should be resident together, so that several samples see them. `repeated`:
-    the prompts are the same at each such workload, salt and all.
+    the prompts are the same at each such workload, salt and all. `probe`: one request that says itself whose it is.
     """
 
     requests: int
@@ -106,6 +118,7 @@ class Workload:
     max_tokens: int
     hold_seconds: float = 0.0
     repeated: bool = False
+    probe: Probe | None = None
 
     def __post_init__(self) -> None:
         """Refuse negative amounts."""
@@ -127,23 +140,29 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a step's requests. `errors` are the distinct messages of those that failed, bounded in length."""
+    """What became of a step's requests. `errors` are the distinct messages of those that failed, bounded in length.
+
+    `first_token_seconds` is the time to the first token, of a single request whose time is judged.
+    """
 
     completed: int
     failed: int
     prompt_tokens: int
     generated_tokens: int
     errors: tuple[str, ...] = ()
+    first_token_seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse negative counts."""
+        seconds = self.first_token_seconds
         refuse(
             self,
             first(
                 *(
                     count_problem(name, getattr(self, name))
                     for name in ("completed", "failed", "prompt_tokens", "generated_tokens")
-                )
+                ),
+                None if seconds is None else time_problem("first_token_seconds", seconds),
             ),
         )
 

@@ -158,7 +158,7 @@ class Api:
                 max_tokens=completion.max_tokens,
                 min_tokens=completion.min_tokens,
                 ignore_eos=completion.ignore_eos,
-                cache_salt=completion.cache_salt,
+                cache_salt=None if self.engine.story.salts_ignored else completion.cache_salt,
                 arrived_seconds=now,
             ): index
             for index, prompt in enumerate(completion.prompts)

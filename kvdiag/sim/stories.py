@@ -56,6 +56,8 @@ class Story:
     reserve_full_prompt: bool = True
     """False: --no-scheduler-reserve-full-isl, under which a prompt is admitted when its first chunk fits."""
     prefix_caching: bool = True
+    salts_ignored: bool = False
+    """As behind a gateway that drops cache_salt, or in an engine that does not know it."""
     memory_fraction_ratio: float = 0.92
     kv_cache_memory_bytes: int | None = 16 * GIB
     """--kv-cache-memory-bytes; `None`: the pool is what the memory fraction leaves after a profiling run."""
@@ -130,6 +132,11 @@ _ALL = (
         summary="The first three requests load kernels, then device memory stands still: nothing is wrong.",
         kv_cache_memory_bytes=15 * GIB,
         lazy_bytes=(180 * MIB, 120 * MIB, 60 * MIB),
+    ),
+    Story(
+        name="salt-ignored",
+        summary="cache_salt is dropped: one tenant's prefix cache answers another's request (run --isolation).",
+        salts_ignored=True,
     ),
 )
 

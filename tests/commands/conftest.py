@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from tests.e2e.cli import Result, kvdiag
 
 HERE = Path(__file__).parent
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {"salt-ignored": ("--isolation",)}
+"""What a story is run with besides: what the four steps do not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,6 @@ def run(story: str, story_runs: dict[str, Run], tmp_path_factory: pytest.TempPat
     if story not in story_runs:
         trace = tmp_path_factory.mktemp("stories") / f"{story}.jsonl"
         report = trace.with_suffix(".html")
-        files = ("--record", str(trace), "--report", str(report))
+        files = ("--record", str(trace), "--report", str(report), *OPTIONS.get(story, ()))
         story_runs[story] = Run(kvdiag("run", "--simulate", story, *files, "--output", "json"), trace, report)
     return story_runs[story]

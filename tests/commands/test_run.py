@@ -206,6 +206,37 @@ def test_dry_run_offers_nothing(drill: Client) -> None:
     assert (0, 0) == (served(drill), drill.gauge("prompt_tokens_total"))
 
 
+def test_isolation_probe_is_planned(drill: Client) -> None:
+    """--dry-run prints all that the probe would cost, and asks nothing of the model."""
+    # WHEN
+    actual = kvdiag("run", "--url", url_of(drill), "--isolation", "--other-api-key", "b", "--dry-run")
+
+    # THEN
+    expected = [
+        "1 isolation: 30 requests of 2,048 tokens, 1 generated, one after the other; in all 61,470 tokens",
+        "  each prompt from two tenants, with salts and without, with two keys",
+    ]
+    assert (0, expected, "") == (actual.code, actual.stdout.splitlines(), actual.stderr)
+    assert 0 == served(drill)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--isolation", "--soak"], "--isolation runs alone: leave --soak for another run"),
+        (["--other-api-key", "b"], "--other-api-key is the other tenant's of --isolation"),
+    ],
+    ids=["with a soak", "a key alone"],
+)
+def test_isolation_probe_runs_alone(arguments: list[str], why: str) -> None:
+    """What does not go with the probe is one line, and nothing is asked of any server."""
+    # WHEN
+    actual = kvdiag("run", "--url", "http://127.0.0.1:1", *arguments)
+
+    # THEN
+    assert (3, "", f"kvdiag: {why} (see kvdiag run --help)\n") == (actual.code, actual.stdout, actual.stderr)
+
+
 @pytest.mark.parametrize(
     ("arguments", "env"),
     [(["--soak"], {}), (["--soak", "12m"], {}), ([], {"KVDIAG_RUN_SOAK": "720s"})],

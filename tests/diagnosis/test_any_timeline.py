@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -26,6 +26,8 @@ from kvdiag.model import (
     Mark,
     Memory,
     Outcome,
+    Probe,
+    ProbeKind,
     Process,
     Sample,
     Timeline,
@@ -58,6 +60,8 @@ engines = st.builds(
     requests_waiting=st.none() | counts,
     preemptions_total=st.none() | counts,
     prompt_tokens_total=st.none() | counts,
+    prefix_queries_total=st.none() | counts,
+    prefix_hits_total=st.none() | counts,
 )
 gaps = st.builds(
     Gap, source=st.sampled_from(["vllm", "nvml", "host"]), kind=st.sampled_from(["absent", "failed"]), reason=words
@@ -70,8 +74,11 @@ outcomes = st.builds(
     prompt_tokens=counts,
     generated_tokens=counts,
     errors=some(st.sampled_from([OOM, OOM_WITH_ROOM, "CUDA out of memory", "HTTP 500"])),
+    first_token_seconds=st.none() | st.floats(0, 1e9),
 )
-workloads = st.builds(Workload, requests=few, prompt_tokens=counts, max_tokens=counts)
+probes = st.builds(Probe, kind=st.sampled_from(get_args(ProbeKind)), other_key=st.booleans())
+workloads = st.builds(Workload, requests=few, prompt_tokens=counts, max_tokens=counts, probe=st.none() | probes)
+STEP_IDS = ("baseline", "single_request", "concurrent", "long_context", "warmup", "odd")
 
 
 @st.composite
@@ -151,10 +158,12 @@ def timelines(draw: st.DrawFn) -> Timeline:
         )
         for at_seconds in draw(times)
     ]
+    # The isolation probe runs alone: where it is marked the steps are not judged.
+    steps = draw(st.sampled_from([STEP_IDS, STEP_IDS, ("isolation", "warmup")]))
     marks = [
         Mark(
             at_seconds=at_seconds,
-            step=draw(st.sampled_from(["baseline", "single_request", "concurrent", "long_context", "warmup", "odd"])),
+            step=draw(st.sampled_from(steps)),
             cycle=draw(few),
             phase=draw(st.sampled_from(["begin", "offer", "release", "end"])),
             workload=draw(st.none() | workloads),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from hypothesis import strategies as st
 
@@ -24,6 +24,8 @@ from kvdiag.model import (
     Mark,
     Memory,
     Outcome,
+    Probe,
+    ProbeKind,
     Process,
     ReservedSplit,
     Sample,
@@ -162,9 +164,24 @@ SAMPLES = st.builds(
     load_before=maybe(LOADS),
     gaps=tuples(GAPS),
 )
-WORKLOADS = st.builds(Workload, requests=COUNTS, prompt_tokens=COUNTS, max_tokens=COUNTS, hold_seconds=SECONDS)
+PROBES = st.builds(Probe, kind=st.sampled_from(get_args(ProbeKind)), other_key=st.booleans())
+WORKLOADS = st.builds(
+    Workload,
+    requests=COUNTS,
+    prompt_tokens=COUNTS,
+    max_tokens=COUNTS,
+    hold_seconds=SECONDS,
+    repeated=st.booleans(),
+    probe=maybe(PROBES),
+)
 OUTCOMES = st.builds(
-    Outcome, completed=COUNTS, failed=COUNTS, prompt_tokens=COUNTS, generated_tokens=COUNTS, errors=tuples(TEXTS)
+    Outcome,
+    completed=COUNTS,
+    failed=COUNTS,
+    prompt_tokens=COUNTS,
+    generated_tokens=COUNTS,
+    errors=tuples(TEXTS),
+    first_token_seconds=maybe(SECONDS),
 )
 MARKS = st.builds(
     Mark,

@@ -17,6 +17,7 @@ from kvdiag.diagnosis.observe import whole_load
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active import ActiveFeed
+from kvdiag.feeds.isolation import IsolationFeed
 from kvdiag.feeds.live import Clock, DeviceReading, Pace, Recorder, Sampler
 from kvdiag.feeds.requests import Requests, Speed
 from kvdiag.feeds.soak import SoakPlan
@@ -43,8 +44,10 @@ def run(
     *,
     steps: int = 2,
     soak: Callable[[Speed | None], SoakPlan] | None = None,
+    probe: bool = False,
+    other_headers: Mapping[str, str] | None = None,
 ) -> Timeline:
-    """The first two steps, or the first alone, and a soak, against a server that answers so."""
+    """The first two steps, or the first alone, and a soak, or the isolation probe, against a server that answers so."""
 
     async def work(url: str) -> Timeline:
         recorder, clock = Recorder(), Clock()
@@ -60,6 +63,14 @@ def run(
                 clock=clock,
                 load=requests.load,
             )
+            isolation = IsolationFeed(
+                facts=facts or Facts(),
+                sampler=sampler,
+                requests=requests,
+                recorder=recorder,
+                clock=clock,
+                other_headers=other_headers,
+            )
             feed = ActiveFeed(
                 steps=(BASELINE, SINGLE)[:steps],
                 facts=facts or Facts(),
@@ -69,6 +80,7 @@ def run(
                 clock=clock,
                 progress=lambda progress: None,
                 soak=soak,
+                instead=isolation.run if probe else None,
             )
             try:
                 async with asyncio.timeout(LONG_SECONDS):

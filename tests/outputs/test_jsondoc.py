@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator, ValidationError
 import kvdiag.outputs
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
-from kvdiag.diagnosis.steps import SOAK, STEPS
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Quantity, Sample, StepResult, Timeline
 from kvdiag.outputs.jsondoc import audit_document, document
 from tests.builders import GIB, MIB, NO_NVML, WORLDS, World, device, facts, judged, pool
@@ -49,7 +49,7 @@ def test_the_schema_knows_every_id() -> None:
 
     # THEN
     assert set(KNOWLEDGE) <= set(defined["finding"]["properties"]["id"]["enum"])
-    assert [one.id for one in (*STEPS, SOAK)] == defined["step"]["properties"]["id"]["enum"]
+    assert [one.id for one in (*STEPS, SOAK, ISOLATION)] == defined["step"]["properties"]["id"]["enum"]
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -188,7 +188,7 @@ def test_the_whole_frame_of_a_leaking_server() -> None:
     # THEN
     assert [
         "kvdiag top  http://127.0.0.1:8000  vllm 0.32.0  test/model          00:17:06 UTC",
-        "FAULT  1 at fault, 2 cannot be told, 12 ok; 27 s of readings",
+        "FAULT  1 at fault, 3 cannot be told, 12 ok; 27 s of readings",
         "",
         "GPU 0  NVIDIA Test               19.46 GiB of 24.00 GiB taken, 81%, pressure 32%",
         "████████████████████▓░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░+++==···············",

@@ -13,6 +13,7 @@ from kvdiag.diagnosis.rules import (
     fragmentation_allocator,
     fragmentation_kv_waste,
     imbalance_rank,
+    isolation_prefix_cache,
     leak_device,
     leak_host,
     leak_kv_blocks,
@@ -34,5 +35,6 @@ RULES: tuple[Rule, ...] = (
     fragmentation_allocator.judge,
     fragmentation_kv_waste.judge,
     imbalance_rank.judge,
+    isolation_prefix_cache.judge,
     benign_warmup.judge,
 )
