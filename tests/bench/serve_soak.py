@@ -28,7 +28,7 @@ from kvdiag.feeds.tiers import Keep
 from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
 from kvdiag.sources.patience import Patient
-from kvdiag.sources.vllm import VllmSource
+from kvdiag.sources.vllm import Page, VllmSource, series
 from tests.builders import pool
 from tests.feeds.virtual_time import now_seconds, run
 
@@ -68,6 +68,11 @@ class _Drawn:
 
     def bytes(self, most: int) -> int:
         return self._random.randrange(most)
+
+    async def page(self, names: tuple[str, ...]) -> Page:
+        """The histograms, as `VllmSource.page`: lengths of requests that have finished."""
+        lines = tuple(series({"le": bound}, self._readings * share) for bound, share in (("100", 0.5), ("+Inf", 1.0)))
+        return {names[0]: lines}
 
     async def read(self) -> tuple[tuple[Engine, ...], tuple[Gap, ...]]:
         """The engine, as `VllmSource.read`: busy for an hour, idle for ten minutes."""
