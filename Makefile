@@ -23,11 +23,8 @@ demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
 test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-bench: $(VENV)/.dev  ## Print the benchmarks: kvdiag beside others, and what its agent and its daemon cost
-	@$(BIN)/python -m tests.bench.kv_score
-	@$(BIN)/python -m tests.bench.agent_cost || [ $$? = 3 ]
-	@$(BIN)/python -m tests.bench.serve_cost || [ $$? -le 3 ]
-	@$(BIN)/python -m tests.bench.serve_soak
+bench: $(VENV)/.dev  ## Print the benchmarks and one table of them: kvdiag beside others, its verdicts, its cost (half an hour)
+	@$(BIN)/python -m tests.bench.table $(BENCH)
 
 bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported incidents, healthy servers and leaks (minutes)
 	@$(BIN)/python -m tests.bench.diagnosis_score

@@ -19,6 +19,7 @@ from kvdiag.admission import Advice, Wish, advise
 from kvdiag.model import Engine, Facts, KvPool, Lengths
 from kvdiag.sim.blocks import BlockPool
 from kvdiag.sim.scheduler import Request, Scheduler, SchedulerLimits
+from tests.bench.table import note
 
 TRACE = Path(__file__).with_name("data") / "requests_azure_conv_2023.csv"
 
@@ -191,15 +192,19 @@ def main() -> None:
         columns = "preempted      again" if preempts else "collapses       lost"
         _say(f"   blocks  advice    done   away  {columns}  first token p50     p95  whole p95")
         for blocks in POOLS_BLOCKS:
+            harms: list[int] = []
             for advised in (False, True):
                 out = replay(requests, blocks, advised=advised, preempts=preempts)
                 first = [_quantile(out.first_token_seconds, ratio) for ratio in (0.5, 0.95)]
                 harm = (out.preemptions, out.recomputed_tokens) if preempts else (out.collapses, out.lost)
+                harms.append(harm[0] if preempts else harm[1])
                 _say(
                     f"{blocks:>9,}  {'yes' if advised else 'no':<6}  {out.finished:>6,}  {out.turned_away:>5,}  "
                     f"{harm[0]:>9,}  {harm[1]:>9,}  {first[0]:>13.1f} s  {first[1]:>4.1f} s  "
                     f"{_quantile(out.whole_seconds, 0.95):>7.1f} s"
                 )
+            what = "preemptions" if preempts else "requests lost where nobody can be preempted"
+            note(f"admission, pool of {blocks:,} blocks: {what}", harms[1], harms[0], than="without advice", unit="")
 
 
 def _say(line: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from tests.agent.subject import installed
 from tests.bench import publication
 from tests.bench.steps import SETTLING, SURE, USUAL_RATIO, Steps, Stretch, compared, touched
+from tests.bench.table import note
 from tests.e2e import engine_env
 from tests.e2e.engine import MODEL_NAME, Engine
 from tests.e2e.meddling import Counted, Meddling, environment, wait_for
@@ -57,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_publication(told: publication.Publication) -> None:
     """What a publication takes by itself."""
+    for what, seconds, most_seconds in (
+        ("agent: one publication", told.wall_seconds, PUBLISH_SECONDS),
+        ("agent: the interpreter held by it", told.gil_seconds, GIL_SECONDS),
+    ):
+        note(what, seconds * 1e6, most_seconds * 1e6, than="the budget", unit="µs")
     print_lines(
         ("publication of one GPU, again and again", f"{verdict(told.wall_seconds, PUBLISH_SECONDS)}"),
         ("  its JSON, its file", f"{told.json_seconds * 1e6:.0f} us, {told.file_seconds * 1e6:.0f} us"),

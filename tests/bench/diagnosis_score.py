@@ -17,6 +17,7 @@ from statistics import median
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
+from tests.bench.table import note
 from tests.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
 from tests.corpus.incidents import INCIDENTS
 from tests.corpus.measure import Found, Judged, Quiet, judge_draws, judge_incident, watch_healthy, watch_leak
@@ -302,6 +303,19 @@ def _leaks(found: Leaks, seed: int, say: Say) -> None:
             _wrapped(f"{one.drawn.name}: {one.instead}", say)
 
 
+def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float, recall: float) -> None:
+    """Note kvdiag's precision and recall on the incidents beside those of the best alert of today."""
+    best: tuple[float, float, str] = (0.0, 0.0, "")
+    for name in DETECTORS:
+        fired = [one.fired[name] for one in judged if one.fired[name] is not None]
+        theirs = sum(one is True for one in fired) / len(fired) if fired else 0.0
+        found = sum(one.fired[name] is True for one in faulty) / len(faulty)
+        if 2.0 * theirs * found / ((theirs + found) or 1.0) > 2.0 * best[0] * best[1] / ((best[0] + best[1]) or 1.0):
+            best = (theirs, found, name)
+    note("incidents: precision", 100 * precision, 100 * best[0], than=best[2], unit="%")
+    note("incidents: recall", 100 * recall, 100 * best[1], than=best[2], unit="%")
+
+
 def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: Say) -> None:
     _title("The same traces by what people use today", say)
     say("Incidents: recorded, at any half hour; an alert on the right component is right, whatever it says.")
@@ -328,9 +342,11 @@ def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: 
     called = [one for one in rows if one.answer.called]
     delays = [one.called_hours for one in counted if one.called_hours is not None]
     right = sum(one.mark == "right" for one in rows if one.expected.accept not in BENIGN)
+    precision = sum(not one.wrong for one in called) / len(called)
+    _beside(judged, faulty, precision, right / len(faulty))
     cells = (
         len(called),
-        sum(not one.wrong for one in called) / len(called),
+        precision,
         right / len(faulty),
         len(delays) / len(counted),
         f"{median(delays):.1f} h" if delays else "",

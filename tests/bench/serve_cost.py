@@ -30,6 +30,7 @@ from kvdiag.feeds.recorder import Segments, files
 from kvdiag.feeds.tiers import Tiers
 from kvdiag.feeds.trace import read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
+from tests.bench.table import note, processor
 from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json
 from tests.fixtures.once import cache, made_once
 from tests.nvml_stand_in.stand_in import Gpu, Running, StandIn, State, build, compiler
@@ -160,16 +161,10 @@ def shown(gpus: int, ours: Cost, theirs: Cost) -> None:
     sys.stdout.write(f"  {'':28}{'kvdiag':>9}{'nvitop-exporter':>18}{'ratio':>8}{'budget':>9}\n")
     for name, own, other, budget in rows:
         word = "met" if own <= budget else "NOT MET"
+        whole = f"serve, {gpus} GPU{'s' * (gpus > 1)}: {name}"
+        note(whole, own, other, than="nvitop-exporter 1.7.2", unit="")
         sys.stdout.write(f"  {name:28}{own:9.2f}{other:18.2f}{own / (other or 1e-9):8.2f}{budget:9.2f}  {word}\n")
     sys.stdout.flush()
-
-
-def processor() -> str:
-    """What this machine computes with."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def gpu(number: int) -> Gpu:
