@@ -41,8 +41,6 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
                 "torch",
                 limits,
                 extra=(excluded("reserved_growth_per_hour", reserved.get(found[0]), "torch"),),
-                cache_bytes=limits.cache_bytes,
-                grown_bytes=seen.grown_bytes("live", found[0]),
             ),
             found,
             live,
@@ -57,8 +55,6 @@ def watched_torch(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Fin
             "torch",
             limits,
             extra=(excluded("reserved_growth_per_hour", reserved.get(rest[0]), "torch"),),
-            cache_bytes=limits.cache_bytes,
-            grown_bytes=seen.grown_bytes("outside", rest[0]),
         ),
     )
 
@@ -190,8 +186,6 @@ def _of_device(verdict: str, found: Found, whose: str, timeline: Timeline, facts
         "nvml",
         limits,
         extra=extra,
-        cache_bytes=limits.cache_bytes,
-        grown_bytes=seen.grown_bytes("server" if whose == SERVER else "whole", found[0]),
     )
 
 

@@ -205,7 +205,8 @@ class Limits:
     """Growth over the bound of a cache from which it is not the cache's: what surrounds an entry is not counted."""
 
     cache_bytes: int = 8 * GIB
-    """What a cache of the server may take where nobody set its bound: llama.cpp's prompt cache, the largest known."""
+    """What a cache of the server may take of the host where nobody set its bound: llama.cpp's prompt cache, the largest
+    known. On a device none is known that is not taken at start."""
 
     cache_fill_seconds: float = 25.0 * 3600.0
     """The longest that reported ones of that size took to be full: what grows more slowly is none."""

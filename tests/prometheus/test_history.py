@@ -97,7 +97,8 @@ def test_the_worst_replica_comes_first(history: str, diagnose: Diagnose) -> None
         pytest.param("renamed", ["ok", "unknown", "unknown", "unknown"], id="upgraded from 0.9"),
         pytest.param("old", ["ok", "unknown", "unknown", "unknown"], id="0.9 counts its null block"),
         pytest.param("resized", ["ok", "unknown", "unknown", "unknown"], id="a pool of another size before"),
-        pytest.param("cluster", ["ok", "ok", "ok", "fault"], id="cAdvisor and kube-state-metrics"),
+        # vLLM's processor caches may take 8 GiB of a container.
+        pytest.param("cluster", ["ok", "ok", "ok", "suspect"], id="cAdvisor and kube-state-metrics"),
         pytest.param("two-engines", ["fault", "unknown", "unknown", "unknown"], id="two engines"),
     ],
 )
