@@ -24,7 +24,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import AllocatorReading
 from kvdiag.feeds.recorder import FlightRecorder, Segments
 from kvdiag.feeds.reload import Before, reload
-from kvdiag.feeds.watch import Watch, pace_of
+from kvdiag.feeds.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
 from kvdiag.server import Pages, WebServer
 from kvdiag.sources.patience import Patient
 
@@ -81,7 +81,9 @@ class Daemon:
             agents=self._agents,
             limits=options.limits,
             pace=pace_of(options.tick_seconds or 1.0),
-            diagnosis_seconds=options.tick_seconds,
+            diagnosis_seconds=options.tick_seconds or DIAGNOSIS_SECONDS,
+            # At a pace of our own, a test's, a verdict comes as often as asked for, whatever it costs.
+            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if options.tick_seconds is None else 1.0,
             recorder=self._recorder,
             before=before,
         )
