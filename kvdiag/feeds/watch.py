@@ -155,6 +155,7 @@ class Watch:
                 diagnosed_seconds=self._diagnosed_seconds,
                 engines_seconds=self._newest.engines_seconds(),
                 lengths=self._lengths,
+                pressure_thresholds=self.limits.pressure,
             )
         return self._snapshot
 

@@ -21,6 +21,7 @@ from tests.fixtures.hostile import eventually
 from tests.sim.client import Client
 
 LONG_SECONDS = 60.0
+THRESHOLDS = "kvdiag_memory_pressure_threshold_ratio"
 
 
 class Told:
@@ -75,6 +76,12 @@ def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[T
         ("reserved-gap-bytes = true", "'reserved-gap-bytes' of serve has to be a text or a number"),
         ("reserved-gap-bytes = 1.5", "'reserved-gap-bytes' of serve has to be a whole number"),
         ("reserved-gap-bytes = -1", "Invalid value for '--reserved-gap-bytes': -1 is not in the range x>=0"),
+        ("pressure-warning = 0.9", "a warning at 0.9 has to be below the critical 0.9, both above 0 and at most 1"),
+        ("pressure-warning = 0.7\npressure-critical = 0.6", "a warning at 0.7 has to be below the critical 0.6"),
+        ("pressure-warning = 0", "a warning at 0 has to be below the critical 0.9, both above 0"),
+        ("pressure-critical = 80", "Invalid value for '--pressure-critical': 80.0 is not in the range 0.0<=x<=1.0"),
+        ("pressure-critical = nan", "has to be below the critical nan"),
+        ('config = "other.toml"', "serve has no option 'config'"),
         ('record-max-size = "much"', "'much' is no size: give a number and its unit, such as 512MiB"),
         ("record-max-size = 1000", "1000 is less than 4MiB"),
         ('listen = "nowhere"', "'nowhere' is no address to listen on"),
@@ -131,6 +138,14 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
             assert "error" == refused["level"]
             assert f"{config}: serve has no option 'urll'; everything stays as it was" == refused["reason"]
             assert eventually(told.daemon.says("ok"))
+
+            # WHEN thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.95\n')
+            assert "error" == told.changed()["level"]
+            assert {("warning",): 0.8, ("critical",): 0.9} == told.daemon.series(THRESHOLDS)
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.5\n')
+            assert "read again" == told.changed()["state"]
+            assert eventually(lambda: {("warning",): 0.5, ("critical",): 0.9} == told.daemon.series(THRESHOLDS))
 
             # WHEN it names another server, and what takes a restart
             config.write_text(
