@@ -145,16 +145,18 @@ class Daemon:
         """Do as the configuration says now; one that is wrong changes nothing."""
         try:
             options = self._reread()
+            elsewhere = options.server != self._options.server
+            finder = _finder(options, self._options.listen[1]) if elsewhere else None
+            # Last of what may fail: whatever did leaves everything as it was.
             self._take_web_config()
-            self._take(options)
         except KvdiagError as error:
             _log.error("configuration", reason=f"{error}; everything stays as it was")
             return
+        self._take(options, finder)
         _log.info("configuration", state="read again")
 
-    def _take(self, options: Options) -> None:
+    def _take(self, options: Options, finder: Finder | None) -> None:
         old = self._options
-        finder = _finder(options, old.listen[1]) if options.server != old.server else None
         wrong = [f"--{name.replace('_', '-')}" for name, value in options.fixed.items() if value != old.fixed[name]]
         if wrong:
             _log.warning("configuration", reason=f"{', '.join(wrong)} takes a restart")
@@ -215,4 +217,4 @@ def _recorder(options: Options) -> tuple[FlightRecorder | None, Before | None]:
 
 def _reason(error: OSError) -> str:
     """Why a port cannot be had: asyncio puts the address, which the sentence has already, around the system's words."""
-    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
+    return (os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)).lower()

@@ -107,16 +107,14 @@ def _options(values: dict[str, Any]) -> Options:
 
 
 def _reread(context: click.Context) -> dict[str, Any]:
-    """The options' values as of now: those given by flag stay, for the others the file is read again.
+    """The options' values as of now: those given by flag stay, for the others the file, where there is one, is read.
 
     Raises:
         KvdiagError: the file cannot be used.
 
     """
     given = context.params["config"] or context.find_root().params.get("config")
-    if given is None:
-        raise KvdiagError("there is no --config to read again")
-    defaults = settings(context, given).get("serve", {})
+    defaults = {} if given is None else settings(context, given).get("serve", {})
     try:
         fresh = context.command.make_context(context.info_name, [], parent=context.parent, default_map=defaults)
     except click.UsageError as error:

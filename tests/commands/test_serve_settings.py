@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,8 @@ def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[T
         thread.start()
         try:
             told = Told(Daemon(process, Client("http://127.0.0.1:1")), lines)
-            yield Told(Daemon(process, Client(told.next("listening")["address"])), lines)
+            address = told.next("listening")["address"]
+            yield Told(Daemon(process, Client(address), address), lines)
         finally:
             process.kill()
             thread.join(LONG_SECONDS)
@@ -160,3 +162,40 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
                 lambda: "torch_allocator" in {gap["source"] for gap in told.daemon.get("/api/v1/ledger")["gaps"]}
             )
             assert other.url == told.daemon.get("/api/v1/diagnosis")["subject"]["url"]
+
+
+def framed(told: Told) -> str | None:
+    """A header that the web configuration asks for."""
+    with urllib.request.urlopen(f"{told.daemon.address}/-/healthy", timeout=LONG_SECONDS) as answer:
+        found: str | None = answer.headers["X-Frame-Options"]
+        return found
+
+
+def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
+    """With a --config or without one; where that is wrong, the web configuration stays as it was, too."""
+    # GIVEN
+    web, config = tmp_path / "web.yml", tmp_path / "kvdiag.toml"
+
+    def ask_for(word: str) -> None:
+        web.write_text(f"http_server_config:\n  headers:\n    X-Frame-Options: {word}\n")
+
+    config.write_text('[serve]\nurl = "http://127.0.0.1:1"\n')
+    ask_for("deny")
+    options = ("--listen", "127.0.0.1:0", "--web-config", str(web))
+    with configured(*options) as told:
+        # WHEN there is no --config
+        assert "deny" == framed(told)
+        ask_for("sameorigin")
+
+        # THEN
+        assert "read again" == told.changed()["state"]
+        assert "sameorigin" == framed(told)
+
+    with configured(*options, "--config", str(config)) as told:
+        # WHEN the configuration names no server
+        ask_for("deny")
+        config.write_text('[serve]\nurl = "ftp://x"\n')
+
+        # THEN
+        assert told.changed()["reason"].endswith("; everything stays as it was")
+        assert "sameorigin" == framed(told)
