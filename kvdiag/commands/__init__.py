@@ -111,7 +111,8 @@ def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
         command = cli.get_command(context, name)
         if command is None or not isinstance(options, dict):
             raise KvdiagError(f"{path}: there is no command {name!r} to set options for")
-        known = {parameter.name: parameter for parameter in command.params}
+        # What is looked at before the file, as --config itself, would come too late in it.
+        known = {parameter.name: parameter for parameter in command.params if not parameter.is_eager}
         for option, value in options.items():
             parameter = known.get(option.replace("-", "_"))
             if parameter is None:

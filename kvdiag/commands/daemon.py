@@ -24,7 +24,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import AllocatorReading
 from kvdiag.feeds.recorder import FlightRecorder, Segments
 from kvdiag.feeds.reload import Before, reload
-from kvdiag.feeds.watch import Watch, pace_of
+from kvdiag.feeds.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
 from kvdiag.server import Pages, WebServer
 from kvdiag.sources.patience import Patient
 
@@ -81,7 +81,9 @@ class Daemon:
             agents=self._agents,
             limits=options.limits,
             pace=pace_of(options.tick_seconds or 1.0),
-            diagnosis_seconds=options.tick_seconds,
+            diagnosis_seconds=options.tick_seconds or DIAGNOSIS_SECONDS,
+            # At a pace of our own, a test's, a verdict comes as often as asked for, whatever it costs.
+            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if options.tick_seconds is None else 1.0,
             recorder=self._recorder,
             before=before,
         )
@@ -143,16 +145,18 @@ class Daemon:
         """Do as the configuration says now; one that is wrong changes nothing."""
         try:
             options = self._reread()
+            elsewhere = options.server != self._options.server
+            finder = _finder(options, self._options.listen[1]) if elsewhere else None
+            # Last of what may fail: whatever did leaves everything as it was.
             self._take_web_config()
-            self._take(options)
         except KvdiagError as error:
             _log.error("configuration", reason=f"{error}; everything stays as it was")
             return
+        self._take(options, finder)
         _log.info("configuration", state="read again")
 
-    def _take(self, options: Options) -> None:
+    def _take(self, options: Options, finder: Finder | None) -> None:
         old = self._options
-        finder = _finder(options, old.listen[1]) if options.server != old.server else None
         wrong = [f"--{name.replace('_', '-')}" for name, value in options.fixed.items() if value != old.fixed[name]]
         if wrong:
             _log.warning("configuration", reason=f"{', '.join(wrong)} takes a restart")
@@ -213,4 +217,4 @@ def _recorder(options: Options) -> tuple[FlightRecorder | None, Before | None]:
 
 def _reason(error: OSError) -> str:
     """Why a port cannot be had: asyncio puts the address, which the sentence has already, around the system's words."""
-    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
+    return (os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)).lower()

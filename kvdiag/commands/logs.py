@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import select
 import sys
 from types import ModuleType
+from typing import TextIO
 
 
 def _without_rich() -> ModuleType:
@@ -26,6 +29,34 @@ def _without_rich() -> ModuleType:
 
 structlog = _without_rich()
 
+
+class _Stderr:
+    """Writes each line to the stderr of that moment. One that is closed, full, or that nobody reads costs lines.
+
+    Whoever logs has other work to do: a daemon beside a pipe that is not emptied must neither end nor stand still.
+    """
+
+    def msg(self, line: str) -> None:
+        """Write one line, or lose it."""
+        with contextlib.suppress(OSError, ValueError):
+            if _takes_more(sys.stderr):
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
+
+    debug = info = warning = error = critical = msg
+
+
+def _takes_more(stream: TextIO) -> bool:
+    """Whether a line can be written without a wait: a pipe says so while it has room for one of 4 KiB."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return True  # not a file at all
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 LEVELS = (logging.CRITICAL, logging.INFO, logging.DEBUG)
 
 
@@ -39,6 +70,6 @@ def configure(verbose: int) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[min(verbose, len(LEVELS) - 1)]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )

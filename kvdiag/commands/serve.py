@@ -15,7 +15,7 @@ from kvdiag.commands.daemon import Daemon, Options
 from kvdiag.commands.logs import configure
 from kvdiag.commands.options import agent_option, server_options
 from kvdiag.commands.size import Size
-from kvdiag.commands.thresholds import limit_options, limits_of
+from kvdiag.commands.thresholds import limit_options, limits_of, pressure_options
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recorder import LEAST_MAX_BYTES, MAX_BYTES
 
@@ -66,6 +66,7 @@ def _configured(context: click.Context, parameter: click.Parameter, path: Path |
 )
 @click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
 @limit_options
+@pressure_options
 @click.pass_context
 def command(context: click.Context, /, **_: Any) -> int:
     """Watch a server for as long as it takes: sample it every second, diagnose it, serve metrics and verdicts.
@@ -96,7 +97,9 @@ def _options(values: dict[str, Any]) -> Options:
     names = ("url", "api_key", "ca_file", "insecure", "agent_dir", "record_dir", "web_config")
     return Options(
         listen=address(values["listen"]),
-        limits=limits_of(values["reserved_gap_bytes"]),
+        limits=limits_of(
+            values["reserved_gap_bytes"], pressure=(values["pressure_warning"], values["pressure_critical"])
+        ),
         record_max_bytes=values["record_max_size"],
         tick_seconds=values["tick_seconds"],
         **{name: values[name] for name in names},
@@ -104,16 +107,14 @@ def _options(values: dict[str, Any]) -> Options:
 
 
 def _reread(context: click.Context) -> dict[str, Any]:
-    """The options' values as of now: those given by flag stay, for the others the file is read again.
+    """The options' values as of now: those given by flag stay, for the others the file, where there is one, is read.
 
     Raises:
         KvdiagError: the file cannot be used.
 
     """
     given = context.params["config"] or context.find_root().params.get("config")
-    if given is None:
-        raise KvdiagError("there is no --config to read again")
-    defaults = settings(context, given).get("serve", {})
+    defaults = {} if given is None else settings(context, given).get("serve", {})
     try:
         fresh = context.command.make_context(context.info_name, [], parent=context.parent, default_map=defaults)
     except click.UsageError as error:

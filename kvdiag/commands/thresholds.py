@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.errors import KvdiagError
+from kvdiag.model import PressureThresholds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +27,32 @@ def limit_options(function: F) -> F:
     return option(function)
 
 
-def limits_of(reserved_gap_bytes: int) -> Limits:
-    """The usual limits but for what was set."""
-    return replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)
+def pressure_options(function: F) -> F:
+    """`--pressure-warning` and `--pressure-critical`, for those who show memory pressure."""
+    usual = DEFAULT_LIMITS.pressure
+    for name, default, text in (
+        ("critical", usual.critical_ratio, "The same for a person to be called."),
+        ("warning", usual.warning_ratio, "Memory pressure, from 0 to 1, above which a person is warned."),
+    ):
+        option = click.option(
+            f"--pressure-{name}", type=click.FloatRange(0.0, 1.0), default=default, show_default=True, help=text
+        )
+        function = option(function)
+    return function
+
+
+def limits_of(reserved_gap_bytes: int, pressure: tuple[float, float] | None = None) -> Limits:
+    """The usual limits but for what was set; `pressure` is that of a warning and the critical one.
+
+    Raises:
+        KvdiagError: the warning is not below the critical.
+
+    """
+    limits = replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)
+    if pressure is None:
+        return limits
+    try:
+        thresholds = PressureThresholds(warning_ratio=pressure[0], critical_ratio=pressure[1])
+    except ValueError as error:
+        raise KvdiagError(f"--pressure-warning and --pressure-critical: {error}") from error
+    return replace(limits, pressure=thresholds)

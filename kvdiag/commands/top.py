@@ -41,6 +41,9 @@ REFRESH_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 5.0
 """Who looks on wants to see a finding come; in the first hours one takes some 20 ms. A daemon makes them less often."""
 
+MOST_DIAGNOSIS_RATIO = 0.03
+"""Share of one core that this may take, for as long as somebody looks on: a day of eight GPUs every half a minute."""
+
 ONCE_SECONDS = 5.0
 """A single frame waits so long for a verdict: the first readings of a healthy server take two seconds."""
 
@@ -163,6 +166,8 @@ def command(
             limits=limits_of(reserved_gap_bytes),
             tick_seconds=tick_seconds,
             diagnosis_seconds=tick_seconds or (DIAGNOSIS_SECONDS if live else REFRESH_SECONDS),
+            # A single frame is made of seconds, and a pace of its own is a test's: neither has to last.
+            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if live and tick_seconds is None else 1.0,
         ) as feed:
             return await (_live(feed, console) if live else _once(feed, at_once=False))
 
@@ -271,7 +276,8 @@ async def _sampling(
     agent_dir: Path | None,
     limits: Limits,
     tick_seconds: float | None,
-    diagnosis_seconds: float | None,
+    diagnosis_seconds: float,
+    diagnosis_ratio: float,
 ) -> AsyncIterator[Feed]:
     """A feed that samples a server as `kvdiag serve` does."""
     agents = agent_reader(agent_dir)
@@ -283,6 +289,7 @@ async def _sampling(
         limits=limits,
         pace=pace_of(tick_seconds or 1.0),
         diagnosis_seconds=diagnosis_seconds,
+        diagnosis_ratio=diagnosis_ratio,
     )
 
     def newest() -> Seen:

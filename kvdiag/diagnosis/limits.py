@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.bank import BANKS, BURST, Bank
 from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO
+from kvdiag.model import PressureThresholds
 
 MIB = 2**20
 GIB = 2**30
+
+PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)
+"""A fifth that is free takes a burst; with a tenth the next requests wait. The figures of the alerts' own rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +473,9 @@ class Limits:
     isolation_significance: float = 0.01
     """Chance that times to first token are so far apart where hits and misses are alike (Mann-Whitney): with six new
     prompts and six repeated ones it can come to 1 in 924."""
+
+    pressure: PressureThresholds = PRESSURE
+    """Memory pressure that is not normal any more: shown, and for alerts; no verdict rests on it."""
 
 
 DEFAULT_LIMITS = Limits()

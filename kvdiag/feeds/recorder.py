@@ -109,7 +109,8 @@ class Segments:
             KvdiagError: the disk is full or gone; the segment ends there.
 
         """
-        if self._whole is None:
+        path = self._whole_path
+        if self._whole is None or path is None:
             self._number += 1
             path = self.folder / _name(self._number)
             self._whole, self._whole_path = self._opened(path, self._set_seconds), path
@@ -117,7 +118,7 @@ class Segments:
             self._make_room()
         try:
             self._whole.add(sample)
-            size = _size(self._whole_path)
+            size = _written(path)
         except KvdiagError:
             self._whole.drop()
             self._whole = None
@@ -149,6 +150,7 @@ class Segments:
         try:
             for sample in samples:
                 self._thin.add(sample)
+            _written(self._histories[-1][0])
         except KvdiagError:
             self._thin.drop()
             self._thin = None
@@ -187,6 +189,9 @@ class Segments:
 
     def _opened(self, path: Path, clock_set_seconds: float = 0.0) -> TraceWriter:
         try:
+            # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
+            if self.folder.is_dir():
+                (self.folder / HISTORY).mkdir(exist_ok=True)
             return TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds)
         except KvdiagError:
             # Nothing is in it, and the next attempt is to have its number.
@@ -285,7 +290,7 @@ class FlightRecorder:
             return
         try:
             self._segments.add(sample)
-        except KvdiagError:
+        except Exception:
             self.lost_total += 1
             raise
         if self._problem is not None:
@@ -332,11 +337,24 @@ def _number(path: Path) -> int:
     return 0 if found is None else int(found[1])
 
 
-def _size(path: Path | None) -> int:
+def _size(path: Path) -> int:
     try:
-        return 0 if path is None else path.stat().st_size
+        return path.stat().st_size
     except OSError:
         return 0
+
+
+def _written(path: Path) -> int:
+    """The size of a file that has just been written to.
+
+    Raises:
+        KvdiagError: it has no name any more, so that nobody will ever read it.
+
+    """
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise KvdiagError(f"{path} was taken away: {(error.strerror or '').lower()}") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:

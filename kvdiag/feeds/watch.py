@@ -78,7 +78,8 @@ class Watch:
         agents: Patient[AllocatorReading] | None,
         limits: Limits,
         pace: Pace,
-        diagnosis_seconds: float | None = None,
+        diagnosis_seconds: float = DIAGNOSIS_SECONDS,
+        diagnosis_ratio: float = MOST_DIAGNOSIS_RATIO,
         recorder: FlightRecorder | None = None,
         before: Before | None = None,
         clock: Clock | None = None,
@@ -86,9 +87,9 @@ class Watch:
     ) -> None:
         """Read nothing yet. `find` looks for the server, and raises KvdiagError with the reason while there is none.
 
-        Who gives `diagnosis_seconds` gets a diagnosis as often as that, whatever it costs. `nvml` shows this machine's
-        GPUs, until a server says which are its own. What is seen is given to `recorder`, and what it has kept of an
-        earlier run, `before`, is what this one goes on from.
+        A diagnosis is made every `diagnosis_seconds`, or as seldom as it takes no more than `diagnosis_ratio` of the
+        time. `nvml` shows this machine's GPUs, until a server says which are its own. What is seen is given to
+        `recorder`, and what it has kept of an earlier run, `before`, is what this one goes on from.
         """
         self._find = find
         self._nvml = nvml
@@ -96,8 +97,8 @@ class Watch:
         self.limits = limits
         """Of diagnoses from now on."""
         self._pace = pace
-        self._diagnosis_seconds = diagnosis_seconds or DIAGNOSIS_SECONDS
-        self._diagnosis_ratio = MOST_DIAGNOSIS_RATIO if diagnosis_seconds is None else 1.0
+        self._diagnosis_seconds = diagnosis_seconds
+        self._diagnosis_ratio = diagnosis_ratio
         self._judge: Patient[Diagnosis] = Patient(self._diagnose, "diagnosis")
         self._clock = clock or Clock()
         self._clock_set_total = 0
@@ -154,6 +155,7 @@ class Watch:
                 diagnosed_seconds=self._diagnosed_seconds,
                 engines_seconds=self._newest.engines_seconds(),
                 lengths=self._lengths,
+                pressure_thresholds=self.limits.pressure,
             )
         return self._snapshot
 

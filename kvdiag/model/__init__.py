@@ -23,7 +23,7 @@ from kvdiag.model.readings import (
     cuda_uuid,
     without_mig_parents,
 )
-from kvdiag.model.snapshot import ServerState, Snapshot, SourceHealth
+from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, SourceHealth
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
@@ -52,6 +52,7 @@ __all__ = [
     "Memory",
     "Outcome",
     "Phase",
+    "PressureThresholds",
     "Probe",
     "ProbeKind",
     "Process",

@@ -31,12 +31,29 @@ class SourceHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PressureThresholds:
+    """Memory pressure above which a person is warned, and above which one is called: the second is the higher."""
+
+    warning_ratio: float
+    critical_ratio: float
+
+    def __post_init__(self) -> None:
+        """Refuse a pair of which one would never be told from the other."""
+        if not 0.0 < self.warning_ratio < self.critical_ratio <= 1.0:
+            raise ValueError(
+                f"a warning at {self.warning_ratio:g} has to be below the critical {self.critical_ratio:g}, "
+                "both above 0 and at most 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that the daemon's outputs show.
 
     `newest` holds each part as it was last read, `None` where that is too long ago or the newest reading of it failed:
     what is gone is not shown. `diagnosis` is `None` until the first one is made, `diagnosed_seconds` when it was made.
     `engines_seconds` is when the engines of `newest` were read, `lengths` what their finished requests were like.
+    `pressure_thresholds` are those of the one who runs the daemon, `None` where nobody has told them.
     """
 
     state: ServerState
@@ -47,3 +64,4 @@ class Snapshot:
     diagnosed_seconds: float | None = None
     engines_seconds: float | None = None
     lengths: Lengths | None = None
+    pressure_thresholds: PressureThresholds | None = None

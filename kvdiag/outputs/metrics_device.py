@@ -68,6 +68,14 @@ def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
         "How full it really is: the KV pool's usage, or the device without what can be used again, whichever is more."
     )
     yield gauge("kvdiag_memory_pressure_ratio", text, GPU, rows)
+    thresholds = snapshot.pressure_thresholds
+    text = "Memory pressure above which a person is to be warned, or called, as kvdiag was told."
+    told = (
+        []
+        if thresholds is None
+        else [(("warning",), thresholds.warning_ratio), (("critical",), thresholds.critical_ratio)]
+    )
+    yield gauge("kvdiag_memory_pressure_threshold_ratio", text, ("severity",), told)
 
 
 def torch_families(newest: Sample) -> Iterator[Metric]:

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 
 import kvdiag
 from kvdiag.ledger import ledger
-from kvdiag.model import Device, Finding, LedgerLine, Sample, Snapshot, Status
+from kvdiag.model import Device, Finding, LedgerLine, PressureThresholds, Sample, Snapshot, Status
 from kvdiag.outputs.chart import Points, Window, chart
 from kvdiag.outputs.markup import Html, element, joined
 from kvdiag.outputs.status_style import STYLE
 from kvdiag.outputs.text import ORDER, WORDS, evidence_value, readable
+from kvdiag.pressure import pressures
 
 REFRESH_SECONDS = 15
 STALE_SECONDS = 300.0
@@ -34,6 +35,7 @@ LINKS = (
     ("/metrics", "for Prometheus"),
     ("/api/v1/diagnosis", "the newest diagnosis"),
     ("/api/v1/ledger", "where every byte is, now"),
+    ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/-/healthy", "the daemon lives"),
     ("/-/ready", "it has seen something"),
 )
@@ -150,22 +152,39 @@ def _memory(snapshot: Snapshot) -> Iterable[Html]:
     yield element("h2", "Where the memory is")
     lines = ledger(snapshot.newest, snapshot.facts)
     devices = snapshot.newest.devices or ()
+    full = {
+        uuid: _pressure(ratio, snapshot.pressure_thresholds)
+        for uuid, ratio in pressures(snapshot.newest, snapshot.facts, lines).items()
+    }
     for device in devices[:MAX_DEVICES]:
-        yield _device(device, [line for line in lines if line.uuid == device.uuid])
+        own = [line for line in lines if line.uuid == device.uuid]
+        yield _device(device, own, full.get(device.uuid, Html("")))
     pool = [line for line in lines if line.uuid is None]
     if not devices:
         yield element("p", "Device memory is not seen.", class_="unknown")
     if pool:
-        yield element("section", element("h3", "KV pool, as the engine tells it"), *_bar(pool, None), class_="card")
+        title = element("h3", "KV pool, as the engine tells it")
+        yield element("section", title, full.get(None, Html("")), *_bar(pool, None), class_="card")
 
 
-def _device(device: Device, lines: Sequence[LedgerLine]) -> Html:
+def _pressure(ratio: float, thresholds: PressureThresholds | None) -> Html:
+    """How full it really is. Coloured where that asks for something; to be below the thresholds is no verdict."""
+    shown = f"{ratio:.0%}"
+    if thresholds is None:
+        return element("p", f"Memory pressure {shown}")
+    if ratio > thresholds.warning_ratio:
+        shown = element("b", shown, class_="fault" if ratio > thresholds.critical_ratio else "suspect")
+    told = f" (warning above {thresholds.warning_ratio:.0%}, critical above {thresholds.critical_ratio:.0%})"
+    return element("p", "Memory pressure ", shown, told)
+
+
+def _device(device: Device, lines: Sequence[LedgerLine], pressure: Html) -> Html:
     title = element("h3", f"GPU {device.index} ", element("small", device.name))
     memory = device.memory
     if memory is None:
         return element("section", title, element("p", "Its memory cannot be read.", class_="unknown"), class_="card")
     used = f"{readable(memory.used_bytes)} of {readable(memory.total_bytes)} taken ({memory.occupied_ratio:.0%})"
-    return element("section", title, element("p", used), *_bar(lines, memory.total_bytes), class_="card")
+    return element("section", title, element("p", used), pressure, *_bar(lines, memory.total_bytes), class_="card")
 
 
 def _bar(lines: Sequence[LedgerLine], total_bytes: int | None) -> Iterable[Html]:

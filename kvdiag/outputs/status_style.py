@@ -27,7 +27,8 @@ a{color:var(--c0)}
 .card{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:1rem;margin:.5rem 0}
 .card p{margin:.25rem 0}
 .badge{font-weight:bold}.verdict.ok,.verdict.suspect,.verdict.fault,.verdict.unknown{color:#fff}
-b.ok,td.ok,.badge.ok{color:var(--ok)}.badge.suspect{color:var(--suspect)}.badge.fault{color:var(--fault)}
+b.ok,td.ok,.badge.ok{color:var(--ok)}b.suspect,.badge.suspect{color:var(--suspect)}
+b.fault,.badge.fault{color:var(--fault)}
 b.unknown,td.unknown,p.unknown{color:var(--unknown)}
 table{border-collapse:collapse;margin:.5rem 0}
 th{font-weight:normal;color:var(--dim);text-align:left;vertical-align:top}th,td{padding:.1rem 1rem .1rem 0}

@@ -223,3 +223,19 @@ def test_the_rule_of_thumb_is_the_diagnosis_own() -> None:
 
     # THEN
     assert Limits().reserved_gap_bytes == float(rule["expr"].rpartition("> ")[2])
+
+
+def test_the_usual_pressure_is_the_daemons_own() -> None:
+    """The thresholds of a kvdiag that tells none are those that one tells to whom nothing else was said."""
+    # GIVEN
+    usual = Limits().pressure
+
+    # WHEN
+    shipped = {
+        rule["labels"]["severity"]: float(re.findall(r"> (0\.\d+)", rule["expr"])[0])
+        for rule in alerts()
+        if rule["alert"] == "KvdiagMemoryPressure"
+    }
+
+    # THEN
+    assert {"warning": usual.warning_ratio, "critical": usual.critical_ratio} == shipped

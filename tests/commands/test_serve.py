@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -151,6 +152,18 @@ def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert 3 == code
     assert f"kvdiag: cannot listen on {where}: address already in use; give another --listen\n" == (
         capsys.readouterr().err
+    )
+
+
+def test_a_host_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the number that the system gives it."""
+    # WHEN
+    code = main(["serve", "--listen", "no-such-host.invalid:0"])
+
+    # THEN
+    assert 3 == code
+    assert re.fullmatch(
+        r"kvdiag: cannot listen on no-such-host\.invalid:0: [a-z ]+; give another --listen\n", capsys.readouterr().err
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.fixtures.hostile import eventually
 from tests.sim.client import Client
 
 LONG_SECONDS = 60.0
+THRESHOLDS = "kvdiag_memory_pressure_threshold_ratio"
 
 
 class Told:
@@ -59,7 +61,8 @@ def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[T
         thread.start()
         try:
             told = Told(Daemon(process, Client("http://127.0.0.1:1")), lines)
-            yield Told(Daemon(process, Client(told.next("listening")["address"])), lines)
+            address = told.next("listening")["address"]
+            yield Told(Daemon(process, Client(address), address), lines)
         finally:
             process.kill()
             thread.join(LONG_SECONDS)
@@ -75,6 +78,12 @@ def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[T
         ("reserved-gap-bytes = true", "'reserved-gap-bytes' of serve has to be a text or a number"),
         ("reserved-gap-bytes = 1.5", "'reserved-gap-bytes' of serve has to be a whole number"),
         ("reserved-gap-bytes = -1", "Invalid value for '--reserved-gap-bytes': -1 is not in the range x>=0"),
+        ("pressure-warning = 0.9", "a warning at 0.9 has to be below the critical 0.9, both above 0 and at most 1"),
+        ("pressure-warning = 0.7\npressure-critical = 0.6", "a warning at 0.7 has to be below the critical 0.6"),
+        ("pressure-warning = 0", "a warning at 0 has to be below the critical 0.9, both above 0"),
+        ("pressure-critical = 80", "Invalid value for '--pressure-critical': 80.0 is not in the range 0.0<=x<=1.0"),
+        ("pressure-critical = nan", "has to be below the critical nan"),
+        ('config = "other.toml"', "serve has no option 'config'"),
         ('record-max-size = "much"', "'much' is no size: give a number and its unit, such as 512MiB"),
         ("record-max-size = 1000", "1000 is less than 4MiB"),
         ('listen = "nowhere"', "'nowhere' is no address to listen on"),
@@ -132,6 +141,14 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
             assert f"{config}: serve has no option 'urll'; everything stays as it was" == refused["reason"]
             assert eventually(told.daemon.says("ok"))
 
+            # WHEN thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.95\n')
+            assert "error" == told.changed()["level"]
+            assert {("warning",): 0.8, ("critical",): 0.9} == told.daemon.series(THRESHOLDS)
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.5\n')
+            assert "read again" == told.changed()["state"]
+            assert eventually(lambda: {("warning",): 0.5, ("critical",): 0.9} == told.daemon.series(THRESHOLDS))
+
             # WHEN it names another server, and what takes a restart
             config.write_text(
                 f'[serve]\nurl = "{other.url}"\nagent-dir = "{tmp_path}"\nrecord-dir = "{tmp_path}/record"\n'
@@ -145,3 +162,40 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
                 lambda: "torch_allocator" in {gap["source"] for gap in told.daemon.get("/api/v1/ledger")["gaps"]}
             )
             assert other.url == told.daemon.get("/api/v1/diagnosis")["subject"]["url"]
+
+
+def framed(told: Told) -> str | None:
+    """A header that the web configuration asks for."""
+    with urllib.request.urlopen(f"{told.daemon.address}/-/healthy", timeout=LONG_SECONDS) as answer:
+        found: str | None = answer.headers["X-Frame-Options"]
+        return found
+
+
+def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
+    """With a --config or without one; where that is wrong, the web configuration stays as it was, too."""
+    # GIVEN
+    web, config = tmp_path / "web.yml", tmp_path / "kvdiag.toml"
+
+    def ask_for(word: str) -> None:
+        web.write_text(f"http_server_config:\n  headers:\n    X-Frame-Options: {word}\n")
+
+    config.write_text('[serve]\nurl = "http://127.0.0.1:1"\n')
+    ask_for("deny")
+    options = ("--listen", "127.0.0.1:0", "--web-config", str(web))
+    with configured(*options) as told:
+        # WHEN there is no --config
+        assert "deny" == framed(told)
+        ask_for("sameorigin")
+
+        # THEN
+        assert "read again" == told.changed()["state"]
+        assert "sameorigin" == framed(told)
+
+    with configured(*options, "--config", str(config)) as told:
+        # WHEN the configuration names no server
+        ask_for("deny")
+        config.write_text('[serve]\nurl = "ftp://x"\n')
+
+        # THEN
+        assert told.changed()["reason"].endswith("; everything stays as it was")
+        assert "sameorigin" == framed(told)

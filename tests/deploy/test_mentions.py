@@ -19,8 +19,8 @@ from tests.support import require
 from tests.test_runbooks import commands
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
-NO_METRICS = {"kvdiag_agent"}
-"""The agent's package."""
+NO_METRICS = {"kvdiag_agent", "kvdiag_scope"}
+"""The agent's package, and the label of a whole node's targets."""
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:

@@ -81,6 +81,15 @@ def test_the_daemonsets_monitor_finds_its_pods() -> None:
     assert {namespace["metadata"]["name"]} == {one["metadata"]["namespace"] for one in (daemons, monitor)}
 
 
+def test_a_nodes_kvdiag_misses_no_server() -> None:
+    """Its targets have the label by which the alert of a server that was never seen leaves them alone."""
+    (endpoint,) = documents("kubernetes/daemonset.yaml")[2]["spec"]["podMetricsEndpoints"]
+
+    given = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+    assert "node" == given["kvdiag_scope"]
+    assert 'kvdiag_scope!="node"' in (ROOT / "alerts/alerting-rules.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     "labels",
     [

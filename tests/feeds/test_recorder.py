@@ -276,6 +276,41 @@ def test_a_set_clock_garbles_nothing(segments: Segments) -> None:
     assert "clock_set_seconds" in json.loads(gzip.decompress(files(segments.folder)[1].read_bytes()).splitlines()[0])
 
 
+def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
+    """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
+    # GIVEN a recorder with an open segment and an open history
+    folder, now = tmp_path / "record", [0.0]
+    recorder = FlightRecorder(Segments(folder, max_bytes=MIB), clock=lambda: now[0])
+    came = readings(4)
+    recorder.begin(FACTS)
+    recorder.add(came[0])
+    recorder.keep(came[:1])
+    recorder.drained()
+    for path in (*files(folder), *files(folder / HISTORY)):
+        path.unlink()
+    (folder / HISTORY).rmdir()
+
+    # WHEN
+    recorder.add(came[1])
+    recorder.drained()
+
+    # THEN
+    assert (1, True) == (recorder.lost_total, "was taken away" in (recorder.problem or ""))
+
+    # WHEN the next ones come
+    recorder.keep(came[1:2])
+    recorder.drained()
+    now[0] = 2.0
+    recorder.add(came[2])
+    recorder.keep(came[2:3])
+    recorder.close()
+
+    # THEN
+    assert 1 == recorder.lost_total
+    assert [came[2]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
+    assert [came[2]] == [one for path in files(folder / HISTORY) for one in read_trace(path)[0].samples]
+
+
 def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
     # GIVEN a recorder whose folder goes away

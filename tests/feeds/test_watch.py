@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, DeviceReading
@@ -116,3 +118,49 @@ def test_a_clock_that_ntp_disciplines_is_not_one_that_was_set() -> None:
 
     # THEN
     assert "clock" not in {one.source for one in watch.snapshot().sources}
+
+
+class Slow(Watch):
+    """A watch whose diagnosis takes its time, and that tells when each was made."""
+
+    def __init__(self, **options: object) -> None:
+        """None was made yet."""
+        super().__init__(**options)  # type: ignore[arg-type]  # as the watch's own
+        self.made_seconds: list[float] = []
+
+    async def _diagnose_once(self) -> None:
+        self.made_seconds.append(now_seconds())
+        await asyncio.sleep(0.55)
+
+
+@pytest.mark.parametrize(
+    ("options", "apart_seconds"),
+    [({}, 60.0), ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0), ({"diagnosis_ratio": 1.0}, 10.0)],
+    ids=["a daemon", "a view", "no limit"],
+)
+def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
+    """One that takes 0.55 s comes as often as its share of a core allows, also where somebody wants it more often."""
+
+    # GIVEN
+    async def work() -> list[float]:
+        clock = Clock(wall=now_seconds, steady=now_seconds)
+        watch = Slow(
+            find=nobody,
+            nvml=Devices(),
+            agents=None,
+            limits=DEFAULT_LIMITS,
+            pace=pace_of(1.0),
+            clock=clock,
+            **options,
+        )
+        task = asyncio.create_task(watch.run())
+        await asyncio.sleep(600)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return watch.made_seconds
+
+    # WHEN
+    made = run(work())
+
+    # THEN
+    assert {apart_seconds} == {round(later - earlier, 3) for earlier, later in pairwise(made)}

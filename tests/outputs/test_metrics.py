@@ -18,6 +18,7 @@ from kvdiag.model import (
     FailedAllocation,
     Finding,
     HostProcess,
+    PressureThresholds,
     Sample,
     Snapshot,
     SourceHealth,
@@ -114,6 +115,7 @@ def snapshot(newest: Sample = NEWEST, known: Facts | None = None) -> Snapshot:
         sources=SOURCES,
         diagnosis=replace(diagnosis, findings=(*kept, host, uneven)),
         diagnosed_seconds=1_000.25,
+        pressure_thresholds=PressureThresholds(warning_ratio=0.8, critical_ratio=0.9),
     )
 
 
@@ -222,6 +224,7 @@ def test_what_is_gone_has_no_series() -> None:
 
     # THEN
     of_the_daemon = {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"}
+    of_the_daemon |= {"kvdiag_memory_pressure_threshold_ratio"}
     assert of_the_daemon | {"kvdiag_server_info", "kvdiag_server_state"} == left
     assert len(series(whole)) > 50
 

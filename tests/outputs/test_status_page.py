@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvdiag.model import Device, Diagnosis, Facts, Gap, Memory, Sample, Snapshot
+from kvdiag.model import Device, Diagnosis, Facts, Gap, Memory, PressureThresholds, Sample, Snapshot
 from kvdiag.outputs.chart import Window, chart
 from kvdiag.outputs.markup import MAX_TEXT_CHARACTERS, VOID, Html, element
 from kvdiag.outputs.status_page import REFRESH_SECONDS, SILENT_SECONDS, STALE_SECONDS, headline, page
@@ -95,9 +95,9 @@ def test_a_person_reads_what_is_wrong_and_what_to_do() -> None:
         "The server answers.", "Last read 1 s ago.", "Last diagnosed 4 s ago.", "3 errors",
     ):  # fmt: skip
         assert words in reader.text
-    assert {"/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/-/healthy", "/-/ready"} == {
-        link["href"] for link in reader.having("a")
-    }
+    assert {link["href"] for link in reader.having("a")} == {
+        "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/admission", "/-/healthy", "/-/ready",
+    }  # fmt: skip
 
 
 def test_it_needs_neither_script_nor_network() -> None:
@@ -124,6 +124,32 @@ def test_the_bar_is_the_ledger_to_scale() -> None:
     assert 23 / 24 * 100 == pytest.approx(sum(width for _, width in places), abs=0.01)
     edges = [left + width for left, width in places]
     assert [left for left, _ in places[1:]] == pytest.approx(edges[:-1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "colours"),
+    [
+        pytest.param(PressureThresholds(warning_ratio=0.8, critical_ratio=0.9), [], id="below both"),
+        pytest.param(PressureThresholds(warning_ratio=0.2, critical_ratio=0.9), ["suspect"], id="between"),
+        pytest.param(PressureThresholds(warning_ratio=0.2, critical_ratio=0.3), ["fault"], id="above both"),
+        pytest.param(None, [], id="nobody said"),
+    ],
+)
+@pytest.mark.parametrize("devices", [NEWEST.devices, None], ids=["a GPU", "the pool alone"])
+def test_pressure_has_the_colour_of_what_it_asks_for(
+    thresholds: PressureThresholds | None, colours: list[str], devices: tuple[Device, ...] | None
+) -> None:
+    """By the thresholds that the daemon was given; below them, and where there are none, in no colour."""
+    # GIVEN
+    newest = replace(NEWEST, at_seconds=NOW - 1, devices=devices, engines=(engine(usage=0.5),))
+
+    # WHEN
+    reader = read(well(newest=newest, pressure_thresholds=thresholds))
+
+    # THEN
+    assert 1 == reader.text.count("Memory pressure ")
+    shown = page(well(newest=newest, pressure_thresholds=thresholds), (), NOW)
+    assert colours == [words for words in ("suspect", "fault") if f'Memory pressure <b class="{words}">' in shown]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fixtures.debian import NoPackageError, unpack
 from tests.fixtures.once import cache, made_once
 
 READY_SECONDS = 60.0
-FETCH_SECONDS = 300.0
+BLOCKS_SECONDS = 300.0
+"""For promtool to make blocks of a history."""
 
 
 class PrometheusEnvError(Exception):
@@ -50,39 +52,13 @@ def _fetch(folder: Path) -> None:
 
 def unpack_package(folder: Path, package: str, parts: tuple[str, ...]) -> None:
     """Make the folder, with these programs and folders of a Debian package in it."""
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        names = " and ".join(Path(part).name for part in parts if "/bin/" in part)
-        raise PrometheusEnvError(f"neither {names} nor apt-get and dpkg-deb are here")
-    folder.mkdir()
-    # Without root: nothing is installed, and package lists that are missing are fetched into a folder of our own.
-    lists, archives = folder / "lists", folder / "archives"
-    for one in (lists, archives):
-        (one / "partial").mkdir(parents=True)
-    own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={archives}", "-o", "Debug::NoLocking=1"]
-    if not _works(["apt-get", "-qq", "download", package], folder):
-        _run(["apt-get", "-qq", *own, "update"], folder)
-        _run(["apt-get", "-qq", *own, "download", package], folder)
-    file = next(folder.glob(f"{package}_*.deb"), None)
-    if file is None:
-        raise PrometheusEnvError(f"apt-get downloaded no package {package}")
-    _run(["dpkg-deb", "-x", str(file), str(folder / "unpacked")], folder)
+    try:
+        root = unpack([package], folder)
+    except NoPackageError as error:
+        raise PrometheusEnvError(str(error)) from error
     for part in parts:
-        (folder / "unpacked" / part).rename(folder / Path(part).name)
-    for left in (folder / "unpacked", lists, archives):
-        shutil.rmtree(left)
-    file.unlink()
-
-
-def _works(command: list[str], folder: Path) -> bool:
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=FETCH_SECONDS)
-    return done.returncode == 0
-
-
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
-    if done.returncode != 0:
-        reason = " ".join((done.stderr or done.stdout).split())
-        raise PrometheusEnvError(f"{Path(command[0]).name} failed: {reason[-300:]}")
+        (root / part).rename(folder / Path(part).name)
+    shutil.rmtree(root)
 
 
 def write_history(lines: Iterable[str], storage: Path) -> None:
@@ -100,7 +76,7 @@ def write_history(lines: Iterable[str], storage: Path) -> None:
         "openmetrics",
         "--quiet",
     ]
-    _run([*make, str(text), str(storage)], storage.parent)
+    subprocess.run([*make, str(text), str(storage)], check=True, stdout=subprocess.DEVNULL, timeout=BLOCKS_SECONDS)
     text.unlink()
 
 
