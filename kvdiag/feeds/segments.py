@@ -58,14 +58,20 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     """
     segments: list[_Segment] = []
     gaps: list[Gap] = []
-    paths = _paths(folder)
+    listed = _paths(folder)
+    paths = [path for path in listed if path.exists()]
     begun = {path for path in paths if is_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
     for path in paths:
         if path not in begun:
             gaps.append(_gap(f"{path.name} holds nothing: its recorder was killed when it had just begun"))
             continue
-        timeline, facts = read_trace(path)
+        try:
+            timeline, facts = read_trace(path)
+        except KvdiagError:
+            if path.exists():
+                raise
+            continue
         timeline = moved(timeline, late_seconds[path])
         if CUT_OFF in facts.gaps:
             gaps.append(_gap(f"{path.name} has no end: its recorder was killed, or still writes"))
@@ -78,6 +84,10 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
                     name=path.name, timeline=timeline, facts=own, first_seconds=min(times), last_seconds=max(times)
                 )
             )
+    if gone := sum(not path.exists() for path in listed):
+        gaps.append(
+            _gap(f"{gone} of {len(listed)} segments were removed while they were read: the recorder needed room")
+        )
     if not segments:
         raise KvdiagError(f"the segments in {folder} hold no sample: has the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
@@ -96,7 +106,11 @@ def behind(paths: Iterable[Path]) -> dict[Path, float]:
     seconds = 0.0
     for path in reversed(list(paths)):
         found[path] = seconds
-        seconds += read_header(path)[1]
+        try:
+            seconds += read_header(path)[1]
+        except KvdiagError:
+            if path.exists():
+                raise
     return found
 
 
@@ -114,7 +128,7 @@ def _paths(folder: Path) -> list[Path]:
     try:
         names = sorted(entry.name for entry in islice(folder.iterdir(), MAX_NAMES))
         paths = [folder / name for name in names if name.endswith(ENDINGS)]
-        size = sum(path.stat().st_size for path in paths)
+        size = sum(path.stat().st_size for path in paths if path.exists())
     except OSError as error:
         raise KvdiagError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:

@@ -175,3 +175,19 @@ def test_a_folder_is_judged_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     # THEN
     assert said[0] == said[1]
     assert (0, "ok") == (said[0][0], said[0][1]["worst"])
+
+
+def test_a_segment_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
+    """A recorder that needs room takes its oldest away while the folder is read: the others are judged."""
+    # GIVEN a name in the folder behind which there is nothing any more
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    write(tmp_path / "b.jsonl", *SAMPLES)
+
+    # WHEN
+    timeline, facts = read_segments(tmp_path)
+
+    # THEN
+    assert SAMPLES == timeline.samples
+    assert ["1 of 2 segments were removed while they were read"] == [
+        gap.reason.split(":")[0] for gap in facts.gaps if "removed" in gap.reason
+    ]
