@@ -33,8 +33,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Literal
 
-import hypothesis.strategies  # noqa: F401  what children need and no mutant changes is there before they are
-import jsonschema  # noqa: F401
+import jsonschema  # noqa: F401  what children need and no mutant changes is there before they are
 import prometheus_client  # noqa: F401
 import pytest
 import structlog  # noqa: F401
@@ -185,6 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drawn = random.Random(chosen.seed).sample(every, min(chosen.count, len(every)))  # noqa: S311  a draw, no secret
     reach = _reach()
     _say(f"{len(drawn)} of {len(every)} mutants, drawn with seed {chosen.seed}; {len(reach.seconds)} tests")
+    if _in_child(lambda: _run(None, list(reach.seconds)), AT_LEAST_SECONDS + TIMES_SLOWER * sum(reach.seconds.values())):
+        _say("the tests do not pass without any change")
+        return 3
     outcomes: list[tuple[Mutant, Outcome]] = []
     chosen.found.parent.mkdir(parents=True, exist_ok=True)
     with chosen.found.open("w", encoding="utf-8") as found:
@@ -250,8 +252,9 @@ def _outcome(mutant: Mutant, tests: list[str], reach: Reach) -> Outcome:
     return "survived" if code == 0 else "killed"
 
 
-def _run(mutant: Mutant, tests: list[str]) -> int:
-    sys.meta_path.insert(0, _Changed(mutant))
+def _run(mutant: Mutant | None, tests: list[str]) -> int:
+    if mutant is not None:
+        sys.meta_path.insert(0, _Changed(mutant))
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
     return int(pytest.main([*QUIET, *files], plugins=[_Chosen(tests)]))
 
