@@ -41,21 +41,32 @@ _WORD = re.compile(r"[a-z0-9_.]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One change of one module: the `place`-th that there is."""
+    """One change of one module: the `place`-th that there is. `lines` are of the function that it is in, if any."""
 
     path: str
     place: int
     line: int
-    end_line: int
+    lines: range
     says: str
 
 
 def mutants(path: str, source: str) -> tuple[Mutant, ...]:
     """Every mutant of a module."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return tuple(
-        Mutant(path=path, place=place, line=node.lineno, end_line=node.end_lineno or node.lineno, says=says)
-        for place, (node, says, _) in enumerate(_changes(ast.parse(source)))
+        Mutant(path=path, place=place, line=node.lineno, lines=_function(functions, node.lineno), says=says)
+        for place, (node, says, _) in enumerate(_changes(tree))
     )
+
+
+def _function(functions: list[ast.FunctionDef | ast.AsyncFunctionDef], line: int) -> range:
+    """The lines of the innermost function's body that has this one; none for what happens on import."""
+    around = [one for one in functions if one.body[0].lineno <= line <= (one.end_lineno or 0)]
+    if not around:
+        return range(0)
+    inner = max(around, key=lambda one: one.lineno)
+    return range(inner.body[0].lineno, (inner.end_lineno or 0) + 1)
 
 
 def mutated(source: str, place: int) -> ast.Module:

@@ -21,6 +21,9 @@ SHOWN: Mapping[str, str | None] = {
 }
 """A figure of each source: the recorder writes alone."""
 
+COLUMNS = (("nvml",), ("vllm", "host"), ("torch_allocator",), ("recorder",))
+"""What is played side by side; the server's page and its processes go and come together."""
+
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
     ("torch_allocator", "slow"): "a file is there or not; a folder that answers late is tests/sources/test_patience.py",
     ("host", "slow"): "/proc is the kernel's own memory",

@@ -92,7 +92,7 @@ class Stage:
 
     def _enter(self, source: str, condition: str) -> None:
         match source, condition:
-            case ("vllm" | "host"), "absent":
+            case (("vllm" | "host"), "absent"):
                 self.engine.kill()
             case "vllm", _:
                 self.engine.start()

@@ -7,16 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.cells import CELLS, NO_SUCH_THING, SHOWN, Cell, is_well, play
+from tests.faults.cells import CELLS, COLUMNS, NO_SUCH_THING, SHOWN, Cell, is_well, play
 from tests.faults.stage import Stage
 from tests.fixtures.hostile import eventually
 from tests.nvml_stand_in.stand_in import compiler
 from tests.support import require
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.nvml_stand_in]
-
-COLUMNS = (("nvml",), ("vllm", "host"), ("torch_allocator",), ("recorder",))
-"""Played side by side; the server's page and its processes go and come together."""
 
 
 @pytest.fixture(scope="module")
