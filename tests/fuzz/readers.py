@@ -79,7 +79,7 @@ def _log(data: bytes) -> None:
         parse_log(text)
     read_failures(text)
     parse_oom(text)
-    for kind, _ in ANCHORS:
+    for kind in sorted({kind for kind, _ in ANCHORS}):
         parse_shortage(kind, text)
 
 
