@@ -1,7 +1,7 @@
 """What may happen to each source of the daemon, and what it promises then: the fault matrix.
 
 A source that is lost is named as a gap, counts as down, shows nothing as if it were there, holds up no other, and is
-there again by itself when it is mended.
+there again by itself when it is mended. A Prometheus is no source of the daemon: tests/prometheus/test_bad_server.py.
 """
 
 from __future__ import annotations

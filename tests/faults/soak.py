@@ -34,7 +34,7 @@ TICK_SECONDS = 0.05
 FASTER = 1.0 / TICK_SECONDS
 """Than a daemon that reads everything once a second."""
 
-KILL_RATIO = 0.15
+KILL_RATIO = 0.3
 """Of the rounds that a kill ends."""
 
 WARM_SECONDS = 120.0

@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.scenario import GivenWeights
-from kvdiag.kv.weights import RankWeights, CheckpointTensor
+from kvdiag.kv.weights import CheckpointTensor, RankWeights
 
 
 @pytest.mark.parametrize(("stage", "weights_bytes"), [(-1, 0), (0, -1), (-1, 5), (5, -1)])
