@@ -11,6 +11,9 @@ WORKERS ?= 4
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
 PYZ ?= dist/kvdiag.pyz
+HOURS ?= 24
+SECONDS ?= 60
+COUNT ?= 150
 
 .PHONY: help demo test bench bench-diagnosis pyz gpu-check screenshots check format lock clean
 
@@ -33,6 +36,16 @@ bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported i
 	@$(BIN)/python -m tests.bench.soak_power
 	@$(BIN)/python -m tests.bench.day_speed || [ $$? = 1 ]
 	@$(BIN)/python -m tests.bench.fleet_speed || [ $$? = 3 ]
+
+soak: $(VENV)/.dev  ## Break every source of the daemon in random order for a day of accelerated time, kills among it (HOURS=24)
+	@$(BIN)/python -m tests.faults.soak --hours $(HOURS)
+
+fuzz: $(VENV)/.dev  ## Look for input that a reader neither reads nor refuses (SECONDS=60 for each reader)
+	@$(UV) sync --quiet --frozen --inexact --group fuzz
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+mutation: $(VENV)/.dev  ## Print which share of small wrong versions of the judging code the tests notice (COUNT=150)
+	@$(BIN)/python -m tests.bench.mutation --count $(COUNT)
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)

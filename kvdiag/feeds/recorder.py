@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import threading
 import time
@@ -191,6 +192,7 @@ class Segments:
         try:
             # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
             if self.folder.is_dir():
+                self._hold()
                 (self.folder / HISTORY).mkdir(exist_ok=True)
             return TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds)
         except KvdiagError:
@@ -198,6 +200,19 @@ class Segments:
             self._number -= 1
             _remove([path])
             raise
+
+    def _hold(self) -> None:
+        """Lock the folder again, where another came in its place: the lock went with the old one.
+
+        Raises:
+            KvdiagError: another recorder has it.
+            OSError: it cannot be locked.
+
+        """
+        lock = self.folder / ".lock"
+        if not (lock.exists() and os.path.samestat(os.fstat(self._lock.fileno()), lock.stat())):
+            old, self._lock = self._lock, _locked(lock)
+            old.close()
 
     def _end_segment(self) -> None:
         if self._whole is not None:

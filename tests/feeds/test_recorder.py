@@ -341,3 +341,41 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     # THEN
     assert (2, None) == (recorder.lost_total, recorder.problem)
     assert [came[0], came[3]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
+
+
+def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
+    """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
+    # GIVEN a recorder in the midst of a segment, whose folder somebody removes
+    folder, now = tmp_path / "record", [0.0]
+    recorder = FlightRecorder(Segments(folder, max_bytes=MIB), clock=lambda: now[0])
+    came = readings(4)
+    recorder.begin(FACTS)
+    recorder.add(came[0])
+    recorder.drained()
+    shutil.rmtree(folder)
+
+    # WHEN
+    recorder.add(came[1])
+    recorder.drained()
+
+    # THEN
+    assert 1 == recorder.lost_total
+    assert "was taken away" in (recorder.problem or "")
+
+    # WHEN there is one again
+    folder.mkdir()
+    now[0] = 2.0
+    recorder.add(came[2])
+    recorder.drained()
+
+    # THEN
+    assert 1 == recorder.lost_total
+    with pytest.raises(KvdiagError, match="another kvdiag records to"):
+        Segments(folder, max_bytes=MIB)
+
+    # WHEN
+    recorder.add(came[3])
+    recorder.close()
+
+    # THEN
+    assert tuple(came[2:]) == read_segments(folder)[0].samples
