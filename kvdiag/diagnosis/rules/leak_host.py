@@ -82,7 +82,8 @@ def _resident(seen: History, room: int | None, facts: Facts, limits: Limits) -> 
     doubt = "anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would"
     if found[1].shape not in LEAKS:
         kind = f"{judged.summary}; {doubt}" if judged.status == "ok" else judged.summary.removeprefix("cannot tell: ")
-        return replace(judged, status="unknown", summary=f"cannot tell: {kind}")
+        # Nothing was found in the little that is seen: no evidence that leaves the whole undecided.
+        return replace(judged, status="unknown", summary=f"cannot tell: {kind}", evidence=())
     judged = under_its_bound(judged, found[0], seen, "resident", facts, limits)
     lasting = found[1].hours >= limits.resident_hours and not is_container(found[0].who)
     if judged.status != "fault" or lasting:

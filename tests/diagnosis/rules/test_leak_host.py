@@ -150,6 +150,16 @@ def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expec
         assert "anonymous memory is not told apart from mapped files" in actual.summary
 
 
+def test_a_still_api_server_leaves_nothing_undecided() -> None:
+    """It is told as not judged, without evidence: that little is seen makes no healthy server unknown."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=8.0, part=page_part))
+
+    # THEN
+    assert ("unknown", ()) == (actual.status, actual.evidence)
+    assert "resident bytes are flat" in actual.summary
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
 def test_healthy_api_servers_are_silent(name: str) -> None:
     """Resident bytes of a healthy process are never called."""
