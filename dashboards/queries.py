@@ -16,7 +16,7 @@ UNKNOWN = 'status="unknown"'
 WRONG = 'status=~"suspect|fault"'
 
 STALE_SECONDS = 300
-"""A diagnosis is made every 10 s, or less often where it costs more than 1 % of a core: at this age it has stopped."""
+"""A diagnosis is made every 10 s, or less often where it takes more than 0.5 % of a core: older ones have stopped."""
 
 
 def replica(expr: str) -> str:

@@ -20,7 +20,7 @@ from kvdiag.pressure import pressures
 
 REFRESH_SECONDS = 15
 STALE_SECONDS = 300.0
-"""A diagnosis is made every 10 s, or less often where it would cost more than 1 % of a core."""
+"""A diagnosis is made every 10 s, or less often where it would cost more than 0.5 % of a core."""
 
 SILENT_SECONDS = 60.0
 """Everything is read at least once a minute where anything is read at all."""

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kvdiag.feeds.recorder import Segments, files
 from kvdiag.feeds.tiers import Tiers
-from kvdiag.feeds.trace import read_header
+from kvdiag.feeds.trace import is_begun, read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
 from tests.bench.table import note, processor
 from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json
@@ -259,6 +259,8 @@ def free_port() -> int:
 def facts_of(folder: Path, url: str) -> Facts | None:
     """What a daemon has recorded about its server."""
     for path in reversed(files(folder)):
+        if not is_begun(path):
+            continue
         facts = read_header(path)[0]
         if facts.url == url:
             return facts
