@@ -130,7 +130,7 @@ class Slow(Watch):
 
     async def _diagnose_once(self) -> None:
         self.made_seconds.append(now_seconds())
-        await asyncio.sleep(0.55)
+        await asyncio.sleep(0.57)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ class Slow(Watch):
     ids=["a daemon", "a view", "no limit"],
 )
 def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
-    """One that takes 0.55 s comes as often as its share of a core allows, also where somebody wants it more often."""
+    """One that takes 0.57 s comes as often as its share of a core allows, also where somebody wants it more often."""
 
     # GIVEN
     async def work() -> list[float]:
