@@ -61,8 +61,8 @@ def test_a_command_line_can_be_typed(document: str, line: str) -> None:
     except click.UsageError as error:
         problem = error
     # Prose names a command or an option without what it takes.
-    if problem is not None and not isinstance(problem, click.MissingParameter | click.BadOptionUsage):
-        pytest.fail(f"{document}: {line}: {problem.format_message()}")
+    told = None if isinstance(problem, click.MissingParameter | click.BadOptionUsage) else problem
+    assert told is None, f"{document}: {line}: {told.format_message()}"
 
 
 def _parse(command: click.Command, words: list[str]) -> None:

@@ -10,6 +10,9 @@ from kvdiag.model import Device, Gap
 SLOW_SECONDS = 0.1
 """A reading of eight GPUs takes a few milliseconds; the daemon reads once a second."""
 
+IDLE_BYTES = 2**30
+"""More than an idle GPU's driver takes for itself (some 0.5 GiB on a large one)."""
+
 NO_GPU = frozenset({"", "void", "none"})
 """Values of NVIDIA_VISIBLE_DEVICES by which NVIDIA's container runtime gives no GPU (libnvidia-container, README)."""
 
@@ -58,7 +61,6 @@ def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
         return Check(id="gpu.memory", outcome="skip", found="no GPU is seen")
     blind = [device for device in devices if device.memory is None and not _in_slices(device, devices)]
     if blind:
-        # A driver's gap says what was seen and, after a semicolon or a comma, what to look at.
         told = "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} do not tell their memory"
         return Check(id="gpu.memory", outcome="fail", found=told, fix="compare `nvidia-smi -q -d MEMORY` on the host")
     seen = [device.memory for device in devices if device.memory is not None]
@@ -82,7 +84,7 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
     used = sum((device.memory.used_bytes for device in devices if device.memory is not None), 0)
     if not listed:
         found = f"no process is listed, {used / 2**30:,.1f} GiB are used"
-        if used < _IDLE_BYTES * len(devices):
+        if used < IDLE_BYTES * len(devices):
             return Check(id="gpu.processes", outcome="pass", found=found)
         fix = (
             "share the server's PID namespace (shareProcessNamespace: true, or hostPID: true): its processes are hidden"
@@ -100,10 +102,6 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
         fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to say whose memory it is"
         return Check(id="gpu.processes", outcome="warn", found=f"{found}, {foreign} of them not seen here", fix=fix)
     return Check(id="gpu.processes", outcome="pass", found=found)
-
-
-_IDLE_BYTES = 2**30
-"""More than an idle GPU's driver takes for itself (some 0.5 GiB on a large one)."""
 
 
 def _in_slices(device: Device, devices: Iterable[Device]) -> bool:

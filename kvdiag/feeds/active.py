@@ -14,11 +14,12 @@ from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import Clock, Recorder, Sampler
+from kvdiag.feeds.marker import Marker
 from kvdiag.feeds.plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.requests import Requests, Speed
 from kvdiag.feeds.seen import crowded, engine_samples, idle_streak, is_engine_reading, open_requests, tokens_counted
 from kvdiag.feeds.soak import SoakPlan
-from kvdiag.model import Facts, Mark, Outcome, Phase, Sample, Timeline, Workload
+from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
 QUIET_SECONDS = 1.0
@@ -120,6 +121,7 @@ class ActiveFeed:
         self._requests = requests
         self._recorder = recorder
         self._clock = clock
+        self._mark = Marker(recorder, clock)
         self._progress = progress
         self._impatient = False
 
@@ -358,28 +360,6 @@ class ActiveFeed:
         readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
-
-    def _mark(
-        self,
-        step: str,
-        cycle: int,
-        phase: Phase,
-        *,
-        workload: Workload | None = None,
-        outcome: Outcome | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self._recorder.add(
-            Mark(
-                at_seconds=self._clock.now_seconds(),
-                step=step,
-                cycle=cycle,
-                phase=phase,
-                workload=workload,
-                outcome=outcome,
-                notes=notes,
-            )
-        )
 
     def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
         self._progress(Progress(number=number, steps=total, title=title, detail=detail))

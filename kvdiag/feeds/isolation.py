@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.isolation import ISOLATION
 from kvdiag.feeds.live import Clock, Recorder, Sampler
+from kvdiag.feeds.marker import Marker
 from kvdiag.feeds.plan import admitted
 from kvdiag.feeds.requests import Prompt, Requests, Speed
 from kvdiag.feeds.seen import engine_samples
-from kvdiag.model import Facts, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Workload
+from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
 
 ROUNDS = 6
 """The least with which a rank test of hits against misses can come to 1 in 900."""
@@ -116,6 +117,7 @@ class IsolationFeed:
         self._requests = requests
         self._recorder = recorder
         self._clock = clock
+        self._mark = Marker(recorder, clock)
         self._other_headers = other_headers
         self._patience_seconds = COUNTED_SECONDS
 
@@ -128,14 +130,14 @@ class IsolationFeed:
             probe = workload.probe or Probe(kind="first")
             if probe.kind.startswith("first"):
                 prompt = self._requests.new_prompt(workload.prompt_tokens)
-            self._mark(cycle, "begin", workload=workload, notes=() if cycle else plan.notes)
+            self._mark(ISOLATION, cycle, "begin", workload=workload, notes=() if cycle else plan.notes)
             await self._sampler.read_engine()
             before = _prompts_counted(self._readings(0))
-            self._mark(cycle, "offer")
+            self._mark(ISOLATION, cycle, "offer")
             outcome = await self._ask(self._as_asked(prompt, probe), workload.max_tokens)
-            self._mark(cycle, "release", outcome=outcome)
+            self._mark(ISOLATION, cycle, "release", outcome=outcome)
             await self._await_counted(before, outcome)
-            self._mark(cycle, "end")
+            self._mark(ISOLATION, cycle, "end")
             failed = failed + 1 if outcome.failed else 0
             if failed >= FAILURES:
                 return
@@ -181,27 +183,6 @@ class IsolationFeed:
     def _readings(self, first: int) -> list[Sample]:
         """The newest readings of the engines."""
         return engine_samples(self._recorder.since(first)[-RECENT_SAMPLES:])
-
-    def _mark(
-        self,
-        cycle: int,
-        phase: Phase,
-        *,
-        workload: Workload | None = None,
-        outcome: Outcome | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self._recorder.add(
-            Mark(
-                at_seconds=self._clock.now_seconds(),
-                step=ISOLATION,
-                cycle=cycle,
-                phase=phase,
-                workload=workload,
-                outcome=outcome,
-                notes=notes,
-            )
-        )
 
 
 def _prompts_counted(samples: list[Sample]) -> int | None:
