@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO
 
 import structlog
@@ -53,6 +53,9 @@ RETRY_SECONDS = 1.0
 
 MOST_WAITING = 2048
 """Orders that wait for a disk that hangs: some minutes of samples, then they are lost."""
+
+GATHERED_SECONDS = 0.5
+"""How long orders wait for others, so that the thread need not be woken for each; a kill loses them."""
 
 LAST_SECONDS = 1.0
 """At the end, for what still waits."""
@@ -245,6 +248,7 @@ class FlightRecorder:
         self._segments = segments
         self._clock = clock
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._hurry = threading.Event()
         self._problem: str | None = None
         self._retry_seconds = 0.0
         self.lost_total = 0
@@ -291,12 +295,14 @@ class FlightRecorder:
         """Wait until everything so far has been written, or a second."""
         over = threading.Event()
         self._orders.put(over.set)
+        self._hurry.set()
         over.wait(LAST_SECONDS)
 
     def close(self) -> None:
         """Write what waits, and end; a disk that hangs is left behind."""
         self._orders.put(self._segments.close)
         self._orders.put(None)
+        self._hurry.set()
         self._thread.join(LAST_SECONDS)
 
     def _add(self, sample: Sample) -> None:
@@ -313,7 +319,7 @@ class FlightRecorder:
             self._problem = None
 
     def _work_off(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while (order := self._next()) is not None:
             try:
                 order()
             except Exception as error:  # noqa: BLE001  whatever it is, it costs recorded samples and never the recorder
@@ -323,6 +329,14 @@ class FlightRecorder:
                 self._retry_seconds = self._clock() + RETRY_SECONDS
             # What it holds may be large, and the next order far away.
             del order
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next order; where there is none, those of a while are waited for."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self._orders.get_nowait()
+            self._hurry.wait(GATHERED_SECONDS)
+            self._hurry.clear()
 
 
 def files(folder: Path) -> list[Path]:

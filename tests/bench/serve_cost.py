@@ -10,6 +10,7 @@ nvitop-exporter.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import random
@@ -18,12 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from kvdiag.feeds.recorder import Segments, files
@@ -31,7 +35,7 @@ from kvdiag.feeds.tiers import Tiers
 from kvdiag.feeds.trace import is_begun, read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
 from tests.bench.table import note, processor
-from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json
+from tests.fixtures.hostile import eventually
 from tests.fixtures.once import cache, made_once
 from tests.nvml_stand_in.stand_in import Gpu, Running, StandIn, State, build, compiler
 
@@ -40,6 +44,9 @@ MIB = 2**20
 NVITOP = "nvitop-exporter==1.7.2"
 PAGE = Path(__file__).parents[1] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-load.prom"
 DAY_SECONDS = 86_400
+THEIR_SECONDS = 60.0
+"""Over which the other's processor time is taken: it does the same at every tick."""
+
 SETTLE_SECONDS = 12.0
 """For the first diagnosis, and what is made once."""
 
@@ -67,7 +74,9 @@ class Cost:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures; 1 where a budget is not kept, 3 where there is nothing to compare with."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="time over which the processor's is taken")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="over which processor time is taken: some diagnoses"
+    )
     parser.add_argument("--scrapes", type=int, default=1000)
     asked = parser.parse_args(arguments)
     try:
@@ -111,14 +120,14 @@ def compared(gpus: int, exporter: Path, seconds: float, scrapes: int) -> bool:
         stand_in.show(State(gpus=tuple(gpu(number) for number in range(gpus))))
         port = free_port()
         with running([str(exporter), "--port", str(port), "--interval", "1"], stand_in, folder) as other:
-            theirs = cost(other, f"http://127.0.0.1:{port}/metrics", seconds, scrapes)
-        with Hostile(vllm()) as engine:
-            arguments = [sys.executable, "-m", "kvdiag", "serve", "--url", engine.url]
+            theirs = cost(other, f"http://127.0.0.1:{port}/metrics", min(seconds, THEIR_SECONDS), scrapes)
+        with vllm() as url:
+            arguments = [sys.executable, "-m", "kvdiag", "serve", "--url", url]
             arguments += ["--record-dir", str(folder / "record"), "--listen", f"127.0.0.1:{port}"]
             with running(arguments, stand_in, folder) as first:
                 answers(first, f"http://127.0.0.1:{port}/-/ready")
-                eventually(lambda: facts_of(folder / "record", engine.url) is not None)
-            facts = facts_of(folder / "record", engine.url)
+                eventually(lambda: facts_of(folder / "record", url) is not None)
+            facts = facts_of(folder / "record", url)
             if facts is None:
                 raise Missing("kvdiag serve has seen no server")
             record_a_day(folder / "record", facts, gpus)
@@ -133,19 +142,43 @@ def compared(gpus: int, exporter: Path, seconds: float, scrapes: int) -> bool:
     )
 
 
-def vllm() -> dict[str, Answer]:
-    """A vLLM's pages, which cost nothing to make."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+@contextmanager
+def vllm() -> Iterator[str]:
+    """The address of a vLLM whose pages cost nothing to make; like its own server it keeps connections for 5 s."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
-    def page(peer: Peer) -> None:
-        """The series that are asked for, as vLLM's own server gives them."""
-        target = peer.request_head.split(b" ", 2)[1].decode()
-        names = parse_qs(urlsplit(target).query).get("name[]", [])
-        reply("".join(line for line in lines if not names or line.startswith(tuple(names))))(peer)
 
-    models = {"object": "list", "data": [{"id": "m", "object": "model", "root": "m", "max_model_len": 4096}]}
-    version = reply_json({"version": "0.32.0"})
-    return {"/metrics": page, "/metrics/": page, "/version": version, "/v1/models": reply_json(models)}
+class _Pages(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+    lines = tuple(PAGE.read_text(encoding="utf-8").splitlines(keepends=True))
+    models: ClassVar = {"object": "list", "data": [{"id": "m", "object": "model", "root": "m", "max_model_len": 4096}]}
+
+    def do_GET(self) -> None:
+        """The series that are asked for, as vLLM's own server gives them, or who it is."""
+        target = urlsplit(self.path)
+        names = tuple(parse_qs(target.query).get("name[]", []))
+        bodies = {
+            "/metrics": lambda: "".join(line for line in self.lines if not names or line.startswith(names)),
+            "/version": lambda: json.dumps({"version": "0.32.0"}),
+            "/v1/models": lambda: json.dumps(self.models),
+        }
+        made = bodies.get(target.path.rstrip("/"))
+        body = b"" if made is None else made().encode()
+        lines = (
+            f"HTTP/1.1 {404 if made is None else 200} -",
+            f"Content-Length: {len(body)}",
+            "Content-Type: text/plain",
+        )
+        self.wfile.write("".join(f"{line}\r\n" for line in (*lines, "")).encode() + body)
 
 
 def shown(gpus: int, ours: Cost, theirs: Cost) -> None:
