@@ -303,7 +303,7 @@ def _leaks(found: Leaks, seed: int, say: Say) -> None:
             _wrapped(f"{one.drawn.name}: {one.instead}", say)
 
 
-def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float, recall: float) -> None:
+def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float, found_share: float) -> None:
     """Note kvdiag's precision and recall on the incidents beside those of the best alert of today."""
     best: tuple[float, float, str] = (0.0, 0.0, "")
     for name in DETECTORS:
@@ -313,7 +313,10 @@ def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float
         if 2.0 * theirs * found / ((theirs + found) or 1.0) > 2.0 * best[0] * best[1] / ((best[0] + best[1]) or 1.0):
             best = (theirs, found, name)
     note("incidents: precision", 100 * precision, 100 * best[0], than=best[2], unit="%")
-    note("incidents: recall", 100 * recall, 100 * best[1], than=best[2], unit="%")
+    note("incidents: recall", 100 * found_share, 100 * best[1], than=best[2], unit="%")
+    rows = [one.scored[0] for one in judged]
+    of_faults = recall([one for one in rows if one.expected.accept not in BENIGN], "fault") or 0.0
+    note("incidents: recall of faults, suspects left out", 100 * of_faults, 100 * best[1], than=best[2], unit="%")
 
 
 def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: Say) -> None:

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from statistics import median
 from types import MappingProxyType
 
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
+from tests.bench.table import note
 from tests.builders import GIB, MIB, engine
 from tests.series import BASE_BYTES, MB_PER_HOUR, MODELS, Model, device_part, seeded
 
@@ -52,12 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"called, of {given.fleets} fleets over {given.hours:.0f} h", *(f"K={size}" for size in SIZES for _ in LEAKS)
     )
     print_line("leak", *(columns * len(SIZES)))
-    accused = []
+    accused, most_accused, found = [], 0.0, []
     for name in kinds() if given.only is None else (given.only,):
         drawn = [[life(name, seed, leak, given.hours, given.tick) for seed in range(given.replicas)] for leak in LEAKS]
         shares = [called(each, size, given.fleets) for size in SIZES for each in drawn]
         print_line(name, *(f"{share:.1%}" for share in shares))
+        most_accused = max(most_accused, *shares[:: len(LEAKS)])
+        found.append([shares[LEAKS.index(20.0) + place * len(LEAKS)] for place in range(len(SIZES))])
         accused += [name] if max(shares[:: len(LEAKS)]) > DEFAULT_LIMITS.fleet_significance else []
+    bar = DEFAULT_LIMITS.fleet_significance
+    kind = f"the worst of {len(found)} kinds of healthy memory"
+    note(f"fleets: accused, {kind}", 100 * most_accused, 100 * bar, than="what is asked", unit="%")
+    middle = [100 * median(column) for column in zip(*found, strict=True)]
+    note("fleets of 6: 20 MB/h found, the middle kind", middle[0], middle[1], than=f"by {SIZES[1]} replicas", unit="%")
+    least = [100 * min(column) for column in zip(*found, strict=True)]
+    note("fleets of 6: 20 MB/h found, the worst kind", least[0], least[1], than=f"by {SIZES[1]} replicas", unit="%")
     if accused:
         sys.stdout.write(f"accused too often: {', '.join(accused)}\n")
     return 1 if accused else 0

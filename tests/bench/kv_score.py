@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, ranges in others():
         theirs = [with_range(check, *ranges(by_row[check.row], check.figure)) for check in found]
         print_line(name, score(theirs, strict=True), score(theirs, strict=False))
-        note("calculator: figures right, nothing fitted", 100 * share(found), 100 * share(theirs), than=name, unit="%")
+        for what, strict in (("nothing fitted", True), ("usual settings fitted", False)):
+            shares = (100 * share(checked, strict=strict) for checked in (found, theirs))
+            note(f"calculator: figures right, {what}", *shares, than=name, unit="%")
     for check in found:
         if verbose or not check.inside:
             mark = "inside" if check.inside else f"{check.miss_ratio:+.2%}"
@@ -58,9 +60,9 @@ def misses() -> list[dict[str, Any]]:
     return found
 
 
-def share(found: Sequence[Check]) -> float:
-    """Of the figures for which nothing is fitted, those inside the rounding of what the engine printed."""
-    chosen = [check for check in found if check.strict]
+def share(found: Sequence[Check], *, strict: bool) -> float:
+    """The figures inside the rounding of what the engine printed, of all or of those for which nothing is fitted."""
+    chosen = [check for check in found if check.strict or not strict]
     return sum(check.inside for check in chosen) / len(chosen)
 
 

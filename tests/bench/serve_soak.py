@@ -29,6 +29,7 @@ from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
 from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import Page, VllmSource, series
+from tests.bench.table import note
 from tests.builders import pool
 from tests.feeds.virtual_time import now_seconds, run
 
@@ -246,6 +247,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{one.disk_bytes / MIB:8.1f}  {one.samples:7}  {one.worst}\n"
             )
     problems = grown(standings[FULL_HOURS:], MAX_BYTES)
+    full, last = standings[FULL_HOURS], standings[-1]
+    span = f"serve, {hours - FULL_HOURS} h of simulated time, 8 GPUs:"
+    before = f"at hour {FULL_HOURS + 1}"
+    note(f"{span} resident memory", last.resident_bytes / MIB, full.resident_bytes / MIB, than=before, unit="MiB")
+    note(f"{span} descriptors", last.descriptors, full.descriptors, than=before, unit="")
+    most = max(one.disk_bytes for one in standings)
+    note(f"{span} disk at most", most / MIB, MAX_BYTES / MIB, than="--record-max-size", unit="MiB")
     sys.stdout.write(f"grown since hour {FULL_HOURS + 1}: {', '.join(problems) or 'nothing'}\n")
     return 1 if problems else 0
 

@@ -3,8 +3,8 @@
 python -m tests.bench.table            all of them; some half an hour on two cores
 python -m tests.bench.table kv_score   some of them
 
-Each notes figures of one run: kvdiag's own, what stands beside them, and the ratio of both. The table is written to
-tests/bench/results.md where all of them ran.
+Each notes figures of one run: kvdiag's own, what stands beside them, and the ratio of both. They are kept in
+tests/bench/results.json, until the benchmark runs again, and the table of them stands in the README.
 """
 
 from __future__ import annotations
@@ -15,15 +15,28 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 NOTES = "KVDIAG_BENCH_NOTES"
 """The file that a benchmark run from here adds its figures to."""
 
-BENCHES = ("kv_score", "serve_cost", "agent_cost", "day_speed", "admission_replay", "diagnosis_score", "serve_soak")
-RESULTS = Path(__file__).with_name("results.md")
+BENCHES = (
+    "serve_cost",
+    "agent_cost",
+    "serve_soak",
+    "day_speed",
+    "kv_score",
+    "diagnosis_score",
+    "soak_power",
+    "fleet_power",
+    "admission_replay",
+)
+KEPT = Path(__file__).with_name("results.json")
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- what make bench prints -->", "<!-- until here -->"
 
 
 def note(what: str, own: float, other: float, *, than: str, unit: str) -> None:
@@ -42,42 +55,57 @@ def processor() -> str:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run them; 1 where one of them could not run to its end."""
+    """Run them; 1 where one of them could not run to its end, whose part of the table stays as it was."""
     missing: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        notes = Path(folder) / "notes"
-        for name in names or BENCHES:
-            sys.stdout.write(f"\n== {name}\n")
-            sys.stdout.flush()
+    results: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    for name in names or BENCHES:
+        sys.stdout.write(f"\n== {name}\n")
+        sys.stdout.flush()
+        with tempfile.TemporaryDirectory() as folder:
+            notes = Path(folder) / "notes"
             done = subprocess.run(
                 [sys.executable, "-m", f"tests.bench.{name}"], env={**os.environ, NOTES: str(notes)}, check=False
             )
-            # 1 is a budget that is not kept, 3 something that is not here: neither ends the others.
-            missing += [name] if done.returncode not in (0, 1) else []
-        lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
-    table = rendered([json.loads(line) for line in lines], missing)
+            lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
+        # 1 is a budget that is not kept, 3 something that is not here: neither ends the others.
+        if done.returncode in (0, 1) and lines:
+            results[name] = {"machine": machine(), "rows": [json.loads(line) for line in lines]}
+        else:
+            missing.append(name)
+    table = rendered({name: results[name] for name in BENCHES if name in results})
     sys.stdout.write(f"\n{table}")
-    if not names and not missing:
-        RESULTS.write_text(table, encoding="utf-8")
+    sys.stdout.write(f"not run to its end here: {', '.join(missing)}\n" if missing else "")
+    KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    README.write_text(with_table(README.read_text(encoding="utf-8"), table), encoding="utf-8")
     return 1 if missing else 0
 
 
-def rendered(rows: Sequence[dict[str, object]], missing: Sequence[str]) -> str:
-    """The table in Markdown, with the machine."""
+def machine() -> str:
+    """What the figures were taken on, and when."""
     day = datetime.now(UTC).date().isoformat()
-    told = [
-        "# What `make bench` measures\n",
-        f"{os.cpu_count()} x {processor()}, Python {platform.python_version()}, {day}; each line in one run.\n",
-        "| what | kvdiag | beside it | which is | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        own, other = float(str(row["own"])), float(str(row["other"]))
+    return f"{os.cpu_count()} x {processor()}, Python {platform.python_version()}, {day}"
+
+
+def rendered(results: Mapping[str, Any]) -> str:
+    """The table in Markdown: the rows of each benchmark are of one run, and the machines are named below it."""
+    told = ["| what | kvdiag | beside it | which is | ratio |", "|---|---|---|---|---|"]
+    for row in (row for one in results.values() for row in one["rows"]):
+        own, other = float(row["own"]), float(row["other"])
         ratio = f"{own / other:.2f}" if other else "-"
         unit = f" {row['unit']}" if row["unit"] else ""
         told.append(f"| {row['what']} | {_text(own)}{unit} | {_text(other)}{unit} | {row['than']} | {ratio} |")
-    told += [f"\nNot run to its end here: {', '.join(missing)}."] if missing else []
-    return "\n".join(told) + "\n"
+    machines: dict[str, list[str]] = {}
+    for name, one in results.items():
+        machines.setdefault(one["machine"], []).append(name)
+    ran = "; ".join(f"{', '.join(names)} on {where}" for where, names in machines.items())
+    return "\n".join(told) + f"\n\nEach line is of one run: {ran}.\n"
+
+
+def with_table(document: str, table: str) -> str:
+    """The document with this table in the place of the one between its marks."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n{table}{end}{after}"
 
 
 def _text(value: float) -> str:

@@ -1,6 +1,6 @@
 """Look for input that a reader neither reads nor refuses, led by which lines it reaches (atheris, libFuzzer).
 
-python -m tests.fuzz                      a minute of CPU for each reader
+python -m tests.fuzz                      a minute for each reader
 python -m tests.fuzz page log --seconds 600
 python -m tests.fuzz --keep               and keep the smallest set that reaches as much in tests/fuzz/corpus
 
@@ -13,6 +13,7 @@ import argparse
 import importlib
 import logging
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,20 +47,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     seeded = _seeded()
     failed = 0
+    spent_seconds = 0.0
     for name in chosen.readers or seeded:
         work = WORK / name
         flags = [f"-max_total_time={chosen.seconds}", f"-max_len={MOST_BYTES}", f"-timeout={ONE_SECONDS}"]
         flags += ["-rss_limit_mb=2048", "-print_final_stats=1", f"-artifact_prefix={WORK}/{name}-"]
+        before_seconds = _children_seconds()
         ended = _one(name, [str(work), *flags])
+        took_seconds = _children_seconds() - before_seconds
+        spent_seconds += took_seconds
         runs = [line.split()[-1] for line in ended.splitlines() if "number_of_executed_units" in line]
         problems = [line for line in ended.splitlines() if "Test unit written" in line or "SUMMARY" in line]
         problems = problems or ([] if runs else [f"did not run: {WORK / name}.log"])
         failed += bool(problems)
-        sys.stdout.write(f"{name:<15}{runs[-1] if runs else '?':>10} runs  {'; '.join(problems) or 'nothing'}\n")
+        cost = f"{runs[-1] if runs else '?':>10} runs {took_seconds:>6.0f} s of CPU"
+        sys.stdout.write(f"{name:<15}{cost}  {'; '.join(problems) or 'nothing'}\n")
         sys.stdout.flush()
         if chosen.keep:
             _keep(name)
+    sys.stdout.write(f"{spent_seconds / 60:.1f} min of CPU, {failed} readers with something found\n")
     return 1 if failed else 0
+
+
+def _children_seconds() -> float:
+    """CPU of all processes that were waited for so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _seeded() -> list[str]:
