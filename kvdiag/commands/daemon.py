@@ -91,6 +91,7 @@ class Daemon:
         self._passwords: Passwords
         self._web.access, self._passwords = access(self._web_config)
         self._retired: list[Finder] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Watch and serve until SIGTERM; the exit code.
@@ -161,7 +162,12 @@ class Daemon:
         if wrong:
             _log.warning("configuration", reason=f"{', '.join(wrong)} takes a restart")
         if finder is not None:
-            self._retired.append(self._finder)
+            # The newest may still be asked at this moment.
+            for left in self._retired:
+                closing = asyncio.get_running_loop().create_task(left.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            self._retired = [self._finder]
             self._finder = finder
             self._watch.look_elsewhere(finder.find, finder.nvml)
         if options.agent_dir != old.agent_dir:

@@ -6,8 +6,9 @@ Each loop makes samples of its own part alone, so that a hung driver call never 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,7 +212,8 @@ class Sampler:
 
     async def _engine_loop(self) -> None:
         async for _ in ticks(self._pace.engine_seconds, self._ticks("vllm")):
-            await self.read_engine()
+            with self._own_mistakes("vllm"):
+                await self.read_engine()
 
     async def _device_loop(self) -> None:
         every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
@@ -223,23 +225,39 @@ class Sampler:
             # By the number of the five, not by its tick: the one that lists processes may be among those left out.
             processes = number // every > listed
             listed = number // every
-            await self.read_devices(processes=processes)
+            with self._own_mistakes("nvml"):
+                await self.read_devices(processes=processes)
             took_seconds = self._clock.steady_seconds() - begun_seconds
             rest_until_seconds = begun_seconds + took_seconds / self._pace.most_driver_ratio
 
     async def _host_loop(self) -> None:
         async for _ in ticks(self._pace.host_seconds, self._ticks("host")):
-            await self.read_host()
+            with self._own_mistakes("host"):
+                await self.read_host()
 
     async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
         async for _ in ticks(self._pace.agent_seconds, self._ticks("torch_allocator")):
-            begun_seconds = self._clock.steady_seconds()
-            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
-            self._took("torch_allocator", begun_seconds)
-            devices = devices_inside(allocators) if self._driver_absent else None
-            self._recorder.add(
-                Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
-            )
+            with self._own_mistakes("torch_allocator"):
+                await self._read_agents(agents)
+
+    async def _read_agents(self, agents: Patient[AllocatorReading]) -> None:
+        begun_seconds = self._clock.steady_seconds()
+        allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+        self._took("torch_allocator", begun_seconds)
+        devices = devices_inside(allocators) if self._driver_absent else None
+        self._recorder.add(
+            Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
+        )
+
+    @contextlib.contextmanager
+    def _own_mistakes(self, source: str) -> Iterator[None]:
+        """Whatever a source does not foresee costs this reading of it, and neither the next one nor other sources."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            reason = f"kvdiag failed to read it ({type(error).__name__}: {str(error)[:200]}); please report that"
+            gap = Gap(source=source, kind="failed", reason=reason)
+            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""

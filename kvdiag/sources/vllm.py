@@ -381,9 +381,9 @@ class VllmSource:
             page = await self.page(POLLED_NAMES if self._filtered else ())
             engines, gaps = parse_engines(page)
             if engines is None and self._filtered:
-                # An empty filtered page can also mean a proxy or version that drops the query: look once without it.
-                self._filtered = False
+                # A proxy or a version that cannot filter; or a server that shows no engine yet, however it is asked.
                 engines, gaps = parse_engines(await self.page())
+                self._filtered = engines is None
         except Unreadable as error:
             return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
         return engines, gaps

@@ -341,6 +341,27 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
+def test_a_source_that_breaks_costs_its_own_readings() -> None:
+    """What a reader of ours did not foresee is a gap that says so, tick after tick; the others are read on."""
+
+    # GIVEN
+    def broken(*, processes: bool) -> DeviceReading:
+        raise ZeroDivisionError(f"processes={processes}")
+
+    # WHEN
+    samples = sampled(
+        reply(PAGE),
+        until=lambda seen: len(device_readings(seen)) >= 3 and len(engine_readings(seen)) >= 5,
+        read_devices=broken,
+    )
+
+    # THEN
+    gaps = [one.gaps for one in device_readings(samples)]
+    reason = "kvdiag failed to read it (ZeroDivisionError: processes=True); please report that"
+    assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
 def test_slow_driver_is_asked_seldom() -> None:
     """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
     # GIVEN a call that takes 20 ms, and a tenth of the time for all of them
@@ -380,6 +401,23 @@ def test_filter_that_is_not_known_is_given_up() -> None:
     # THEN
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
     assert [True, False, False] == [b"name" in target for target in asked[:3]]
+
+
+def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
+    """A page that shows nothing, with a filter or without, says nothing about filters: they are used once it does."""
+    # GIVEN a server whose first pages have no engine
+    asked: list[bool] = []
+
+    def page(peer: Peer) -> None:
+        asked.append(b"name" in peer.request_head.split(b" ")[1])
+        reply(PAGE if len(asked) > 4 else "process_open_fds 3.0\n")(peer)
+
+    # WHEN
+    samples = sampled(page, until=lambda seen: sum(one.engines is not None for one in seen) >= 2)
+
+    # THEN
+    assert [True, False, True, False, True, True] == asked[:6]
+    assert (None, (SEEN,)) == (engine_readings(samples)[0].engines, engine_readings(samples)[-1].engines)
 
 
 def test_clock_runs_forward() -> None:
