@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import tomllib
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def _misfit(parameter: click.Parameter, value: Any) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    _open_streams()
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments), prog_name="kvdiag", standalone_mode=False
@@ -160,9 +162,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # So click answers when the reader of our output has gone (`kvdiag run | head`), with a 1 that would read as a
         # verdict. Nothing is left to say, nor anywhere to say it.
         close_stdout()
+    except Exception:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
+        traceback.print_exc()
+        _complain("a mistake of kvdiag's own, or of its installation: please report it with the lines above")
     else:
         return result if isinstance(result, int) else 0
     return EXIT_UNKNOWN
+
+
+def _open_streams() -> None:
+    """Give what was closed by whoever started us to /dev/null, before a file of ours takes its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - a number
 
 
 def close_stdout() -> None:
