@@ -44,6 +44,7 @@ class Stage:
         self._over = threading.Event()
         self._playing = threading.Thread(target=self._play, name="stage", daemon=True)
         self._lock = threading.Lock()
+        self._publishing = threading.Lock()
         self._daemon = contextlib.ExitStack()
         self.serving: Daemon
 
@@ -102,9 +103,11 @@ class Stage:
             case "nvml", _:
                 self._show_driver(condition)
             case "torch_allocator", "absent":
-                shutil.rmtree(self.agents)
+                with self._publishing:
+                    shutil.rmtree(self.agents)
             case "recorder", "absent":
-                shutil.rmtree(self.records)
+                # At once: while a folder is emptied, its recorder may put another file into it.
+                shutil.rmtree(self.records.rename(self.records.with_name("removed")))
             case "recorder", _:
                 self.records.mkdir(exist_ok=True)
                 self._limit_disk(condition)
@@ -118,16 +121,20 @@ class Stage:
                 for source in ("nvml", "recorder", "host"):
                     if self._condition(source) == "flapping":
                         self._flap(source, broken=broken)
-            match self._condition("torch_allocator"):
-                case "well":
+            with self._publishing:
+                self._play_agent(broken=broken)
+
+    def _play_agent(self, *, broken: bool) -> None:
+        match self._condition("torch_allocator"):
+            case "well":
+                self._publish(next(_SEQUENCE))
+            case "garbage":
+                self._write('{"kvdiag_agent": 1, "process": [[[[')
+            case "flapping":
+                if broken:
+                    self._write("")
+                else:
                     self._publish(next(_SEQUENCE))
-                case "garbage":
-                    self._write('{"kvdiag_agent": 1, "process": [[[[')
-                case "flapping":
-                    if broken:
-                        self._write("")
-                    else:
-                        self._publish(next(_SEQUENCE))
 
     def _condition(self, source: str) -> str:
         with self._lock:
