@@ -37,8 +37,7 @@ def mistral(text: Fields, top: Fields) -> Parts:
     windows = text.raw("sliding_window")
     if isinstance(windows, list | tuple):
         return _repeated_windows(text)
-    names_a_class = text.has("architectures") or top.has("text_config")
-    if "sliding_window" not in text.names() and names_a_class:
+    if text.has("architectures") or top.has("text_config"):
         text = text.filled({"sliding_window": 4096})
     return dense(text, top)
 
@@ -185,7 +184,7 @@ def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ..
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         word = pattern
     else:
-        every = text.integer("sliding_window_pattern", default=4, high=1 << 20)
+        every = text.integer("sliding_window_pattern", high=1 << 20)
         word = "L" * (every - 1) + "G"
     return tuple("full_attention" if word[index % len(word)] == "G" else "sliding_attention" for index in range(depth))
 
@@ -227,7 +226,7 @@ def gemma4(text: Fields, top: Fields) -> Parts:
 
 
 def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer, ...]:
-    shared = text.integer("num_kv_shared_layers", default=0, low=0, high=1 << 20)
+    shared = text.integer("num_kv_shared_layers", low=0, high=1 << 20)
     first = len(layers) - shared
     if first < 1:
         field = text.path("num_kv_shared_layers")

@@ -134,6 +134,7 @@ def test_without_a_list_the_pattern_is_the_classs(model_type: str) -> None:
         ({**TEXT, "model_type": "llama4_text", "attention_chunk_size": 64}, "CCCFCC"),
         ({**TEXT, "model_type": "llama4_text", "attention_chunk_size": 64, "no_rope_layer_interval": 2}, "CFCFCF"),
         ({**TEXT, "model_type": "llama4_text", "no_rope_layers": [1, 0, 1, 1, 0, 1, 0]}, "CFCCFC"),
+        ({**TEXT, "model_type": "llama4_text", "no_rope_layers": [0, 1, 1, 1, 1, 0]}, "FCCCCF"),
         ({**TEXT, "model_type": "llama4_text", "no_rope_layers": []}, "CCCFCC"),
         ({**TEXT, "model_type": "llama4_text", "layer_types": ["full_attention", "chunked_attention"] * 3}, "FCFCFC"),
         ({**TEXT, "model_type": "llama4_text", "attention_chunk_size": None}, "FFFFFF"),
@@ -225,13 +226,22 @@ def test_query_heads_of_windowed_models(model_type: str) -> None:
     assert 4 == parse_architecture({**config, **windows}).attention_heads
 
 
-@pytest.mark.parametrize(("nested", "expected"), [(False, "FFFFFF"), (True, "WWWWWW")])
-def test_a_mistral_that_could_not_be_served_has_no_window(nested: bool, expected: str) -> None:
-    """The class's window is taken where a config names a class or is nested in one that does."""
-    text = {**without(TEXT, "sliding_window"), "model_type": "mistral"}
-    config = {"model_type": "mistral3", "text_config": text} if nested else text
+MISTRAL = {**without(TEXT, "sliding_window"), "model_type": "mistral"}
 
-    assert expected == letters(config)
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (MISTRAL, ("F", 2, 16, 16, None)),
+        ({"model_type": "mistral3", "text_config": MISTRAL}, ("W", 2, 16, 16, 4096)),
+        ({**MISTRAL, "architectures": ["MistralForCausalLM"]}, ("W", 2, 16, 16, 4096)),
+        ({**MISTRAL, "architectures": ["MistralForCausalLM"], "sliding_window": None}, ("F", 2, 16, 16, None)),
+        ({**MISTRAL, "sliding_window": [1]}, ("W", 2, 16, 16, 1)),
+    ],
+)
+def test_a_mistral_that_could_be_served_has_a_window(config: dict[str, Any], expected: Any) -> None:
+    """The class's window is taken where a config names a class or is nested in one that does; null is none."""
+    assert [expected] == shapes(parse_architecture(config))
 
 
 MANY = 1 << 20
