@@ -103,7 +103,7 @@ def refused(config: dict[str, Any]) -> tuple[str | None, str]:
           "layer_types": ["chunked_attention", "chunked_attention", "full_attention", "full_attention"]}, "CCF"),
         # A summary of layer types: the rarer ones lie evenly among the others.
         ({**WINDOWED, "model_type": "llama", "num_hidden_layers": 6,
-          "layer_types_count": {"sliding_attention": 4, "full_attention": 2}}, "WWFWWF"),
+          "layer_types_count": {"sliding_attention": 4, "full_attention": 2, "chunked_attention": 0}}, "WWFWWF"),
         ({**WINDOWED, "model_type": "qwen2"}, "FFF"),
         ({**WINDOWED, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, "WWW"),
         # From the 29th layer on, unless max_window_layers says otherwise: this one has three.
@@ -144,6 +144,8 @@ def test_which_layers_there_are(config: dict[str, Any], expected: str) -> None:
         ({**TEXT, "model_type": "llama", "head_dim": 20}, (2, 20, 20)),
         ({**TEXT, "model_type": "llama", "head_dim": 0}, (2, 16, 16)),
         ({**TEXT, "model_type": "llama", "hidden_size_per_head": 20}, (2, 20, 20)),
+        ({**TEXT, "model_type": "llama", "kv_channels": 20}, (2, 20, 20)),
+        ({**TEXT, "model_type": "llama", "hidden_size": 6}, (2, 1, 1)),
         ({**without(TEXT, "num_attention_heads"), "model_type": "orion", "head_dim": 20}, (2, 20, 20)),
         *(({**without(TEXT, "num_key_value_heads"), "model_type": "orion", name: 3}, (3, 16, 16))
           for name in ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
@@ -290,7 +292,8 @@ def test_heads_that_cannot_be_are_refused_by_name(config: dict[str, Any], field:
 def test_what_is_refused_is_told_with_its_figures() -> None:
     """The line has both figures that do not fit, or the name that nobody knows, cut short."""
     odd = refused({**LLAMA, "hidden_size": 97})[1]
-    wormhole = refused({**LLAMA, "layer_types": ["wormhole" * 10] * 3})[1]
+    field, wormhole = refused({"text_config": {**LLAMA, "layer_types": ["wormhole" * 10] * 3}})
 
     assert "hidden_size 97 is not a multiple of num_attention_heads 6" in odd
+    assert "text_config.layer_types" == field
     assert f"'{'wormhole' * 5}'" in wormhole
