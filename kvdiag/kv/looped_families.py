@@ -16,8 +16,8 @@ def hrm_text(text: Fields, top: Fields) -> Parts:
     """
     del top
     per_stack = text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
-    high = text.integer("H_cycles", default=2, high=_MOST_LOOPS)
-    low = text.integer("L_cycles", default=3, high=_MOST_LOOPS)
+    high = text.integer("H_cycles", high=_MOST_LOOPS)
+    low = text.integer("L_cycles", high=_MOST_LOOPS)
     depth = per_stack * high * (low + 1)
     if depth > MOST_LAYERS:
         field = text.path("H_cycles")
@@ -42,7 +42,7 @@ def loop_coder(text: Fields, top: Fields) -> Parts:
         attention_heads=attention_heads,
         kv_heads=text.integer("num_key_value_heads", high=MOST_HEADS),
         # iquest_loopcoder.py::LoopCoderAttention does not read head_dim.
-        head_size=max(1, text.integer("hidden_size") // attention_heads),
+        head_size=text.integer("hidden_size") // attention_heads,
     )
     layers: list[Layer] = [full_layer(index, heads) for index in range(depth)]
     layers += [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]

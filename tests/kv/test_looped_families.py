@@ -98,6 +98,8 @@ def test_loop_coder_attends_to_everything_in_its_first_loop_alone(name: str) -> 
         ({**CODER, "loop_window_size": (1 << 30) + 1}, "loop_window_size"),
         ({**CODER, "num_attention_heads": 4097}, "num_attention_heads"),
         ({**CODER, "num_key_value_heads": 4097}, "num_key_value_heads"),
+        # Six heads of a width of five would have no size.
+        ({**CODER, "hidden_size": 5}, "num_attention_heads"),
         ({name: value for name, value in CODER.items() if name != "num_key_value_heads"}, "num_key_value_heads"),
         ({name: value for name, value in CODER.items() if name != "hidden_size"}, "hidden_size"),
     ],

@@ -127,6 +127,13 @@ def test_one_element_is_a_state() -> None:
     assert 4 == on_rank(replace(DELTA, **{**nothing, "recurrent_heads": 1, "recurrent_head_elements": 1}))
 
 
+def test_parts_of_one_size_are_a_state() -> None:
+    """As many elements in the convolution as in the matrix are twice as many, not none."""
+    same = replace(DELTA, conv_channels=4, conv_steps=3, recurrent_heads=4, recurrent_head_elements=3)
+
+    assert 12 * 2 + 12 * 4 == on_rank(same)
+
+
 def test_groups_are_none_unless_stated() -> None:
     """A shape without groups has neither them nor checkpoints."""
     assert (0, 0, 0, None) == (
