@@ -80,7 +80,7 @@ def test_a_dash_an_underscore_and_a_space_around_make_no_difference(asked: str, 
     ("asked", "expected"),
     [
         # Three at most, nearest first, each once, by its own name whichever of its names was close.
-        ("red_7", ("red_7b", "red_70b", "red_13b")),
+        ("red_1", ("red_13b", "red_140b", "red_7b")),
         ("acme/rouge2", ("red_7b",)),
         ("quite different", ()),
     ],
