@@ -16,8 +16,8 @@ def hrm_text(text: Fields, top: Fields) -> Parts:
     """
     del top
     per_stack = text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
-    high = text.integer("H_cycles", high=_MOST_LOOPS)
-    low = text.integer("L_cycles", high=_MOST_LOOPS)
+    high = text.integer("H_cycles", default=2, high=_MOST_LOOPS)
+    low = text.integer("L_cycles", default=3, high=_MOST_LOOPS)
     depth = per_stack * high * (low + 1)
     if depth > MOST_LAYERS:
         field = text.path("H_cycles")

@@ -200,7 +200,7 @@ def bamba(text: Fields, top: Fields) -> Parts:
 
 def _prefixed_mamba2(text: Fields) -> StateShape:
     """A Mamba-2 state from mamba_* fields, with the head size that follows where it is missing or "auto"."""
-    expanded = text.integer("mamba_expand", high=64) * text.integer("hidden_size")
+    expanded = text.integer("mamba_expand", default=2, high=64) * text.integer("hidden_size")
     inner = text.integer("mamba_d_ssm", default=expanded)
     heads = text.integer("mamba_n_heads", high=MOST_HEADS)
     size = inner // heads if text.raw("mamba_d_head") in (None, "auto") else text.integer("mamba_d_head", high=1 << 14)
@@ -246,7 +246,7 @@ def zamba2(text: Fields, top: Fields) -> Parts:
     size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
     # ModelArchConfigConvertorBase.get_total_num_kv_heads
     kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MOST_HEADS)
-    inner = text.integer("mamba_expand", high=64) * hidden
+    inner = text.integer("mamba_expand", default=2, high=64) * hidden
     heads = text.integer("n_mamba_heads", high=MOST_HEADS)
     state = mamba2_state(
         inner_size=inner,
@@ -355,7 +355,7 @@ def lfm2(text: Fields, top: Fields) -> Parts:
     channels = text.integer("conv_dim", "hidden_size")
     state = StateShape(
         conv_channels=channels,
-        conv_steps=text.integer("conv_L_cache", high=1 << 10) - 1,
+        conv_steps=text.integer("conv_L_cache", default=3, high=1 << 10) - 1,
         drafts_lengthen_conv=False,
         recurrent_heads=0,
         recurrent_head_elements=0,

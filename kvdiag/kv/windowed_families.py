@@ -184,7 +184,7 @@ def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ..
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         word = pattern
     else:
-        every = text.integer("sliding_window_pattern", high=1 << 20)
+        every = text.integer("sliding_window_pattern", default=4, high=1 << 20)
         word = "L" * (every - 1) + "G"
     return tuple("full_attention" if word[index % len(word)] == "G" else "sliding_attention" for index in range(depth))
 
@@ -226,7 +226,7 @@ def gemma4(text: Fields, top: Fields) -> Parts:
 
 
 def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer, ...]:
-    shared = text.integer("num_kv_shared_layers", low=0, high=1 << 20)
+    shared = text.integer("num_kv_shared_layers", default=0, low=0, high=1 << 20)
     first = len(layers) - shared
     if first < 1:
         field = text.path("num_kv_shared_layers")

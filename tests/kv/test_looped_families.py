@@ -62,8 +62,7 @@ def refused(config: dict[str, Any]) -> str | None:
 )
 def test_hrm_keeps_a_cache_for_every_run_of_a_layer(change: dict[str, Any], depth: int) -> None:
     """Every head keeps its own K and V, whatever num_key_value_heads says."""
-    config = {**HRM, "num_key_value_heads": 2, **{name: value for name, value in change.items() if value is not None}}
-    config = {name: value for name, value in config.items() if change.get(name, value) is not None}
+    config = {**HRM, "num_key_value_heads": 2, **change}
 
     assert [(index, 6, 20, None) for index in range(depth)] == layers_of(config)
     assert 6 == parse_architecture(config).attention_heads

@@ -6,6 +6,7 @@ mamba_utils.py::MambaStateShapeCalculator.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -272,6 +273,10 @@ def test_which_layers_keep_a_state(config: dict[str, Any], expected: str) -> Non
         ({**BAMBA, "mamba_d_head": "auto"}, mamba_2(192, 24)),
         ({**BAMBA, "mamba_d_head": 16}, mamba_2(192, 16)),
         (without(BAMBA, "mamba_expand"), mamba_2(128, 16)),
+        # Null is as good as missing.
+        ({**BAMBA, "mamba_expand": None}, mamba_2(128, 16)),
+        ({**ZAMBA, "mamba_expand": None}, mamba_2(128, 16)),
+        ({**LFM, "conv_L_cache": None}, replace(LFM_STATE, conv_steps=2)),
         (FALCON, mamba_2(192, 24)),
         ({**FALCON, "mamba_d_ssm": 160}, mamba_2(160, 20)),
         (ZAMBA, mamba_2(192, 24)),

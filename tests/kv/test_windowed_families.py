@@ -121,6 +121,9 @@ def test_without_a_list_the_pattern_is_the_classs(model_type: str) -> None:
         ({**TEXT, "model_type": "exaone4"}, "WWWFWW"),
         ({**TEXT, "model_type": "exaone4", "sliding_window_pattern": "LG"}, "WFWFWF"),
         ({**TEXT, "model_type": "exaone4", "sliding_window_pattern": 3}, "WWFWWF"),
+        # Null is as good as missing.
+        ({**TEXT, "model_type": "exaone4", "sliding_window_pattern": None}, "WWWFWW"),
+        ({**TEXT, "model_type": "gemma3n_text", "num_kv_shared_layers": None}, "WWWWFW"),
         ({**TEXT, "model_type": "exaone4", "sliding_window": None}, "FFFFFF"),
         ({**TEXT, "model_type": "exaone4", "sliding_window": 0}, "FFFFFF"),
         ({**TEXT, "model_type": "gemma3n_text", "num_kv_shared_layers": 0}, "WWWWFW"),
