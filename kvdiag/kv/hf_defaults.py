@@ -1,8 +1,9 @@
-"""What a transformers config class fills in where a config.json leaves a field out.
+"""What a model's config class fills in where a config.json leaves a field out.
 
 Published configs leave fields out: nested text configs hold only what differs from the class (gemma-3-4b names neither
-heads nor head size). The values are those of transformers 5.19.0 (models/NAME/configuration_NAME.py), for the fields
-that the KV cache depends on.
+heads nor head size nor vocabulary). The class is the one that vLLM 0.32.0 loads: its own
+(transformers_utils/configs/NAME.py) where it has one, else transformers 5.19.0's (models/NAME/configuration_NAME.py).
+Here are the fields that the KV cache depends on, and what published configs leave out of those that weights depend on.
 """
 
 from collections.abc import Mapping
@@ -74,8 +75,14 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "head_dim": 128,
     },
     "hyperclovax": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "biogpt": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "bitnet": {"hidden_size": 2560, "num_hidden_layers": 30, "num_attention_heads": 20, "num_key_value_heads": 5},
+    "doge": {"hidden_size": 1024, "num_hidden_layers": 32, "num_attention_heads": 8},
+    "flex_olmo": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "nanochat": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 6},
     "opt": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12},
+    "gpt_bigcode": {"n_embd": 768, "n_layer": 12, "n_head": 12, "multi_query": True},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 8},
     "gptj": {"n_embd": 4096, "n_layer": 28, "n_head": 16},
     "gpt_neox": {"hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64},
@@ -217,6 +224,14 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 4096,
         "max_window_layers": 80,
     },
+    "qwen2_5_omni_text": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "sliding_window": 32768,
+        "max_window_layers": 28,
+    },
     "qwen2_moe": {
         "hidden_size": 2048,
         "num_hidden_layers": 24,
@@ -231,6 +246,12 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
         "sliding_window": 4096,
+    },
+    "qwen3_omni_moe_text": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
     },
     "qwen3_vl_text": {
         "hidden_size": 4096,
@@ -260,6 +281,8 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "sliding_window": 4096,
+        "intermediate_size": 9216,
+        "vocab_size": 262208,
     },
     "gemma3n_text": {
         "hidden_size": 2048,
@@ -365,7 +388,14 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "vocab_size": 51200,
         "max_context": 4096,
     },
-    "hrm_text": {"head_dim": 128, "H_cycles": 2, "L_cycles": 3},
+    "hrm_text": {
+        "hidden_size": 1536,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "head_dim": 128,
+        "H_cycles": 2,
+        "L_cycles": 3,
+    },
     "llama4_text": {
         "hidden_size": 5120,
         "num_hidden_layers": 48,
@@ -384,11 +414,17 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 128,
     },
     "step3p5": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 45,
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_attention_groups": 8,
+    },
+    "step3_text": {
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
         "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
+        "num_attention_groups": 1,
+        "head_dim": 256,
     },
     "minicpm3": {
         "hidden_size": 2560,
@@ -412,6 +448,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
     },
     "deepseek_v3": {
         "hidden_size": 7168,
@@ -421,6 +458,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
     },
     "deepseek_v32": {
         "hidden_size": 7168,
@@ -430,8 +468,17 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
-        "index_topk": 2048,
-        "index_head_dim": 128,
+        "v_head_dim": 128,
+    },
+    "kimi_k2": {
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
     },
     "glm_moe_dsa": {
         "hidden_size": 6144,
@@ -443,6 +490,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "qk_nope_head_dim": 192,
         "index_topk": 2048,
         "index_head_dim": 128,
+        "v_head_dim": 256,
     },
     "glm4_moe_lite": {
         "hidden_size": 2048,
@@ -452,6 +500,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
     },
     "longcat_flash": {
         "hidden_size": 6144,
@@ -460,6 +509,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
     },
     "axk1": {
         "hidden_size": 7168,
@@ -469,6 +519,7 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
     },
     "qwen3_next": {
         "hidden_size": 2048,
@@ -608,14 +659,5 @@ HF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "num_key_value_heads": 8,
         "conv_L_cache": 3,
     },
-    "kimi_linear": {
-        "hidden_size": 2304,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
+    "kimi_linear": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
 }

@@ -42,7 +42,7 @@ def loop_coder(text: Fields, top: Fields) -> Parts:
         attention_heads=attention_heads,
         kv_heads=text.integer("num_key_value_heads", high=MOST_HEADS),
         # iquest_loopcoder.py::LoopCoderAttention does not read head_dim.
-        head_size=max(1, text.integer("hidden_size") // attention_heads),
+        head_size=text.integer("hidden_size") // attention_heads,
     )
     layers: list[Layer] = [full_layer(index, heads) for index in range(depth)]
     layers += [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]

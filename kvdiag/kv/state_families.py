@@ -121,7 +121,6 @@ def _olmo_sizes(text: Fields) -> Fields:
             "linear_num_value_heads": heads,
             "linear_key_head_dim": key_size,
             "linear_value_head_dim": 2 * key_size,
-            "linear_conv_kernel_dim": 4,
         }
     )
 

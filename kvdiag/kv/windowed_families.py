@@ -37,8 +37,7 @@ def mistral(text: Fields, top: Fields) -> Parts:
     windows = text.raw("sliding_window")
     if isinstance(windows, list | tuple):
         return _repeated_windows(text)
-    names_a_class = text.has("architectures") or top.has("text_config")
-    if "sliding_window" not in text.names() and names_a_class:
+    if text.has("architectures") or top.has("text_config"):
         text = text.filled({"sliding_window": 4096})
     return dense(text, top)
 
