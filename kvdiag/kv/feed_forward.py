@@ -6,7 +6,7 @@ Widths and counts stand in config fields whose names every family chose for itse
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import MOST_LAYERS
 from kvdiag.kv.fields import Fields
-from kvdiag.kv.layers import Architecture
+from kvdiag.kv.layers import Architecture, LayerKind
 from kvdiag.kv.linears import LayerParameters, Linear, block
 
 MOST_WIDTH = 1 << 24
@@ -15,12 +15,13 @@ _MOST_DIGITS = 4
 # Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
 _UNGATED = frozenset(
     {
-        "bert", "bloom", "codegen", "falcon", "gpt2", "gpt_neo", "gpt_neox", "gptj", "nemotron", "nemotron_h", "opt",
-        "persimmon", "phi", "RefinedWeb", "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
+        "apertus", "arcee", "bert", "biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo",
+        "gpt_neox", "gptj", "nanochat", "nemotron", "nemotron_h", "opt", "persimmon", "phi", "RefinedWeb",
+        "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
     }
 )  # fmt: skip
 # Their model files take the first layer for a dense one where the config does not say.
-_FIRST_DENSE = frozenset({"param2moe", "sarvam_mla"})
+_FIRST_DENSE = frozenset({"laguna", "param2moe", "sarvam_mla"})
 
 
 def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -59,7 +60,16 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)
     width = dense_width(text, architecture.model_type, hidden)
+    if _doubles(text, architecture, index):
+        width *= 2
     return block(index, "mlp", inputs=hidden, width=width, matrices=matrices)
+
+
+def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
+    """Whether a layer that reuses another's cache has a block twice as wide (gemma4.py::Gemma4DecoderLayer)."""
+    if not architecture.model_type.startswith("gemma4") or not text.flag("use_double_wide_mlp", default=False):
+        return False
+    return any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
 
 
 def _experts(count: int, *, inputs: int, width: int, matrices: int) -> tuple[Linear, ...]:
