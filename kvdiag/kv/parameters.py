@@ -4,6 +4,7 @@ For models whose checkpoint is not at hand. Counted from the shapes of the linea
 biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an estimate.
 """
 
+import math
 from collections.abc import Mapping
 
 from kvdiag.kv.architecture import text_fields
@@ -11,7 +12,7 @@ from kvdiag.kv.beside_layers import beside_layers
 from kvdiag.kv.family import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
 from kvdiag.kv.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
 from kvdiag.kv.fields import Fields
-from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
+from kvdiag.kv.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.linears import LayerParameters, Linear, Parameters, Spread, block
 
 _OUTPUT_GATED = frozenset(
@@ -67,8 +68,8 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
                 parts += _latent(text, layer.index, layer.latent_size, hidden, sparse=layer.kind is LayerKind.MLA_DSA)
             case StateLayer():
                 parts += _state(text, layer, hidden)
-            case _ if layer.kind is LayerKind.SHARED:
-                parts += _sharing_attention(text, architecture, index, hidden)
+            case CachelessLayer() if layer.kind is LayerKind.SHARED:
+                parts += _sharing_attention(architecture, layer, hidden)
             case _ if layer.kind is LayerKind.ENCODER_ONLY:
                 parts += _uncached_attention(text, architecture, index, hidden)
     if architecture.model_type == "zamba2":
@@ -179,19 +180,13 @@ def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
     return query if gated else 0
 
 
-def _sharing_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
-    """A layer that reuses another's cache has a query and an output, as wide as those of its type (gemma3n.py,
-    gemma4.py: is_kv_shared_layer).
+def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden: int) -> LayerParameters:
+    """A layer that reuses another's cache has a query and an output alone (gemma3n.py, gemma4.py:
+    is_kv_shared_layer).
     """
-    size = text.integer("head_dim", high=1 << 14)
-    names = text.strings("layer_types")
-    last = index == architecture.depth - 1
-    full = last if names is None or index >= len(names) else last or names[index] == "full_attention"
-    if full and architecture.model_type.startswith("gemma4"):
-        size = text.integer("global_head_dim", default=512, high=1 << 14)
-    query = hidden * architecture.attention_heads * size
+    query = hidden * architecture.attention_heads * (layer.head_size or 0)
     return LayerParameters(
-        index=index,
+        index=layer.index,
         linears=(
             Linear(name="self_attn.q_proj", parameters=query),
             Linear(name="self_attn.o_proj", parameters=query),
@@ -263,7 +258,7 @@ def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: 
     if query_rank is not None:
         down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Spread.REPLICATED),)
     if sparse:
-        size = text.integer("index_head_dim", high=1 << 14)
+        size = text.integer("index_head_dim")
         index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
         down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Spread.REPLICATED),)
@@ -284,7 +279,9 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
     match layer.kind:
         case LayerKind.GATED_DELTA_NET:
             heads = state.recurrent_heads
-            value = heads * text.integer("linear_value_head_dim", default=128, high=1 << 14)
+            # transformers OlmoHybridConfig: a value is twice as long as a key where the config does not say.
+            size = text.maybe_integer("linear_value_head_dim") or math.isqrt(2 * state.recurrent_head_elements)
+            value = heads * size
             # Projections into q, k, v, z, then b and a, then out (qwen_gdn_linear_attn.py).
             linears: tuple[Linear, ...] = (
                 Linear(name="linear_attn.in_proj_qkv", parameters=hidden * state.conv_channels),

@@ -15,7 +15,7 @@ from kvdiag.kv.estimates import (
 
 GIB = 2**30
 # Llama 3.1 8B.
-SHAPE = {"hidden_size": 4096, "feed_forward_size": 14_336, "vocabulary": 128_256}
+SHAPE: dict[str, Any] = {"hidden_size": 4096, "feed_forward_size": 14_336, "vocabulary": 128_256}
 # 35 % of a GiB for a CUDA context, and 45 % for NCCL each time that ranks double.
 CONTEXT, NCCL = 375_809_638, 483_183_820
 
@@ -40,7 +40,7 @@ def test_the_rule_of_thumb_is_the_articles() -> None:
         ({"tensor_parallel": 1, "batched_tokens": 512, "sequences": 1024}, 3 * 1024 * 128_256 * 4),
     ],
 )
-def test_the_activation_is_the_larger_of_a_layer_and_sampling(terms: dict[str, int], activation_bytes: int) -> None:
+def test_the_activation_is_the_larger_of_a_layer_and_sampling(terms: dict[str, Any], activation_bytes: int) -> None:
     """A quarter of a GiB comes on top."""
     assert activation_bytes + 268_435_456 == vllm_overheads(**SHAPE, **terms).activation_bytes
 
@@ -66,7 +66,7 @@ def test_graphs_take_half_a_gib_unless_there_are_none() -> None:
 )
 def test_a_shape_is_at_least_one(name: str) -> None:
     """One of each is possible, none of any is not."""
-    smallest = dict.fromkeys([*SHAPE, "tensor_parallel", "batched_tokens", "sequences"], 1)
+    smallest: dict[str, Any] = dict.fromkeys([*SHAPE, "tensor_parallel", "batched_tokens", "sequences"], 1)
 
     with pytest.raises(KvModelError) as caught:
         vllm_overheads(**{**smallest, name: 0})

@@ -10,7 +10,8 @@ from kvdiag.kv.module_names import parse_module_names
     ("name", "entries"),
     [
         # Qwen (attn), InternLM2 (attention), Nemotron-H (mixer); vLLM packs q, k and v (packed_modules_mapping).
-        ("self_attn.q_proj", ["attn.q_proj", "attention.q_proj", "mixer.q_proj", "self_attn.qkv_proj", "self_attn.q_proj"]),
+        ("self_attn.q_proj", ["attn.q_proj", "attention.q_proj", "mixer.q_proj", "self_attn.qkv_proj"]),
+        ("self_attn.q_proj", ["self_attn.q_proj"]),
         ("self_attn.k_proj", ["self_attn.k_proj", "self_attn.qkv_proj"]),
         ("self_attn.v_proj", ["self_attn.v_proj", "self_attn.qkv_proj"]),
         ("self_attn.q_a_proj", ["self_attn.q_a_proj", "self_attn.fused_qkv_a_proj"]),

@@ -1,17 +1,15 @@
 """Parameters counted from configs, against those of transformers' own models (recorded_parameters.py)."""
 
-import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.linears import LayerParameters, Linear, Spread
 from kvdiag.kv.parameters import count_parameters
+from tests.kv.recordings import recorded_models
 
-MODELS: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "parameters.json").read_text())["models"]
+MODELS = recorded_models()
 HIDDEN = 60
 # Of no matter to what a model takes: below a thousandth of it (parameters.py).
 UNCOUNTED = {"norm", "bias", "scalars", "token_types", "pooler"}
