@@ -1,5 +1,7 @@
 """What a model has beside its layers, embedding and output layer, by hand."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,11 +13,9 @@ from kvdiag.kv.fields import Fields
 H = 60
 
 
-def beside(model_type: str, top: dict[str, Any] | None = None, **text: Any) -> int:
+def beside(model_type: str, /, *, top: Mapping[str, Any] = MappingProxyType({}), **text: Any) -> int:
     """What such a model has beside its three layers."""
-    return beside_layers(
-        Fields({"vocab_size": 211, **text}), Fields({} if top is None else top), model_type, depth=3, hidden=H
-    )
+    return beside_layers(Fields({"vocab_size": 211, **text}), Fields(top), model_type, depth=3, hidden=H)
 
 
 def test_most_models_have_nothing_else() -> None:
@@ -38,7 +38,7 @@ def test_most_models_have_nothing_else() -> None:
 )
 def test_a_vision_tower_is_estimated(tower: dict[str, int], parameters: int) -> None:
     """Under each family's names for its width and depth; a tower that says neither is not counted."""
-    assert parameters == beside("qwen2_vl_text", {"vision_config": tower})
+    assert parameters == beside("qwen2_vl_text", top={"vision_config": tower})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_tables_of_several_tokens() -> None:
     projected (longcat_flash_ngram.py::NgramEmbedding).
     """
     tables, width = 2 * (3 - 1), 60 // 4
-    config = {"ngram_vocab_size_ratio": 7, "emb_split_num": 2, "emb_neighbor_num": 3}
+    config: dict[str, Any] = {"ngram_vocab_size_ratio": 7, "emb_split_num": 2, "emb_neighbor_num": 3}
 
     assert tables * (7 * 211 + tables) * width + tables * width * H == beside("longcat_flash_ngram", **config)
 
@@ -89,7 +89,7 @@ def test_embeddings_of_each_layer() -> None:
         ("gptj", {"n_positions": 97}, 0),
     ],
 )
-def test_learned_positions(model_type: str, text: dict[str, int], parameters: int) -> None:
+def test_learned_positions(model_type: str, text: dict[str, Any], parameters: int) -> None:
     """Models without rotary positions have a row for each."""
     assert parameters == beside(model_type, **text)
 
@@ -145,10 +145,10 @@ def test_whispers_encoder_has_what_its_class_fills_in() -> None:
     ],
 )
 def test_sizes_beyond_belief_are_refused_by_name(
-    model_type: str, top: dict[str, Any], text: dict[str, int], field: str
+    model_type: str, top: dict[str, Any], text: dict[str, Any], field: str
 ) -> None:
     """One more than the largest size is an error that names the field."""
     with pytest.raises(KvModelError, match="must lie between") as caught:
-        beside(model_type, top, **text)
+        beside(model_type, top=top, **text)
 
     assert field == caught.value.field
