@@ -10,9 +10,8 @@ _BUILT_IN_VISION = {"molmo": (23, 1024, 4096), "moondream3": (27, 1152, 4304)}
 _LEARNED_POSITIONS = frozenset({"bert", "biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "roberta", "xlm-roberta"})
 
 
-def beside_layers(text: Fields, top: Fields, model_type: str, *, depth: int, hidden: int) -> int:
+def beside_layers(text: Fields, top: Fields, model_type: str, *, vocabulary: int, depth: int, hidden: int) -> int:
     """The parameters beside a model's layers. A vision tower is an estimate."""
-    vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
     return (
         _vision(top, model_type)
         + _ngram_embeddings(text, vocabulary, hidden)

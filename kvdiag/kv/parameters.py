@@ -43,7 +43,9 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
         embedding=vocabulary * hidden,
         head=0 if tied or encodes else vocabulary * hidden,
         layers=layers,
-        other=beside_layers(text, top, architecture.model_type, depth=architecture.depth, hidden=hidden),
+        other=beside_layers(
+            text, top, architecture.model_type, vocabulary=vocabulary, depth=architecture.depth, hidden=hidden
+        ),
     )
 
 

@@ -15,7 +15,9 @@ H = 60
 
 def beside(model_type: str, /, *, top: Mapping[str, Any] = MappingProxyType({}), **text: Any) -> int:
     """What such a model has beside its three layers."""
-    return beside_layers(Fields({"vocab_size": 211, **text}), Fields(top), model_type, depth=3, hidden=H)
+    return beside_layers(
+        Fields({"vocab_size": 211, **text}), Fields(top), model_type, vocabulary=211, depth=3, hidden=H
+    )
 
 
 def test_most_models_have_nothing_else() -> None:
@@ -141,7 +143,6 @@ def test_whispers_encoder_has_what_its_class_fills_in() -> None:
         ("whisper", {}, {"max_source_positions": 1_048_577}, "max_source_positions"),
         ("whisper", {}, {"max_target_positions": 1_048_577}, "max_target_positions"),
         ("whisper", {}, {"num_mel_bins": 4097}, "num_mel_bins"),
-        ("llama", {}, {"vocab_size": 67_108_865}, "vocab_size"),
     ],
 )
 def test_sizes_beyond_belief_are_refused_by_name(
