@@ -66,6 +66,7 @@ def expert_layers(model_type: str = "qwen3_moe", depth: int = 6, **config: Any) 
         ({"mlp_layer_types": ["dense", "sparse", "moe", "dense", "dense"]}, [1, 2, 5]),
         # Step-3 lists numbers, with spaces or without.
         ({"moe_layers_enum": "1, 3,4"}, [1, 3, 4]),
+        ({"moe_layers_enum": "0004,1023"}, [4]),
         ({"mlp_only_layers": [0, 4]}, [1, 2, 3, 5]),
         ({"first_k_dense_replace": 2}, [2, 3, 4, 5]),
         ({"moe_layer_start_index": 2}, [2, 3, 4, 5]),
@@ -82,12 +83,14 @@ def expert_layers(model_type: str = "qwen3_moe", depth: int = 6, **config: Any) 
         ({"decoder_sparse_step": 2}, [1, 3, 5]),
         ({"decoder_sparse_step": 3}, [2, 5]),
         ({"moe_layer_end_index": 3}, [0, 1, 2, 3]),
+        ({"moe_layer_end_index": 0}, [0]),
         ({"moe_layer_end_index": -1}, [0, 1, 2, 3, 4, 5]),
         ({"moe_layer_start_index": 1, "moe_layer_end_index": 1}, [1]),
         ({"model_type": "jamba"}, [1, 3, 5]),
         ({"model_type": "jamba", "expert_layer_period": 3, "expert_layer_offset": 0}, [0, 3]),
         ({"model_type": "llama4_text"}, [0, 1, 2, 3, 4, 5]),
         ({"model_type": "llama4_text", "interleave_moe_layer_step": 2}, [1, 3, 5]),
+        ({"model_type": "llama4_text", "interleave_moe_layer_step": 3}, [2, 5]),
         ({"model_type": "llama4_text", "interleave_moe_layer_step": 0}, []),
     ],
 )
@@ -324,6 +327,7 @@ ERNIE = {
         ({"moe_layer_start_index": [1, 2], "moe_layer_end_index": [4, 3]}, ["", "text", "both", "both", "text", ""]),
         ({"moe_layer_start_index": 1, "moe_layer_end_index": 4}, ["", "both", "both", "both", "both", ""]),
         ({"moe_layer_interval": 2}, ["", "both"] * 3),
+        ({"moe_layer_interval": 3}, ["", "", "both"] * 2),
         ({"moe_layer_start_index": [2, 4], "moe_layer_end_index": [3, 5]}, ["", "", "text", "text", "image", "image"]),
     ],
 )

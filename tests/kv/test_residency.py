@@ -132,6 +132,8 @@ def test_waste_of_padding_layers() -> None:
         # Two steps that have not come back free nothing.
         (1000, 1, 63),
         (1000, 0, 63 - (512 - 127) // 16),
+        # One token more than a chunk is a chunk of its own.
+        (513, 0, 32),
     ],
 )
 def test_prefill_with_steps_in_flight(prompt: int, steps_in_flight: int, expected: int) -> None:
@@ -149,6 +151,8 @@ def test_prefill_with_steps_in_flight(prompt: int, steps_in_flight: int, expecte
         (16, 512, 1, 1000, 3),
         # A prompt that ends with a block: 512, 1,008, 1,024.
         (16, 512, 1, 1024, 3),
+        # The 17th token is in a block of its own, which the state of the 16th is copied into.
+        (16, 16, 0, 17, 2),
         # Steps of 600 tokens are cut to 592, 37 blocks: 592, 1,184, 1,296, 1,300.
         (16, 600, 3, 1300, 4),
         (16, 600, 3, 592, 2),
@@ -173,6 +177,26 @@ def test_prefill_with_aligned_states(block: int, chunk: int, steps: int, prompt:
     ]
 
     assert [expected, expected + 2] == held
+
+
+def test_prefill_of_what_does_not_grow() -> None:
+    """A state that is not cached takes a block whatever the chunks, and an encoder that has seen nothing takes none; a
+    window of one token passes nothing before the first chunk has come back.
+    """
+    narrow = replace(SLIDING, window_tokens=1, block_size_tokens=1)
+
+    assert [1, 0, 8] == [
+        prefill_peak_blocks(plan_layout([page]), prompt_tokens=tokens, serving=SERVING)
+        for page, tokens in ((STATE, 1000), (replace(FULL, kind=PageKind.CROSS), 1000), (narrow, 8))
+    ]
+
+
+def test_states_of_one_token_are_copied_at_every_step() -> None:
+    """With a block of one token each step crosses a boundary, but for the first."""
+    layout = plan_layout([replace(STATE, block_size_tokens=1)])
+    serving = replace(SERVING, state_cache_mode=StateCacheMode.ALIGN)
+
+    assert [1, 2, 2] == [decode_blocks(layout, resident_tokens=tokens, serving=serving) for tokens in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
