@@ -308,6 +308,7 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
                     *_in_and_out("mamba", 2 * hidden * inner, inner * hidden),
                     Linear(name="mamba.x_proj", parameters=small),
                 ),
+                # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.
                 plain=inner * (kernel + 1) + 2 * inner * state.recurrent_head_elements,
             )
         case LayerKind.SHORT_CONV:
