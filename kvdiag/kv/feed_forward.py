@@ -6,8 +6,9 @@ Widths and counts stand in config fields whose names every family chose for itse
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import MOST_LAYERS
 from kvdiag.kv.fields import Fields
-from kvdiag.kv.layers import Architecture
+from kvdiag.kv.layers import Architecture, LayerKind
 from kvdiag.kv.linears import LayerParameters, Linear, block
+from kvdiag.kv.state_families import nemotron_pattern
 
 MOST_WIDTH = 1 << 24
 _MOST_EXPERTS = 1 << 16
@@ -15,18 +16,19 @@ _MOST_DIGITS = 4
 # Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
 _UNGATED = frozenset(
     {
-        "bert", "bloom", "codegen", "falcon", "gpt2", "gpt_neo", "gpt_neox", "gptj", "nemotron", "nemotron_h", "opt",
-        "persimmon", "phi", "RefinedWeb", "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
+        "apertus", "arcee", "bert", "biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo",
+        "gpt_neox", "gptj", "nanochat", "nemotron", "opt", "persimmon", "phi", "RefinedWeb",
+        "RefinedWebModel", "roberta", "starcoder2", "whisper", "xlm-roberta",
     }
 )  # fmt: skip
 # Their model files take the first layer for a dense one where the config does not say.
-_FIRST_DENSE = frozenset({"param2moe", "sarvam_mla"})
+_FIRST_DENSE = frozenset({"laguna", "param2moe", "sarvam_mla"})
 
 
 def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
     """The feed-forward half of one layer."""
     matrices = 2 if architecture.model_type in _UNGATED else 3
-    if architecture.model_type == "nemotron_h":
+    if architecture.model_type in ("nemotron_h", "nemotron_h_puzzle"):
         return _nemotron_feed_forward(text, index, hidden)
     if architecture.model_type in ("mamba", "mamba2", "falcon_mamba"):
         return LayerParameters(index=index)
@@ -59,7 +61,16 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)
     width = dense_width(text, architecture.model_type, hidden)
+    if _doubles(text, architecture, index):
+        width *= 2
     return block(index, "mlp", inputs=hidden, width=width, matrices=matrices)
+
+
+def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
+    """Whether a layer that reuses another's cache has a block twice as wide (gemma4.py::Gemma4DecoderLayer)."""
+    if not architecture.model_type.startswith("gemma4") or not text.flag("use_double_wide_mlp", default=False):
+        return False
+    return any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
 
 
 def _experts(count: int, *, inputs: int, width: int, matrices: int) -> tuple[Linear, ...]:
@@ -154,12 +165,12 @@ def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
 
 def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     """nemotron_h.py: a layer is Mamba, attention, MLP or experts, never two of them; experts may work in a narrower
-    space (moe_latent_size).
+    space (moe_latent_size), and blocks of a puzzle have sizes of their own (block_configs).
     """
-    letter = (text.text("hybrid_override_pattern") or "")[index : index + 1]
-    names = text.strings("layers_block_type") or text.strings("layer_types")
-    if names is not None and index < len(names):
-        letter = {"mlp": "-", "moe": "E"}.get(names[index], "")
+    letter = nemotron_pattern(text)[index]
+    blocks = text.children("block_configs") or ()
+    if index < len(blocks):
+        text = text.filled({name: blocks[index].raw(name) for name in blocks[index].names()}, override=True)
     if letter == "-":
         width = text.integer("intermediate_size", high=MOST_WIDTH)
         return block(index, "mlp", inputs=hidden, width=width, matrices=2)

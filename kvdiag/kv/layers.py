@@ -119,13 +119,19 @@ class StateLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachelessLayer:
-    """A layer that takes nothing from the pool: it reuses another layer's cache, or has none."""
+    """A layer that takes nothing from the pool: it reuses another layer's cache, or has none.
+
+    `head_size` is that of its queries, where the family says so.
+    """
 
     index: int
     kind: LayerKind
+    head_size: int | None = None
 
     def __post_init__(self) -> None:
         _require("layer index", self.index, low=0)
+        if self.head_size is not None:
+            _require("head_size", self.head_size)
         if self.kind not in CACHELESS_KINDS:
             raise KvModelError(f"layer {self.index}: {self.kind} is not a kind without a cache of its own", "kind")
 

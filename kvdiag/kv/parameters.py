@@ -4,23 +4,27 @@ For models whose checkpoint is not at hand. Counted from the shapes of the linea
 biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an estimate.
 """
 
+import math
 from collections.abc import Mapping
 
 from kvdiag.kv.architecture import text_fields
+from kvdiag.kv.beside_layers import beside_layers
 from kvdiag.kv.family import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
 from kvdiag.kv.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
 from kvdiag.kv.fields import Fields
-from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
+from kvdiag.kv.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.linears import LayerParameters, Linear, Parameters, Spread, block
 
-_OUTPUT_GATED = frozenset({"hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
-# Layers, width and feed-forward width of vision towers that model files, and not configs, describe (molmo.py,
-# transformers_utils/configs/moondream3.py).
-_BUILT_IN_VISION = {"molmo": (23, 1024, 4096), "moondream3": (27, 1152, 4304)}
+_OUTPUT_GATED = frozenset(
+    {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+)
+# Where a config does not say, its class in transformers 5.19 does.
 _TIED_BY_DEFAULT = frozenset(
     {
-        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
-        "gpt2", "granite", "lfm2", "lfm2_moe", "opt", "starcoder2", "whisper",
+        "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba",
+        "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt2", "gpt_bigcode",
+        "gpt_neo", "granite_swa", "lfm2", "lfm2_moe", "mamba", "minicpm3", "opt", "smollm3", "starcoder2", "vaultgemma",
+        "whisper", "zamba2",
     }
 )  # fmt: skip
 
@@ -39,11 +43,9 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
         embedding=vocabulary * hidden,
         head=0 if tied or encodes else vocabulary * hidden,
         layers=layers,
-        other=_vision(top, architecture.model_type)
-        + _ngram_embeddings(text, vocabulary, hidden)
-        + _encoder(text, architecture.model_type, hidden)
-        + _layer_embeddings(text, architecture.depth)
-        + _position_embeddings(text, architecture.model_type, hidden),
+        other=beside_layers(
+            text, top, architecture.model_type, vocabulary=vocabulary, depth=architecture.depth, hidden=hidden
+        ),
     )
 
 
@@ -56,19 +58,44 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
         if layer.index != index:
             continue
         match layer:
+            case AttentionLayer() if architecture.model_type == "minicpm3":
+                # minicpm3.py: latent projections, whose K and V are kept per head.
+                size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
+                parts += _latent(text, index, size, hidden)
             case AttentionLayer():
                 # A shared block is counted with the layers that run it.
                 if architecture.model_type != "zamba2" and not (looped and layer.kind is LayerKind.SLIDING):
                     parts += _attention(text, architecture, layer, hidden)
             case LatentLayer():
-                parts += _latent(text, layer, hidden)
+                parts += _latent(text, layer.index, layer.latent_size, hidden, sparse=layer.kind is LayerKind.MLA_DSA)
             case StateLayer():
                 parts += _state(text, layer, hidden)
-            case _ if layer.kind in (LayerKind.SHARED, LayerKind.ENCODER_ONLY):
+            case CachelessLayer() if layer.kind is LayerKind.SHARED:
+                parts += _sharing_attention(architecture, layer, hidden)
+            case _ if layer.kind is LayerKind.ENCODER_ONLY:
                 parts += _uncached_attention(text, architecture, index, hidden)
     if architecture.model_type == "zamba2":
         return parts + _zamba2_block(text, architecture, index, hidden)
-    return parts + feed_forward(text, architecture, index, hidden)
+    return (
+        parts + _beside(text, architecture.model_type, index, hidden) + feed_forward(text, architecture, index, hidden)
+    )
+
+
+def _beside(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
+    """What Gemma 3n and 4 have beside attention and feed-forward (gemma3n.py, gemma4.py): a gate and a projection of
+    the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
+    """
+    linears: tuple[Linear, ...] = ()
+    plain = 0
+    size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
+    if size:
+        linears += (Linear(name="per_layer_input_gate", parameters=2 * hidden * size, spread=Spread.REPLICATED),)
+    if model_type == "gemma3n_text":
+        rank = text.integer("laurel_rank", default=64, high=1 << 14)
+        linears += (Linear(name="laurel.linear_left", parameters=2 * hidden * rank),)
+        streams = text.integer("altup_num_inputs", default=4, high=64)
+        plain = hidden * streams + streams * streams + streams**3
+    return LayerParameters(index=index, linears=linears, plain=plain)
 
 
 def _repeats(text: Fields, model_type: str, index: int) -> bool:
@@ -117,11 +144,14 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
     heads = architecture.attention_heads
     if layer.kind is LayerKind.SLIDING and text.has("swa_num_attention_heads"):
         heads = text.integer("swa_num_attention_heads", high=MOST_HEADS)
-    query = hidden * heads * layer.head_size
+    per_layer = text.integers("num_attention_heads_per_layer", low=1, high=MOST_HEADS) or ()
+    if layer.index < len(per_layer):
+        heads = per_layer[layer.index]
+    query = heads * layer.head_size
     projections = _projections(
         layer.index,
         hidden=hidden,
-        query=2 * query if _gates_output(text, architecture.model_type) else query,
+        query=hidden * (query + _gate_outputs(text, architecture.model_type, heads, query)),
         output=heads * layer.head_size_v * hidden,
         kv_heads=layer.kv_heads,
         key_size=layer.head_size,
@@ -140,15 +170,34 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
     return projections
 
 
-def _gates_output(text: Fields, model_type: str) -> bool:
-    """Whether attention has a gate as wide as its query."""
+def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
+    """How wide attention's gate is: as its query, or with an output for each head (laguna.py::LagunaAttention)."""
+    if model_type == "laguna":
+        kind = text.raw("gating")
+        return 0 if kind is False else query if kind == "per-element" else heads
     if model_type.startswith("muse_glimmer"):
-        return text.flag("use_attn_output_gate", default=True)
-    return model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
+        gated = text.flag("use_attn_output_gate", default=True)
+    else:
+        gated = model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
+    return query if gated else 0
+
+
+def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden: int) -> LayerParameters:
+    """A layer that reuses another's cache has a query and an output alone (gemma3n.py, gemma4.py:
+    is_kv_shared_layer).
+    """
+    query = hidden * architecture.attention_heads * (layer.head_size or 0)
+    return LayerParameters(
+        index=layer.index,
+        linears=(
+            Linear(name="self_attn.q_proj", parameters=query),
+            Linear(name="self_attn.o_proj", parameters=query),
+        ),
+    )
 
 
 def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
-    """A layer that reuses a cache or needs none still has all its projections."""
+    """An encoder's layer, with all its projections."""
     heads = max(1, architecture.attention_heads)
     size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
     return _projections(
@@ -171,7 +220,16 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
     places = [layer.index for layer in attention]
     if index not in places:
         return LayerParameters(index=index)
-    own = LayerParameters(index=index, linears=(Linear(name="linear", parameters=hidden * hidden),))
+    width = dense_width(text, architecture.model_type, hidden)
+    # Zamba2LoRA: what tells the runs of a block apart.
+    rank = text.integer("adapter_rank", default=128, high=MOST_WIDTH)
+    linears: tuple[Linear, ...] = (
+        Linear(name="linear", parameters=hidden * hidden),
+        Linear(name="mlp.gate_up_proj_adapter_list", parameters=rank * (hidden + 2 * width)),
+    )
+    if text.flag("use_shared_attention_adapter", default=False):
+        linears += (Linear(name="self_attn.linear_q_adapter_list", parameters=3 * rank * 4 * hidden),)
+    own = LayerParameters(index=index, linears=linears)
     if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MOST_LAYERS):
         return own
     layer = attention[places.index(index)]
@@ -184,11 +242,10 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
         key_size=layer.head_size,
         value_size=layer.head_size,
     )
-    width = dense_width(text, architecture.model_type, hidden)
     return own + shared + block(index, "mlp", inputs=hidden, width=width)
 
 
-def _latent(text: Fields, layer: LatentLayer, hidden: int) -> LayerParameters:
+def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: bool = False) -> LayerParameters:
     """deepseek_v2.py::DeepseekV2MLAAttention and Indexer."""
     heads = text.integer("num_attention_heads", high=MOST_HEADS)
     nope = text.integer("qk_nope_head_dim", high=1 << 14)
@@ -196,19 +253,19 @@ def _latent(text: Fields, layer: LatentLayer, hidden: int) -> LayerParameters:
     rank = text.integer("kv_lora_rank", high=1 << 14)
     query_rank = text.maybe_integer("q_lora_rank", high=1 << 14)
     query_in = hidden if query_rank is None else query_rank
-    query_size = query_in * heads * (nope + layer.latent_size - rank)
+    query_size = query_in * heads * (nope + latent_size - rank)
     down: tuple[Linear, ...] = (
-        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * layer.latent_size, spread=Spread.REPLICATED),
+        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * latent_size, spread=Spread.REPLICATED),
     )
     if query_rank is not None:
         down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Spread.REPLICATED),)
-    if layer.kind is LayerKind.MLA_DSA:
-        size = text.integer("index_head_dim", high=1 << 14)
+    if sparse:
+        size = text.integer("index_head_dim")
         index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
         down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Spread.REPLICATED),)
     return LayerParameters(
-        index=layer.index,
+        index=index,
         linears=(
             *down,
             Linear(name=f"self_attn.{'q_proj' if query_rank is None else 'q_b_proj'}", parameters=query_size),
@@ -224,7 +281,9 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
     match layer.kind:
         case LayerKind.GATED_DELTA_NET:
             heads = state.recurrent_heads
-            value = heads * text.integer("linear_value_head_dim", default=128, high=1 << 14)
+            # transformers OlmoHybridConfig: a value is twice as long as a key where the config does not say.
+            size = text.maybe_integer("linear_value_head_dim") or math.isqrt(2 * state.recurrent_head_elements)
+            value = heads * size
             # Projections into q, k, v, z, then b and a, then out (qwen_gdn_linear_attn.py).
             linears: tuple[Linear, ...] = (
                 Linear(name="linear_attn.in_proj_qkv", parameters=hidden * state.conv_channels),
@@ -249,6 +308,7 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
                     *_in_and_out("mamba", 2 * hidden * inner, inner * hidden),
                     Linear(name="mamba.x_proj", parameters=small),
                 ),
+                # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.
                 plain=inner * (kernel + 1) + 2 * inner * state.recurrent_head_elements,
             )
         case LayerKind.SHORT_CONV:
@@ -295,57 +355,3 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
 
 def _is_number(text: Fields) -> bool:
     return not isinstance(text.raw("mamba_dt_rank"), str) and not isinstance(text.raw("time_step_rank"), str)
-
-
-def _vision(top: Fields, model_type: str) -> int:
-    """A vision tower's parameters: attention and a feed-forward block per layer (an estimate)."""
-    if model_type in _BUILT_IN_VISION:
-        layers, size, inner = _BUILT_IN_VISION[model_type]
-        return layers * (4 * size * size + 2 * size * inner)
-    tower = top.child("vision_config")
-    if tower is None:
-        return 0
-    # Where a tower has both, hidden_size is the width of what it hands on (transformers Qwen2VLVisionConfig).
-    hidden = tower.maybe_integer("embed_dim", "hidden_size", "width", high=1 << 16)
-    depth = tower.maybe_integer("num_hidden_layers", "depth", "layers", "n_layers", high=MOST_LAYERS)
-    if hidden is None or depth is None:
-        return 0
-    width = tower.integer("intermediate_size", default=4 * hidden, high=1 << 18)
-    return depth * (4 * hidden * hidden + 2 * hidden * width)
-
-
-def _ngram_embeddings(text: Fields, vocabulary: int, hidden: int) -> int:
-    """Embeddings of pairs, triples, ... of tokens (longcat_flash_ngram.py::NgramEmbedding): tables of so many
-    vocabularies each, that share the width, and a projection of each.
-    """
-    ratio = text.maybe_integer("ngram_vocab_size_ratio", high=1 << 16)
-    if ratio is None:
-        return 0
-    tables = text.integer("emb_split_num", high=1 << 10) * (text.integer("emb_neighbor_num", low=2, high=1 << 10) - 1)
-    width = hidden // tables
-    return tables * (ratio * vocabulary + tables) * width + tables * width * hidden
-
-
-def _layer_embeddings(text: Fields, depth: int) -> int:
-    """Embeddings per layer (gemma3n.py, gemma4.py): a table of hidden_size_per_layer_input for each layer."""
-    size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
-    if not size:
-        return 0
-    return text.integer("vocab_size_per_layer_input", "vocab_size", high=1 << 26) * depth * size
-
-
-def _position_embeddings(text: Fields, model_type: str, hidden: int) -> int:
-    """Learned positions (bert.py, roberta.py)."""
-    if model_type not in ("bert", "roberta", "xlm-roberta"):
-        return 0
-    return text.integer("max_position_embeddings", default=512, high=1 << 20) * hidden
-
-
-def _encoder(text: Fields, model_type: str, hidden: int) -> int:
-    """Whisper's encoder, and the query and output projections of its decoder's cross-attention are in the layers."""
-    if model_type != "whisper":
-        return 0
-    depth = text.integer("encoder_layers", default=0, low=0, high=MOST_LAYERS)
-    width = text.integer("encoder_ffn_dim", default=4 * hidden, high=MOST_WIDTH)
-    bins = text.integer("num_mel_bins", default=80, high=1 << 12)
-    return depth * (4 * hidden * hidden + 2 * hidden * width) + 3 * hidden * (bins + hidden)

@@ -271,7 +271,7 @@ def nemotron_h(text: Fields, top: Fields) -> Parts:
     (models/config.py::NemotronHForCausalLMConfig).
     """
     del top
-    pattern = _nemotron_pattern(text)
+    pattern = nemotron_pattern(text)
     heads = read_heads(text)
     state_heads = text.integer("mamba_num_heads", high=MOST_HEADS)
     state_head_size = text.integer("mamba_head_dim", high=1 << 14)
@@ -313,7 +313,8 @@ _BLOCK_LETTERS = {
 }
 
 
-def _nemotron_pattern(text: Fields) -> str:
+def nemotron_pattern(text: Fields) -> str:
+    """A letter for each layer, from its name or a pattern."""
     names = text.strings("layers_block_type") or text.strings("layer_types")
     if names is not None:
         return "".join(_letter(text, name) for name in names)

@@ -232,7 +232,9 @@ def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer
         field = text.path("num_kv_shared_layers")
         raise KvModelError(f"{field} {shared} leaves none of the {len(layers)} layers with a cache", field)
     own: tuple[Layer, ...] = layers[:first]
-    return own + tuple(CachelessLayer(index=index, kind=LayerKind.SHARED) for index in range(first, len(layers)))
+    return own + tuple(
+        CachelessLayer(index=layer.index, kind=LayerKind.SHARED, head_size=layer.head_size) for layer in layers[first:]
+    )
 
 
 def llama4(text: Fields, top: Fields) -> Parts:
