@@ -17,6 +17,11 @@ SLIDING = replace(PAGE, kind=PageKind.SLIDING, window_tokens=1024)
 CHUNKED = replace(PAGE, kind=PageKind.CHUNKED, chunk_tokens=8192)
 
 
+def terms(**changes: Any) -> RequestTerms:
+    """The usual terms, and these."""
+    return replace(TERMS, **changes)
+
+
 @pytest.mark.parametrize(
     ("page", "tokens", "expected"),
     [
@@ -155,8 +160,8 @@ def test_the_bounds_themselves_are_pages(change: dict[str, Any]) -> None:
 )
 def test_terms_have_bounds(name: str, least: int, most: int) -> None:
     """Each end is allowed, what lies beyond it is refused, and the message names both ends."""
-    assert [least, most] == [getattr(replace(TERMS, **{name: value}), name) for value in (least, most)]
+    assert [least, most] == [getattr(terms(**{name: value}), name) for value in (least, most)]
     for value in (least - 1, most + 1):
         with pytest.raises(KvModelError, match=f"{name} is {value}; it must lie between {least} and {most}$") as caught:
-            replace(TERMS, **{name: value})
+            terms(**{name: value})
         assert name == caught.value.field

@@ -120,7 +120,8 @@ def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int
     where the engine tells both context and activation.
     """
     # GIVEN
-    rank = RankReport(name="", pool=size(pool), **{name: size(nominal_bytes) for name, nominal_bytes in told.items()})
+    sizes: dict[str, Any] = {name: size(nominal_bytes) for name, nominal_bytes in told.items()}
+    rank = RankReport(name="", pool=size(pool), **sizes)
     report = EngineReport(settings=Settings(memory_fraction_ratio=0.9), ranks=(rank,))
 
     # THEN
@@ -138,8 +139,7 @@ def test_graphs_count_where_the_release_keeps_them(
     500 and 300 are 120.
     """
     # GIVEN
-    graphs = {"graphs_estimate": size(40), "graphs_actual": size(60)}
-    bare = RankReport(name="", pool=size(300), **graphs)
+    bare = RankReport(name="", pool=size(300), graphs_estimate=size(40), graphs_actual=size(60))
     split = replace(bare, activation=size(50), non_torch=size(7))
 
     def taken(rank: RankReport) -> Measured | None:
