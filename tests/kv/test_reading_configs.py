@@ -81,7 +81,7 @@ def test_moondream_keeps_its_own_under_config_text(
     ],
 )
 def test_the_dtype_a_model_is_served_in(top: dict[str, str], text: dict[str, str], expected: str) -> None:
-    """The top's, else the text config's, dtype before torch_dtype; 32 bits are served in 16, bfloat16 where none is told."""
+    """The top's, else the text config's, before torch_dtype; 32 bits are served in 16, none told in bfloat16."""
     assert expected == parse_architecture({**top, "text_config": {**LLAMA, **text}}).dtype
 
 
