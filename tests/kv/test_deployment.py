@@ -320,6 +320,18 @@ def test_decode_context_parallel_shares_copies_of_kv_heads(
     assert expected == caught.value.field
 
 
+def test_the_layer_with_the_most_kv_heads_decides_what_is_shared() -> None:
+    """Over 16 ranks 8 heads are there twice and 2 heads 8 times: two ranks can share, four cannot."""
+    # GIVEN
+    architecture = model(full(0, kv_heads=8), full(1, kv_heads=2))
+
+    # THEN
+    shared = [Deployment(tensor_parallel=16, decode_context_parallel=ranks) for ranks in (2, 4)]
+    assert 1 == len(deployed_layout(architecture, shared[0]).groups)
+    with pytest.raises(KvModelError, match="for 8 KV heads"):
+        deployed_layout(architecture, shared[1])
+
+
 def test_the_ranks_that_context_parallel_needs_are_told() -> None:
     """2 x 8 KV heads."""
     with pytest.raises(KvModelError, match="needs a tensor_parallel of at least 16 for 8 KV heads"):

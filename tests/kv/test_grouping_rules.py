@@ -199,6 +199,16 @@ def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_
     assert {PageKind.FULL} == {page.kind for group in groups for page in group.pages}
 
 
+@pytest.mark.parametrize("other", [replace(SLIDING, window_tokens=512), CHUNKED], ids=["another window", "a chunk"])
+def test_without_the_hybrid_manager_layers_of_two_windows_are_not_described_as_one(other: PageSpec) -> None:
+    """A full layer and one window are; what has another, or chunks, has a table of its own."""
+    # GIVEN
+    whole = replace(FULL, dcp_sharded=False)
+
+    # THEN
+    assert [(0, 1), (2, 3), (4, 5)] == layers([FULL, SLIDING, other, other, whole, whole], hybrid_manager=False)
+
+
 @pytest.mark.parametrize(
     "pages",
     [[FULL, DOUBLE, SLIDING], [SLIDING, CHUNKED], [FULL, CROSS], [STATE, FULL]],

@@ -46,10 +46,10 @@ def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], ki
 def test_a_page_is_divided_into_rows() -> None:
     """65,536 bytes / 8 heads / 16 tokens = 512; one head where none is told."""
     # GIVEN
-    expected = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="128 None bf16")
+    expected = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="128 64 bf16")
 
     # THEN
-    assert expected == page(head_size=128, dtype="bf16")
+    assert expected == page(head_size=128, head_size_v=64, dtype="bf16")
     assert (1, 4096) == (page(num_kv_heads=None).heads, page(num_kv_heads=None).row_bytes)
 
 
