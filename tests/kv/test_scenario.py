@@ -189,7 +189,8 @@ def test_eviction_of_less_than_a_block_gains_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "gained_blocks"), [("auto", 101 / 2), ("float32", 2 * 101 * 3 / 4), ("fp8", None), ("int4", None)]
+    ("kv_dtype", "gained_blocks"),
+    [("auto", 101 / 2), ("float32", 2 * 101 * 3 / 4), ("fp8", None), ("int8_pth", None), ("int4", None)],
 )
 def test_an_8_bit_cache(kv_dtype: str, gained_blocks: float | None) -> None:
     """101 blocks at half, or a quarter, of their bytes; nothing to gain where they are 8 bits or less."""
