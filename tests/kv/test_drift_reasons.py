@@ -276,12 +276,25 @@ def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
     [
         (GEMMA, 8192, {}, 8192),
         (GEMMA, 1024, {}, 1024),
+        (GEMMA, 4096, {}, 4096),
+        (GEMMA, 16_384, {}, 16_384),
+        (GEMMA, 32_768, {}, 32_768),
         (GEMMA, 2048, {}, None),
         (GEMMA, 8192, {"max_num_batched_tokens": 2048}, None),
         (GEMMA, 3000, {}, None),
         (LLAMA, 8192, {}, None),
     ],
-    ids=["another", "the least", "as planned", "told", "an unusual one", "no windows"],
+    ids=[
+        "another",
+        "the least",
+        "twice as many",
+        "16 Ki",
+        "the whole request",
+        "as planned",
+        "told",
+        "an unusual one",
+        "no windows",
+    ],
 )
 def test_the_batch_that_the_figures_give_away(
     architecture: Architecture, served: int, told: dict[str, Any], expected: int | None
