@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,15 @@ from kvdiag.kv.pages import StateCacheMode
 from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
 from tests.kv.dataset import config_of
 
-LLAMA = parse_architecture(config_of("Llama-3.1-8B"))
-GEMMA = parse_architecture(config_of("gemma-3-27b"))
-QWEN = parse_architecture(config_of("Qwen3.6-27B"))
+
+def model(name: str, layers: int) -> Architecture:
+    """A model of the dataset with fewer layers, of the kinds and in the order of its class."""
+    return parse_architecture({**config_of(name), "num_hidden_layers": layers, "layer_types_count": None})
+
+
+LLAMA = model("Llama-3.1-8B", 2)
+GEMMA = model("gemma-3-27b", 12)
+QWEN = model("Qwen3.6-27B", 8)
 """Gated delta nets beside attention, and a draft layer that its config describes."""
 
 UNKNOWN = "the engine treats this architecture in another way than the model: unknown; see --kv-bytes-per-token"
@@ -123,6 +130,15 @@ def test_what_the_engine_tells_is_not_guessed_otherwise(
     # THEN
     assert found
     assert not {reason for reason in found if reason.startswith(change)}
+
+
+def test_a_setting_that_gives_some_of_the_figures_is_no_reason() -> None:
+    """With 8 bits the blocks come out, and the tokens do not."""
+    # GIVEN
+    report = replace(report_of(LLAMA, Deployment(kv_dtype="fp8")), tokens=1)
+
+    # THEN
+    assert not {reason for reason in reasons(LLAMA, Deployment(), report) if "gives exactly" in reason}
 
 
 def test_three_reasons_are_enough() -> None:
@@ -243,6 +259,31 @@ def test_a_rank_that_does_not_tell_may_have_less(ranks: int, stages: int, told: 
 
     # THEN
     assert expected is any(f"{told} of {ranks * stages} ranks tell theirs" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("figure", [Figure.BLOCKS, Figure.WEIGHTS])
+def test_the_name_of_another_model_is_cut_short(figure: Figure) -> None:
+    """80 characters of what the engine was started with."""
+    # GIVEN
+    one = Comparison(figure=figure, predicted=exactly(200), reported=exactly(100))
+    report = EngineReport(settings=Settings(model="m" * 90, speculative_tokens=0))
+
+    # WHEN
+    (found,) = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(), report, Expected()).comparisons
+
+    # THEN
+    assert found.reasons[0].endswith(f": it names '{'m' * 80}'")
+
+
+def test_a_drafter_that_is_planned_is_no_reason() -> None:
+    """Nor is it guessed with another number of tokens."""
+    # GIVEN
+    planned = Deployment(speculative_tokens=1, draft_layers=QWEN.draft_layers)
+
+    # THEN
+    found = reasons(QWEN, planned, report_of(QWEN, replace(planned, speculative_tokens=2)))
+    assert found
+    assert not {reason for reason in found if reason.startswith("a drafter in the same pool")}
 
 
 def test_what_else_drifts_is_a_reason_for_the_pool() -> None:

@@ -176,6 +176,18 @@ def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, siz
     assert (unseen if size is None else None) == bytes_problem(known)
 
 
+def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
+    """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
+    # GIVEN
+    shape = {**SHAPE, "hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}
+    known = facts(
+        model_config=json.dumps({"model_type": "llama", **shape}), tensor_parallel=None, pipeline_parallel=None
+    )
+
+    # THEN
+    assert model(known).block_bytes is None
+
+
 def test_stages_of_unlike_size_have_no_one_block() -> None:
     """Three layers over two stages: 128 KiB on one and 64 KiB on the other."""
     # GIVEN
