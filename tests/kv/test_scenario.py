@@ -183,6 +183,18 @@ def test_eviction_keeps_a_fifth(context: int, kept: int, gained_blocks: int) -> 
     assert (kept, gained_blocks * 4 * PAGE) == (found.plan.demand.context_tokens, found.gained_bytes)
 
 
+@pytest.mark.parametrize(("context", "kept"), [(2, 1), (9, 1), (10, 2)])
+def test_eviction_keeps_at_least_a_token(context: int, kept: int) -> None:
+    """In blocks of one token: a fifth of 2 is none, and one is kept."""
+    # WHEN
+    of = scenario(deployment=Deployment(block_size_tokens=1), demand=Demand(context_tokens=context, requests=10))
+    found = lever(of, "eviction-budget")
+
+    # THEN
+    assert found is not None
+    assert f"keep {kept} of {context} tokens (sinks, recent, heavy hitters)" == found.change
+
+
 def test_eviction_of_less_than_a_block_gains_nothing() -> None:
     """Of 4 tokens one is kept, in the same block: no lever."""
     assert lever(scenario(demand=Demand(context_tokens=4, requests=10)), "eviction-budget") is None
