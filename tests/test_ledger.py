@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import groupby
 
@@ -295,6 +296,70 @@ def test_without_process_lists_the_servers_parts_are_still_told() -> None:
 
     # THEN
     assert 20 * GIB - 464 * MIB - POOL_BYTES - 6 * GIB == sizes(found)["unaccounted"]
+
+
+def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
+    """Two GPUs without process lists, and a server of unknown processes: neither is said to hold its pool."""
+    # GIVEN
+    found = lines(device(0, used_bytes=20 * GIB), device(1, used_bytes=GIB), of=replace(SERVER, server_pids=None))
+
+    # THEN
+    assert ["driver_reserved", "unaccounted"] * 2 == [line.component for line in found]
+
+
+def test_a_process_of_no_bytes_takes_none() -> None:
+    """A server that has only begun, and an idle helper without a name: 0 bytes are 0 bytes."""
+    # GIVEN
+    found = lines(
+        device(used_bytes=464 * MIB, processes=(process(100, 0), process(7, 0, None))),
+        of=replace(SERVER, pools=(), weights_bytes=None),
+    )
+
+    # THEN
+    assert [
+        ("driver_reserved", 464 * MIB, ""),
+        ("server_other", 0, "all of pid 100"),
+        ("other_process", 0, "process 7"),
+        ("unaccounted", 0, "no process that NVML lists"),
+    ] == [(line.component, line.bytes, line.detail) for line in found]
+
+
+def test_a_pool_computed_from_the_config_says_so() -> None:
+    """Llama-3.1-8B: 131,072 bytes a token, 16 tokens a block; the engine tells 1,000 blocks and no bytes."""
+    # GIVEN
+    shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    of = replace(
+        SERVER,
+        pools=(pool(usable_blocks=999, pool_bytes=None, capacity_tokens=None, max_concurrency=None),),
+        model_config=json.dumps({"model_type": "llama", **shape}),
+        max_model_len_tokens=8192,
+        tensor_parallel=1,
+    )
+
+    # WHEN
+    (whole,) = [
+        line for line in lines(device(processes=(process(100, 18 * GIB),)), of=of) if line.component == "kv_pool"
+    ]
+
+    # THEN
+    assert (1000 * 16 * 131_072, "computed", "its blocks, each as large as the model's config makes it") == (
+        whole.bytes,
+        whole.source,
+        whole.detail,
+    )
+
+
+def test_an_engine_that_tells_no_usage_hides_no_other() -> None:
+    """Two engines, data parallel, no GPU in sight: the one that tells is shown, whatever the one before it does."""
+    # GIVEN
+    of = replace(SERVER, pools=(pool("0"), pool("1")))
+    sample = Sample(at_seconds=1.0, engines=(engine(usage=None), engine(label="1", usage=0.5)))
+
+    # THEN of 6,144 usable blocks of 2 MiB half are held
+    assert [("kv_held", 3072 * 2 * MIB, "engine 1"), ("kv_free", POOL_BYTES - 3072 * 2 * MIB)] == [
+        (line.component, line.bytes, line.detail) if line.component == "kv_held" else (line.component, line.bytes)
+        for line in ledger(sample, of)
+    ]
 
 
 def test_a_gpu_without_the_server_has_none_of_its_parts() -> None:

@@ -132,6 +132,57 @@ def test_two_readings_of_different_moments_leave_a_rest() -> None:
     assert (500 * MIB, 6 * MIB) == (actual["outside_torch"], actual["server_other"])
 
 
+def test_measured_and_computed_lines_are_told_apart() -> None:
+    """What torch counts is measured; what is left over, inside torch and beside it, is computed."""
+    # WHEN
+    actual = [(line.component, line.source) for line in lines(BUSY) if line.component.startswith(("torch", "outside"))]
+
+    # THEN
+    assert [
+        ("torch_other", "computed"),
+        ("torch_pending", "measured"),
+        ("torch_private", "measured"),
+        ("torch_releasable", "measured"),
+        ("torch_stranded", "measured"),
+        ("outside_torch", "computed"),
+    ] == actual
+    assert ["computed"] == [line.source for line in lines(BUSY) if line.component == "server_other"]
+
+
+@pytest.mark.parametrize(
+    ("process_bytes", "held", "outside", "rest"),
+    [
+        (HELD + 1024 * MIB, HELD + 1024 * MIB, 0, 0),
+        (None, HELD + 1524 * MIB, 500 * MIB, 0),
+        (None, HELD + 1024 * MIB, 0, 0),
+        (None, HELD + 1000 * MIB, 0, -24 * MIB),
+    ],
+    ids=["nothing beside torch", "by NVML's list", "by the list, nothing beside", "the list is of an earlier moment"],
+)
+def test_what_lies_beside_torch_by_whom_it_is_told(
+    process_bytes: int | None, held: int, outside: int, rest: int
+) -> None:
+    """From inside the process where that is told, else what NVML's list has above torch's 1,024 MiB, never below 0."""
+    # WHEN
+    actual = sizes(lines(replace(BUSY, process_bytes=process_bytes), held=held))
+
+    # THEN
+    assert (outside, rest, 0) == (actual["outside_torch"], actual["server_other"], actual["unaccounted"])
+
+
+def test_one_allocator_that_counts_what_is_elsewhere_spoils_the_sum() -> None:
+    """Of two processes on one GPU one is asleep: torch's figures are left out of both."""
+    # GIVEN
+    asleep = replace(BUSY, pid=101, process_bytes=GIB)
+
+    # WHEN
+    actual = sizes(lines(BUSY, asleep))
+
+    # THEN
+    assert not {name for name in actual if name.startswith(("torch", "outside"))}
+    assert 1524 * MIB == actual["server_other"]
+
+
 SIZES = st.integers(0, 20 * GIB)
 
 

@@ -54,7 +54,7 @@ def parse_architecture(config: Mapping[str, object]) -> Architecture:
         )
     if family is None:
         holder = text if text.has("model_type") else top
-        field = holder.path("model_type" if holder.has("model_type") else "architectures")
+        field = holder.path("model_type")
         raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
     if _looks_both_ways(top, text, model_type):
         family = encoder_only

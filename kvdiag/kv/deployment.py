@@ -224,7 +224,7 @@ def _check_context_parallel(architecture: Architecture, deployment: Deployment) 
         return
     most = ranks // kv_heads
     queries = architecture.attention_heads // kv_heads
-    if most < 2 or shared > most or queries % shared:  # noqa: PLR2004 - one rank shares nothing
+    if shared > most or queries % shared:
         raise KvModelError(
             f"decode_context_parallel {shared} needs a tensor_parallel of at least {shared * kv_heads} for "
             f"{kv_heads} KV heads, and must divide the {queries} query heads of each; tensor_parallel is {ranks}",
@@ -312,18 +312,9 @@ def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
         case LatentLayer():
             return _latent_pages(layer, context)
         case StateLayer():
-            return (_padded_state_page(layer, context),)
+            return (_state_page(layer, context),)
         case _:
             return ()
-
-
-def _padded_state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
-    """A state page as large as the attention pages beside it."""
-    page = _state_page(layer, context)
-    rows = _attention_row_bytes(context)
-    if rows is None or rows * context.block_tokens <= page.page_bytes:
-        return page
-    return replace(page, padded_page_bytes=rows * context.block_tokens)
 
 
 def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:

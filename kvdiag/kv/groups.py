@@ -53,7 +53,7 @@ def group_pages(pages: Sequence[PageSpec], *, hybrid_manager: bool = True) -> tu
     if not hybrid_manager:
         specs = _promote_by_sharding(specs)
     everything = tuple(range(len(specs)))
-    if _merges(specs) or _same_type(specs):
+    if _same_type(specs):
         return (PageGroup(layers=everything, pages=tuple(specs)),)
     unified = _unify_page_sizes(specs)
     if unified is None:
@@ -69,17 +69,15 @@ def padding_layers(groups: Sequence[PageGroup]) -> int:
 
 
 def _merges(specs: Sequence[PageSpec]) -> bool:
-    """Whether the layers can be described by one spec (is_kv_cache_spec_uniform, FullAttentionSpec.merge)."""
-    first = specs[0]
-    if first.kind is not PageKind.FULL:
-        return all(spec == first for spec in specs)
-    different = set(specs)
-    if any(spec.kind is not PageKind.FULL for spec in different):
+    """Whether different specs can be described by one: full attention's can, of one shape and with at most one window
+    or chunk (is_kv_cache_spec_uniform, FullAttentionSpec.merge).
+    """
+    if any(spec.kind is not PageKind.FULL for spec in specs):
         return False
-    if len({replace(spec, window_tokens=None, chunk_tokens=None) for spec in different}) > 1:
+    if len({replace(spec, window_tokens=None, chunk_tokens=None) for spec in specs}) > 1:
         return False
-    windows = {spec.window_tokens for spec in different} - {None}
-    chunks = {spec.chunk_tokens for spec in different} - {None}
+    windows = {spec.window_tokens for spec in specs} - {None}
+    chunks = {spec.chunk_tokens for spec in specs} - {None}
     return len(windows) + len(chunks) <= 1
 
 
@@ -128,14 +126,14 @@ def _promote_by_sharding(specs: Sequence[PageSpec]) -> list[PageSpec]:
 
 def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
     """Treat sliding and chunked layers as full attention (_promote_local_kv_cache_specs)."""
-    if _merges(specs) or _same_type(specs):
+    if _same_type(specs):
         return list(specs)
     full_blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
     promoted = list(specs)
     if full_blocks:
         block = full_blocks.pop() if len(full_blocks) == 1 else None
         promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
-    if not (_merges(promoted) or _same_type(promoted)):
+    if not _same_type(promoted):
         raise KvModelError(
             "without the hybrid KV cache manager all layers must be attention of one type, and they are not",
             "hybrid_kv_cache_manager",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.dtypes import KV_DTYPE_NAMES, resolve_kv_dtype
+from kvdiag.kv.dtypes import KV_DTYPE_NAMES, KvDtype, KvPacking, model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.errors import KvModelError
 
 HEAD = 128
@@ -102,3 +102,81 @@ def test_every_listed_format_resolves(name: str) -> None:
     actual = resolve_kv_dtype(name, model_dtype="bfloat16").element_bits
 
     assert actual in (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys_and_values", "expected"),
+    [
+        ("bfloat16", (192, 128), 640),
+        ("fp8_inc", (192, 128), 320),
+        ("int8_pth", (192, 128), 192 + 128 + 8),
+        ("fp8_pth", (192, 128), 192 + 128 + 8),
+        ("int4_pth", (192, 128), 96 + 64 + 8),
+        ("int4_per_token_head", (65, 65), 32 + 32 + 8),
+        ("nvfp4", (192, 128), 96 + 12 + 64 + 8),
+        ("nvfp4_4over6", (128, 128), 144),
+        ("nvfp4", (24, 24), 2 * (12 + 1)),
+    ],
+)
+def test_keys_and_values_are_packed_each(name: str, keys_and_values: tuple[int, int], expected: int) -> None:
+    """A scale for each of 16 elements of NVFP4, 4 bytes for K and for V of a token; half a byte is none."""
+    dtype = resolve_kv_dtype(name, model_dtype="bfloat16")
+
+    assert expected == dtype.head_bytes(head_size=keys_and_values[0], head_size_v=keys_and_values[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved", "bits"),
+    [
+        ("half", "float16", 16),
+        ("fp16", "float16", 16),
+        ("bf16", "bfloat16", 16),
+        ("fp32", "float32", 32),
+        ("float", "float32", 32),
+        ("int4", "int4_per_token_head", 4),
+        ("int8_pth", "int8_per_token_head", 8),
+        ("fp8_pth", "fp8_per_token_head", 8),
+        ("int4_pth", "int4_per_token_head", 4),
+        ("nvfp4", "nvfp4", 4),
+        ("nvfp4_4over6", "nvfp4_4over6", 4),
+        ("fp8_ds_mla", "fp8_ds_mla", 8),
+        ("nvfp4_ds_mla", "nvfp4_ds_mla", 4),
+        ("fp8_inc", "fp8_inc", 8),
+        ("int8", "int8", 8),
+    ],
+)
+def test_short_names_and_widths(given: str, resolved: str, bits: int) -> None:
+    """What people type, the engine's own name for it, and the bits of an element; auto by the model, and its names."""
+    # GIVEN
+    dtype = resolve_kv_dtype(given, model_dtype="bfloat16")
+
+    # THEN
+    assert (resolved, bits, resolved) == (
+        dtype.name,
+        dtype.element_bits,
+        resolve_kv_dtype("auto", model_dtype=given).name,
+    )
+    assert {given, resolved} <= set(KV_DTYPE_NAMES)
+
+
+@pytest.mark.parametrize("bits", [0, 5, 7, 9, 64])
+def test_elements_have_a_width_that_kernels_know(bits: int) -> None:
+    """4, 8, 16 or 32 bits."""
+    with pytest.raises(KvModelError, match=f"{bits} bits per element is not a known width") as caught:
+        KvDtype(name="x", packing=KvPacking.PLAIN, element_bits=bits)
+
+    assert "kv_dtype" == caught.value.field
+
+
+@pytest.mark.parametrize(("name", "size"), [("float16", 2), ("half", 2), ("bfloat16", 2), ("float32", 4), ("float", 4)])
+def test_bytes_of_a_models_elements(name: str, size: int) -> None:
+    """By torch's names."""
+    assert size == model_dtype_bytes(name)
+
+
+def test_a_dtype_that_no_model_is_served_in() -> None:
+    """The message lists those that are."""
+    with pytest.raises(KvModelError, match="'int8' is not known; known are float16, half, bfloat16") as caught:
+        model_dtype_bytes("int8")
+
+    assert "dtype" == caught.value.field

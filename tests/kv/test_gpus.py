@@ -72,3 +72,110 @@ def test_every_known_gpu_has_memory(name: str) -> None:
 def test_two_names_of_a_gpu_are_one(text: str, expected: str | None) -> None:
     """What NVML calls it, what people type, and what is no name."""
     assert expected == gpu_name(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "mib"),
+    [
+        ("NVIDIA A10", "a10", 23_028),
+        ("NVIDIA A10G", "a10g", 23_028),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb", 40_960),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb", 81_920),
+        ("NVIDIA RTX A6000", "a6000", 49_140),
+        ("NVIDIA B200", "b200", 183_359),
+        ("NVIDIA GH200 480GB", "gh200", 97_871),
+        ("NVIDIA GH200 96GB", "gh200-96gb", 97_871),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb", 81_559),
+        ("NVIDIA H100", "h100", 81_559),
+        ("NVIDIA H100 NVL", "h100_nvl", 95_830),
+        ("NVIDIA H20", "h20", 97_871),
+        ("NVIDIA H200", "H200", 143_771),
+        ("NVIDIA L4", "L4", 23_034),
+        ("NVIDIA L40S", "nvidia-l40s", 46_068),
+        ("AMD Instinct MI300X", "MI300X", 196_592),
+        ("NVIDIA GeForce RTX 3090", "3090", 24_576),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 24_564),
+        ("NVIDIA GeForce RTX 5090", "5090", 32_607),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000_Ada", 49_140),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000", 97_887),
+        ("Tesla T4", "t4", 15_360),
+        ("Tesla V100-SXM2-16GB", "v100-16gb", 16_384),
+        ("Tesla V100-SXM2-32GB", "v100", 32_768),
+    ],
+)
+def test_memory_as_the_driver_shows_it(name: str, typed: str, mib: int) -> None:
+    """The total of nvidia-smi (rocm-smi), in MiB, for what people type; both names are of one family."""
+    assert mib << 20 == gpu_bytes(typed)
+    assert gpu_name(name) == gpu_name(typed) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", 1),
+        ("7b", 7),
+        ("1kb", 1000),
+        ("1KiB", 1024),
+        ("2k", 2000),
+        ("3m", 3_000_000),
+        ("3MiB", 3 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("1.5gb", 1_500_000_000),
+        ("2TB", 2_000_000_000_000),
+        ("2TiB", 2 << 40),
+        ("1.9", 1),
+        ("1125899906842624", 1 << 50),
+        ("1125899906842623", (1 << 50) - 1),
+        ("1024 TiB", 1 << 50),
+    ],
+)
+def test_units_of_sizes(text: str, expected: int) -> None:
+    """Powers of 1,000, or of 1,024 with an i; bytes without a unit, to the last of them."""
+    assert expected == parse_bytes(text, field="weights")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "weights is 0 bytes; it must lie between 1 and 1125899906842624"),
+        ("0.9", "weights is 0 bytes; it must lie between 1 and 1125899906842624"),
+        ("1125899906842625", "weights is 1125899906842625 bytes; it must lie between 1 and 1125899906842624"),
+        ("1025TiB", "weights is 1126999418470400 bytes; it must lie between 1 and 1125899906842624"),
+        ("-1", "weights '-1' is not a size such as 80GB, 80GiB or a number of bytes"),
+        ("1e9", "weights '1e9' is not a size such as 80GB, 80GiB or a number of bytes"),
+        ("x" * 41, f"weights '{'x' * 40}' is not a size such as 80GB, 80GiB or a number of bytes"),
+    ],
+)
+def test_sizes_that_are_none(text: str, message: str) -> None:
+    """Nothing, more than a pebibyte, or no number; what was given is shown, cut short."""
+    with pytest.raises(KvModelError) as caught:
+        parse_bytes(text, field="weights")
+
+    assert (message, "weights") == (caught.value.message, caught.value.field)
+
+
+def test_a_gpu_has_at_least_a_mebibyte() -> None:
+    """A number without its unit is told as such: 80 bytes are no GPU."""
+    assert 1 << 20 == gpu_bytes("1MiB")
+    with pytest.raises(KvModelError, match="is 1048575 bytes of memory; give a unit, as in 80GB") as caught:
+        gpu_bytes("1048575")
+    assert "gpu" == caught.value.field
+    with pytest.raises(KvModelError, match=f"gpu '{'h' * 40}' is neither a size nor known"):
+        gpu_bytes("h" * 41)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NVIDIA A100X", None),
+        ("NVIDIA A10M", None),
+        ("NVIDIA H100NVL", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX 6000", None),
+        ("nvidia nvidia t4", "t4"),
+        ("x" * 78 + " t4", None),
+    ],
+)
+def test_a_name_that_only_begins_like_another_is_another(text: str, expected: str | None) -> None:
+    """A10M is no A10, L40 no L40S."""
+    assert expected == gpu_name(text)

@@ -1,0 +1,421 @@
+"""Predicted beside reported, reckoned by hand: a layer of 4,096 bytes a token, 64 KiB a block, in both counts of vLLM.
+
+Requests of 100 tokens take 7 blocks: of 70 blocks the engine says 10 requests and 1,000 tokens since it counts blocks
+of requests, and 70 x 16 / 100 = 11.2 requests and 1,120 tokens before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.calibration import (
+    DRIFT_LIMIT_RATIO,
+    Comparison,
+    Expected,
+    Figure,
+    Interval,
+    between,
+    capacity_comparisons,
+    compare,
+    contradiction,
+    exactly,
+)
+from kvdiag.kv.deployment import Deployment
+from kvdiag.kv.errors import KvModelError
+from kvdiag.kv.layers import Architecture, AttentionLayer, LayerKind
+from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
+
+PAGE = 65_536
+LAYERS = tuple(
+    AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=8, head_size=128, head_size_v=128) for index in range(3)
+)
+MODEL = Architecture(model_type="llama", depth=1, attention_heads=32, layers=LAYERS[:1], dtype="bfloat16")
+HYBRID = replace(MODEL, depth=2, layers=(LAYERS[0], replace(LAYERS[1], kind=LayerKind.SLIDING, window_tokens=1024)))
+"""A request of 100 tokens takes 7 blocks of the one and, windows having a block more, 8 of the other."""
+STAGED = replace(MODEL, depth=3, layers=LAYERS)
+"""Over two stages: two layers and one."""
+STAGES = Deployment(pipeline_parallel=2)
+
+
+def rank(
+    name: str = "rank", *, stage: int | None = None, pool: int | None = None, weights: int | None = None
+) -> RankReport:
+    """A rank that tells these bytes to the last."""
+    sizes = [None if size is None else Size(nominal_bytes=size) for size in (pool, weights)]
+    return RankReport(name=name, stage=stage, pool=sizes[0], weights=sizes[1])
+
+
+def report(*ranks: RankReport, version: str | None = None, **figures: Any) -> EngineReport:
+    """A report for requests of 100 tokens."""
+    known = EngineReport(settings=Settings(version=version), ranks=ranks, concurrency_context_tokens=100)
+    return replace(known, **figures)
+
+
+def predicted(architecture: Architecture, of: EngineReport, deployment: Deployment | None = None) -> dict[str, float]:
+    """The nominal prediction of each capacity figure."""
+    found = capacity_comparisons(architecture, deployment or Deployment(), of)
+    return {one.figure.value: one.predicted.nominal for one in found}
+
+
+@pytest.mark.parametrize(
+    ("version", "v0", "tokens", "concurrency"),
+    [
+        ("0.9.2", False, 1120, 11.2),
+        ("0.9.2", False, 1120, 10.0),
+        ("0.9.2", True, 1120, 11.2),
+        ("0.10.0", False, 1120, 10.0),
+        ("0.19.1", False, 1120, 10.0),
+        ("0.20.0", False, 1120, 10.0),
+        ("0.20.0", False, 1000, 10.0),
+        ("0.21.0", False, 1120, 10.0),
+        ("0.21.0", False, 1000, 10.0),
+        ("0.22.0", False, 1000, 10.0),
+        ("0.32.0", True, 1120, 11.2),
+        (None, False, 1120, 11.2),
+        (None, False, 1000, 10.0),
+    ],
+)
+def test_the_ways_in_which_a_release_may_count(version: str | None, v0: bool, tokens: int, concurrency: float) -> None:
+    """Tokens by blocks up to 0.19, by requests from 0.22 on, either in between; requests by blocks from 0.10 on."""
+    # GIVEN
+    of = report(rank(pool=70 * PAGE), version=version, is_v0=v0, tokens=tokens, concurrency=concurrency)
+
+    # THEN
+    assert {"capacity_tokens": tokens, "max_concurrency": pytest.approx(concurrency)} == predicted(MODEL, of)
+
+
+@pytest.mark.parametrize(
+    ("version", "v0", "tokens", "concurrency", "expected"),
+    [
+        ("0.19.1", False, 1000, 11.2, (1120, 10.0)),
+        ("0.9.2", True, 1000, 10.0, (1120, 11.2)),
+        ("0.10.0", False, 1120, 11.2, (1120, 10.0)),
+        ("0.22.0", False, 1120, 11.2, (1000, 10.0)),
+    ],
+)
+def test_a_release_that_counts_otherwise_drifts(
+    version: str, v0: bool, tokens: int, concurrency: float, expected: tuple[float, float]
+) -> None:
+    """By how much the other way of counting gives."""
+    # GIVEN
+    of = report(rank(pool=70 * PAGE), version=version, is_v0=v0, tokens=tokens, concurrency=concurrency)
+
+    # THEN
+    assert pytest.approx(expected) == tuple(predicted(MODEL, of).values())
+
+
+def test_the_old_count_divides_blocks_by_groups_and_multiplies_by_ranks() -> None:
+    """71 blocks of 2 groups are 35 x 16 tokens, 71 / 2 x 16 / 100 requests; 2 context-parallel ranks hold double."""
+    # GIVEN
+    of = report(rank(pool=71 * PAGE), version="0.9.2", is_v0=True, tokens=1, concurrency=1.0)
+    shared = Deployment(tensor_parallel=16, decode_context_parallel=2)
+
+    # THEN
+    assert {"capacity_tokens": 560, "max_concurrency": 5.68} == pytest.approx(predicted(HYBRID, of))
+    of = replace(of, ranks=(rank(pool=70 * PAGE // 8),))
+    assert {"capacity_tokens": 2240, "max_concurrency": 22.4} == pytest.approx(predicted(MODEL, of, shared))
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({}, {}),
+        ({"num_blocks": 70}, {}),
+        ({"num_blocks": 70, "tokens": 1000}, {"capacity_tokens": 1000}),
+        ({"num_blocks": 70, "concurrency": 10.0}, {"max_concurrency": 10.0}),
+        ({"num_blocks": 69, "ranks": (rank(pool=70 * PAGE),)}, {"num_blocks": 70}),
+        ({"tokens": 1000, "ranks": (rank(pool=70 * PAGE),)}, {"capacity_tokens": 1000}),
+        (
+            {"num_blocks": 69, "ranks": (rank(pool=1 * PAGE),), "settings": Settings(blocks_override=70)},
+            {"num_blocks": 70},
+        ),
+        ({"num_blocks": 69, "settings": Settings(blocks_override=70)}, {"num_blocks": 70}),
+        ({"num_blocks": 70, "tokens": 1000, "concurrency_context_tokens": None}, {}),
+    ],
+    ids=[
+        "nothing",
+        "blocks alone",
+        "tokens",
+        "requests",
+        "a pool",
+        "a pool and tokens",
+        "blocks asked for",
+        "blocks asked for, no pool",
+        "of no length",
+    ],
+)
+def test_what_follows_from_what_is_told(figures: dict[str, Any], expected: dict[str, float]) -> None:
+    """Blocks from the pool or from --num-gpu-blocks-override, and never from themselves."""
+    assert expected == predicted(MODEL, report(**figures))
+
+
+def test_a_length_that_is_not_told_is_the_configs() -> None:
+    """Concurrency of 160 tokens, 10 blocks each."""
+    # GIVEN
+    of = report(rank(pool=70 * PAGE), concurrency=7.0, concurrency_context_tokens=None, version="0.32.0")
+
+    # THEN
+    assert {"max_concurrency": 7.0} == predicted(replace(MODEL, max_context_tokens=160), of)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ((rank(stage=0, pool=10 * 2 * PAGE), rank(stage=1, pool=9 * PAGE)), 9),
+        ((rank(stage=0, pool=10 * 2 * PAGE), rank(stage=1, pool=11 * PAGE)), 10),
+        ((rank(stage=0, pool=10 * 2 * PAGE),), 10),
+        ((rank(stage=1, pool=10 * PAGE),), 10),
+        ((rank(stage=None, pool=20 * PAGE),), 10),
+        ((rank(stage=0, pool=20 * PAGE), rank(stage=0, pool=18 * PAGE), rank(stage=1, pool=99 * PAGE)), 9),
+    ],
+    ids=[
+        "the second is poorer",
+        "the first is",
+        "the first tells",
+        "the second tells",
+        "one of unknown stage",
+        "ranks",
+    ],
+)
+def test_the_poorest_stage_gives_the_blocks(ranks: tuple[RankReport, ...], expected: int) -> None:
+    """128 KiB a block on the first and 64 KiB on the second; a stage that tells nothing is taken to have enough."""
+    assert {"num_blocks": expected} == predicted(STAGED, report(*ranks, num_blocks=1), STAGES)
+
+
+def test_on_one_stage_every_rank_counts() -> None:
+    """Whatever number it gives itself."""
+    ranks = (rank(stage=0, pool=9 * PAGE), rank(stage=3, pool=8 * PAGE))
+
+    assert {"num_blocks": 8} == predicted(MODEL, report(*ranks, num_blocks=1))
+
+
+@pytest.mark.parametrize(
+    ("told_bytes", "expected"),
+    [
+        (70 * PAGE + 5, (70, 70, 70)),
+        (70 * PAGE - 5, (69, 69, 69)),
+        (70 * PAGE + 6, (70, 69, 70)),
+        (70 * PAGE - 6, (70, 69, 70)),
+        (None, (70, 69, 70)),
+    ],
+)
+def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, expected: tuple[int, int, int]) -> None:
+    """--kv-cache-memory-bytes, where what is printed agrees with it: 70 pages give or take 5 bytes."""
+    # GIVEN
+    printed = Size(nominal_bytes=70 * PAGE, slack_bytes=5)
+    of = report(
+        RankReport(name="", pool=printed), num_blocks=70, settings=Settings(version="0.32.0", pool_bytes=told_bytes)
+    )
+
+    # WHEN
+    (one,) = capacity_comparisons(MODEL, Deployment(), of)
+
+    # THEN
+    assert expected == (one.predicted.nominal, one.predicted.low, one.predicted.high)
+
+
+@pytest.mark.parametrize(
+    ("printed", "slack", "low", "high"), [(10.0, 0.0, 10.0, 10.0), (10.0, 0.5, 9.5, 10.5), (0.25, 0.5, 0.0, 0.75)]
+)
+def test_a_printed_concurrency_lies_between_two(printed: float, slack: float, low: float, high: float) -> None:
+    """By half of its last digit, and never below 0."""
+    # GIVEN
+    of = report(rank(pool=70 * PAGE), version="0.32.0", concurrency=printed, concurrency_slack=slack)
+
+    # WHEN
+    (one,) = capacity_comparisons(MODEL, Deployment(), of)
+
+    # THEN
+    assert (printed, low, high) == (one.reported.nominal, one.reported.low, one.reported.high)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "figures", "expected"),
+    [
+        ((rank("w0", pool=700),), {"num_blocks": 5}, (700, 700, 700, "w0")),
+        ((), {"num_blocks": 5}, (5 * PAGE, 5 * PAGE, 6 * PAGE - 1, "from the blocks")),
+        ((rank("w0"),), {"num_blocks": 5}, (5 * PAGE, 5 * PAGE, 6 * PAGE - 1, "from the blocks")),
+        ((rank("w0"),), {}, None),
+        ((), {}, None),
+    ],
+)
+def test_the_pool_that_a_plan_leaves(
+    ranks: tuple[RankReport, ...], figures: dict[str, Any], expected: tuple[object, ...] | None
+) -> None:
+    """Beside the bytes that a rank tells, or those of its blocks, which may lie just below a block more."""
+    # WHEN
+    found = compare(MODEL, Deployment(), report(*ranks, **figures), Expected(pool_bytes=(800,))).comparisons
+    pools = [one for one in found if one.figure is Figure.POOL]
+
+    # THEN
+    assert ([] if expected is None else [expected]) == [
+        (one.reported.nominal, one.reported.low, one.reported.high, one.where) for one in pools
+    ]
+    assert [800] * len(pools) == [one.predicted.nominal for one in pools]
+
+
+@pytest.mark.parametrize(
+    ("planned", "stage"), [((20 * PAGE, 9 * PAGE), 1), ((20 * PAGE, 11 * PAGE), 0), ((18 * PAGE, 11 * PAGE), 0)]
+)
+def test_the_pool_is_compared_on_the_stage_with_the_least_blocks(planned: tuple[int, int], stage: int) -> None:
+    """128 KiB a block on the first, 64 KiB on the second."""
+    # GIVEN
+    of = report(rank("w0", stage=0, pool=2000), rank("w1", stage=1, pool=1000))
+
+    # WHEN
+    (one,) = compare(STAGED, STAGES, of, Expected(pool_bytes=planned)).comparisons
+
+    # THEN
+    assert (planned[stage], (2000, 1000)[stage]) == (one.predicted.nominal, one.reported.nominal)
+
+
+def test_a_stage_that_tells_no_pool_is_compared_by_the_blocks() -> None:
+    """The first stage tells its own, and the plan has the least on the second."""
+    # GIVEN
+    of = report(rank("w0", stage=0, pool=2000), num_blocks=7)
+
+    # WHEN
+    found = compare(STAGED, STAGES, of, Expected(pool_bytes=(20 * PAGE, 9 * PAGE))).comparisons[0]
+
+    # THEN
+    assert (Figure.POOL, 7 * PAGE, "from the blocks") == (found.figure, found.reported.nominal, found.where)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deployment", "expected"),
+    [
+        ((rank("w0", weights=100), rank("w1", weights=100)), Deployment(), [(90, 100, "2 ranks")]),
+        ((rank("w0", weights=100), rank("w1", weights=101)), Deployment(), [(90, 100, "w0"), (90, 101, "w1")]),
+        ((rank("w0", stage=5, weights=100),), Deployment(), [(90, 100, "w0")]),
+        ((rank("w0", stage=1, weights=100),), STAGES, [(95, 100, "w0")]),
+        ((rank("w0", stage=2, weights=100),), STAGES, []),
+        ((rank("w0", stage=None, weights=100),), STAGES, []),
+        ((rank("w0"),), Deployment(), []),
+    ],
+    ids=["alike", "unlike", "any stage of one", "the second", "a third of two", "of unknown stage", "untold"],
+)
+def test_weights_are_compared_by_rank(
+    ranks: tuple[RankReport, ...], deployment: Deployment, expected: list[tuple[int, int, str]]
+) -> None:
+    """A plan of 90 bytes on the first stage and 95 on the second; ranks that say the same are one line."""
+    # WHEN
+    found = compare(STAGED, deployment, report(*ranks), Expected(weights_bytes=(90, 95))).comparisons
+
+    # THEN
+    assert expected == [(one.predicted.nominal, one.reported.nominal, one.where) for one in found]
+    assert not compare(STAGED, deployment, report(*ranks), Expected()).comparisons
+
+
+@pytest.mark.parametrize(
+    ("of", "expected", "missing"),
+    [
+        (
+            report(),
+            Expected(),
+            (
+                '"Available KV cache memory"',
+                '"KV cache size: ... tokens"',
+                '"Maximum concurrency"',
+                'the device\'s total ("Free memory on device", "total_gpu_memory")',
+            ),
+        ),
+        (
+            report(rank(pool=PAGE), concurrency=1.0),
+            Expected(total_bytes=5),
+            ('"KV cache size: ... tokens"',),
+        ),
+        (report(rank(pool=PAGE), tokens=16, concurrency=1.0), Expected(total_bytes=5), ()),
+        (report(num_blocks=9, concurrency=1.0), Expected(total_bytes=5), ()),
+        (report(num_blocks=9), Expected(total_bytes=5), ('"Maximum concurrency"',)),
+        (
+            report(num_blocks=9, concurrency=1.0),
+            Expected(total_bytes=5, weights_bytes=(5,)),
+            ('"Model loading took"',),
+        ),
+        (report(rank(weights=5), num_blocks=9, concurrency=1.0), Expected(total_bytes=5, weights_bytes=(5,)), ()),
+        (report(num_blocks=9, concurrency=1.0, settings=Settings(device="cpu")), Expected(), ()),
+    ],
+)
+def test_what_was_not_told_is_named(of: EngineReport, expected: Expected, missing: tuple[str, ...]) -> None:
+    """In the words of the engine's own lines."""
+    assert missing == compare(MODEL, Deployment(), of, expected).missing
+
+
+def test_why_nothing_was_planned_is_noted() -> None:
+    """After the report's own notes."""
+    # GIVEN
+    of = report(notes=("two engines",))
+
+    # THEN
+    assert ("two engines", "weights and pool are not compared: no checkpoint") == compare(
+        MODEL, Deployment(), of, Expected(why_no_weights="no checkpoint")
+    ).notes
+    assert ("two engines",) == compare(MODEL, Deployment(), of, Expected()).notes
+
+
+@pytest.mark.parametrize(("low", "nominal", "high"), [(2, 1, 3), (1, 3, 2), (3, 2, 1)])
+def test_a_figure_lies_between_its_ends(low: float, nominal: float, high: float) -> None:
+    """Or at one of them."""
+    with pytest.raises(KvModelError) as caught:
+        Interval(nominal=nominal, low=low, high=high)
+    assert "interval" == caught.value.field
+
+    assert (5, 5, 5) == (exactly(5).low, exactly(5).nominal, exactly(5).high)
+    size = Size(nominal_bytes=5, slack_bytes=2)
+    assert (3, 5, 7) == (between(size).low, between(size).nominal, between(size).high)
+
+
+@pytest.mark.parametrize(
+    ("figure", "title"),
+    [
+        (Figure.WEIGHTS, "bytes of weights"),
+        (Figure.POOL, "bytes of KV pool"),
+        (Figure.BLOCKS, "blocks in the pool"),
+        (Figure.TOKENS, "tokens of capacity"),
+        (Figure.CONCURRENCY, "longest requests at once"),
+    ],
+)
+def test_figures_have_titles(figure: Figure, title: str) -> None:
+    """For a sentence."""
+    assert title == Comparison(figure=figure, predicted=exactly(1), reported=exactly(1)).title
+
+
+@pytest.mark.parametrize(
+    ("predicted_blocks", "reported_blocks", "drift", "within"),
+    [
+        (1019, 1000, 0.019, True),
+        (1021, 1000, 0.021, False),
+        (981, 1000, -0.019, True),
+        (979, 1000, -0.021, False),
+        (0, 1000, -1.0, False),
+        (0, 0, 0.0, True),
+        (5, 0, 1.0, False),
+    ],
+)
+def test_two_percent_need_no_reason(predicted_blocks: int, reported_blocks: int, drift: float, within: bool) -> None:
+    """More than predicted, or less; anything is a whole more than nothing."""
+    # GIVEN
+    one = Comparison(figure=Figure.BLOCKS, predicted=exactly(predicted_blocks), reported=exactly(reported_blocks))
+
+    # THEN
+    assert drift == pytest.approx(one.drift_ratio)
+    assert (within, 0.02) == (one.within_limit, DRIFT_LIMIT_RATIO)
+
+
+def test_what_the_engine_serves_is_named_briefly() -> None:
+    """The first class that MODEL lists, 80 characters of it; what is no text is no class."""
+    # GIVEN
+    listed = {"architectures": [5, "X" * 90, "LlamaForCausalLM"]}
+
+    # THEN
+    assert f"the engine serves Qwen2ForCausalLM, and MODEL is {'X' * 80}" == contradiction(
+        listed, MODEL, Settings(architecture="Qwen2ForCausalLM")
+    )
+    assert contradiction(listed, MODEL, Settings(architecture="LlamaForCausalLM")) is None
+    assert "the engine serves Qwen2ForCausalLM, and MODEL is of type llama" == contradiction(
+        {"architectures": [5]}, MODEL, Settings(architecture="Qwen2ForCausalLM")
+    )
+    assert contradiction({}, MODEL, Settings(architecture="LlamaForCausalLM")) is None
