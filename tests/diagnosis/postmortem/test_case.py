@@ -202,8 +202,10 @@ def test_phase_without_a_witness_is_the_sources_own() -> None:
     [
         (
             account(phase="decode", process="Worker_TP1"),
-            "1.00 GiB asked for on GPU 0 by Worker_TP1 in a decode step, 256 MiB free and 128 MiB reserved but "
-            "unallocated",
+            (
+                "1.00 GiB asked for on GPU 0 by Worker_TP1 in a decode step, 256 MiB free and 128 MiB reserved but "
+                "unallocated"
+            ),
         ),
         (account(device=None, unallocated_bytes=None), "1.00 GiB asked for, 256 MiB free"),
         (account(free_bytes=None), "1.00 GiB asked for on GPU 0, 128 MiB reserved but unallocated"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -11,7 +13,7 @@ CONTEXT = DEFAULT_LIMITS.context_bytes
 """What a process takes of a device besides torch's memory."""
 
 
-def others_of(kind: str = "torch", **figures: object) -> Foreign | None:
+def others_of(kind: str = "torch", **figures: Any) -> Foreign | None:
     """What others are said to hold."""
     return foreign(Case(accounts=(account(kind, **figures),)), DEFAULT_LIMITS)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def report_of(fraction: float | None = 0.9, *, pool_gib: int = 50, tokens: int |
     return EngineReport(settings=Settings(memory_fraction_ratio=fraction), ranks=(rank,), tokens=tokens)
 
 
-def case_with(report: EngineReport | None = None, **figures: object) -> Case:
+def case_with(report: EngineReport | None = None, **figures: Any) -> Case:
     """A failure on a device of 100 GiB."""
     return Case(accounts=(account(**{"total_bytes": TOTAL, **figures}),), report=report)
 
