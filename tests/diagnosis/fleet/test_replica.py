@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
     actual = growth(lambda place: full(20 * GIB + place * MIB))
 
     # THEN the last of 48 blocks of half an hour has the readings 147 to 150
-    rate = pytest.approx(6 * MIB, rel=1e-9)
+    rate: Any = pytest.approx(6 * MIB, rel=1e-9)
     assert actual == Growth(
         component="device",
         newest=20 * GIB + 148.5 * MIB,
@@ -105,7 +106,8 @@ def test_floor_rises_by_a_jump_that_no_slope_shows() -> None:
 
     # THEN blocks are half an hour long
     assert (1, 0, 0.0) == (actual.jumps_up, actual.jumps_down, actual.per_hour)
-    assert (pytest.approx(64 * MIB), pytest.approx(128 * MIB)) == (actual.floor_per_hour, actual.later_floor_per_hour)
+    assert pytest.approx(64 * MIB) == actual.floor_per_hour
+    assert pytest.approx(128 * MIB) == actual.later_floor_per_hour
 
 
 @pytest.mark.parametrize(("hours", "told"), [(7.0, 1), (7.0 - 1.0 / 6.0, 0)])
