@@ -13,7 +13,7 @@ CONTEXT = DEFAULT_LIMITS.context_bytes
 """What a process takes of a device besides torch's memory."""
 
 
-def others_of(kind: str = "torch", **figures: Any) -> Foreign | None:
+def others_of(kind: str = "torch", /, **figures: Any) -> Foreign | None:
     """What others are said to hold."""
     return foreign(Case(accounts=(account(kind, **figures),)), DEFAULT_LIMITS)
 
@@ -63,7 +63,7 @@ def test_listed_others_count_from_what_would_have_been_enough(
 
 def test_listed_others_count_without_the_devices_size() -> None:
     """A list of processes alone is enough: theirs are added up."""
-    listed = {"total_bytes": None, "free_bytes": None, "others": ((7, 200 * MIB), (8, 100 * MIB))}
+    listed: dict[str, Any] = {"total_bytes": None, "free_bytes": None, "others": ((7, 200 * MIB), (8, 100 * MIB))}
     assert Foreign(size_bytes=300 * MIB, sure=True) == others_of(**listed)
 
 
@@ -94,7 +94,7 @@ def test_without_a_list_others_are_guessed_from_the_rest(
 def test_without_all_figures_nothing_is_said_of_others(missing: str) -> None:
     """Half of a sum is no guess."""
     # GIVEN 50 GiB that nobody explains, but for one figure
-    figures = {"process_bytes": None, "allocated_bytes": 28 * GIB, missing: None}
+    figures: dict[str, Any] = {"process_bytes": None, "allocated_bytes": 28 * GIB, missing: None}
 
     # THEN
     assert others_of(**figures) is None

@@ -18,7 +18,7 @@ FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfig
 def report_of(fraction: float | None = 0.95, **sizes_gib: int | None) -> EngineReport:
     """A log of the start in which one rank tells its sizes."""
     told = {name: None if size is None else Size(nominal_bytes=size * GIB) for name, size in sizes_gib.items()}
-    rank = RankReport(name="Worker_TP0", **told)  # type: ignore[arg-type]  a stage is no size
+    rank = RankReport(name="Worker_TP0", **told)  # type: ignore[arg-type]
     return EngineReport(settings=Settings(memory_fraction_ratio=fraction), ranks=(rank,))
 
 
