@@ -115,7 +115,7 @@ def read_failures(text: str) -> LoggedFailure | None:
     phase, told_by = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
-        most = work.largest_tokens or work.scheduled_tokens / max(work.requests or 1, 1)
+        most = work.largest_tokens or work.scheduled_tokens
         phase = "prefill" if most > _MOST_DECODE_TOKENS else "decode"
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)

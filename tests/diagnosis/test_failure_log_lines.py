@@ -65,6 +65,34 @@ def test_first_by_line_counts_and_the_rest_are_later() -> None:
     assert ("A", 2, 2) == (found.process, found.line, found.later)
 
 
+def test_line_is_found_among_many_short_ones() -> None:
+    """Its number is that of the log, whatever stands around it."""
+    assert 51 == read("\n".join(["ab"] * 50 + [OOM] + ["ab"] * 50)).line
+
+
+def test_processes_of_one_name_are_told_apart_by_their_pids() -> None:
+    """Workers of two engines have the same names, and print at once."""
+    # WHEN
+    found = read(
+        "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
+        "(Worker pid=1) Tried to allocate 2.00 GiB."
+    )
+
+    # THEN
+    assert 2 * GIB == found.shortage.asked_bytes
+
+
+def test_colours_within_a_message_are_no_part_of_it() -> None:
+    """A terminal's codes may stand anywhere."""
+    assert 2 * GIB == read("CUDA out of\x1b[0m memory. Tried to \x1b[1;31mallocate 2.00 GiB.").shortage.asked_bytes
+
+
+def test_statistics_of_a_long_log_are_found_from_its_failure_back() -> None:
+    """However much was printed after it."""
+    found = read("\n".join(["Running: 3 reqs, Waiting: 2 reqs", OOM, *["."] * 20_000]))
+    assert (3, 2) == (found.running, found.waiting)
+
+
 @pytest.mark.parametrize("newline", ["\r\n", "\n", "\r", "\\n", "\\r\\n"])
 def test_lines_end_as_systems_and_loggers_end_them(newline: str) -> None:
     """A repr or a JSON logger puts many into one."""
@@ -149,6 +177,7 @@ def test_dump_counts_within_three_thousand_lines(before: int, after: int, told: 
         (f"{EARLIER}Running: 3 reqs, Waiting: 2 reqs, GPU KV cache usage: 25.0%", (3, 2, 0.25)),
         (f"{EARLIER}Running: 1 req, Swapped: 4 reqs, Pending: 0 reqs, GPU KV cache usage: 100.2%", (1, 0, 1.0)),
         (f"{EARLIER}Running: 3 reqs, Waiting: 2 reqs", (3, 2, None)),
+        ("Running: 3 reqs, Waiting: 2 reqs", (3, 2, None)),
         ("Running: three reqs", (None, None, None)),
     ],
 )

@@ -12,6 +12,7 @@ from kvdiag.diagnosis.isolation import Answer, Arm, Isolation, probed
 from kvdiag.diagnosis.isolation_verdict import timing, verdict
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Mark, Outcome, Probe, ProbeKind, Sample, Timeline, Workload
+from kvdiag.ranks import rank_sum_tail
 from tests.builders import engine, pool
 
 KINDS: tuple[ProbeKind, ...] = ("first", "same_salt", "other_salt", "first_unsalted", "other_unsalted")
@@ -237,6 +238,7 @@ def test_arm_adds_up_what_can_be_judged() -> None:
             "suspect",
             "another tenant's salt is not honoured",
         ),
+        (made(counted=False, seconds={"first": 4.0, "first_unsalted": 4.0}), "suspect", "new 4,010 ms, own 10 ms, oth"),
         (made(counted=False, seconds={"other_salt": 0.03}), "ok", "no request was answered"),
         (made(counted=False, seconds={"other_salt": 0.008}), "suspect", "another tenant's salt is not honoured"),
     ],
@@ -290,7 +292,13 @@ def test_engine_counts_where_every_judged_request_has_hits() -> None:
     assert not replace(found, answers=(untold, *found.answers)).counted
     assert replace(found, answers=(replace(untold, problem="it failed: x"), *found.answers)).counted
     assert not replace(found, answers=()).counted
+    keyed = replace(found.answers[0], other_key=True)
+    assert replace(found, answers=(keyed, *found.answers)).other_key
     assert (False, True) == (found.other_key, made(other_key=True, rounds=1).other_key)
+
+
+EVEN = rank_sum_tail([place / 1000 for place in range(6)] * 2, [place / 1000 for place in range(6)])
+"""The chance of twelve new prompts that take as long as six repeats."""
 
 
 @pytest.mark.parametrize(
@@ -300,7 +308,10 @@ def test_engine_counts_where_every_judged_request_has_hits() -> None:
             made(),
             "a hit is 4.0 times as fast to its first token (new 40 ms, own 10 ms, other salt 40 ms, no salt 40 ms; ",
         ),
-        (made(("same_salt",), fast=()), "times to first token do not tell 6 repeats from 12 new prompts (chance "),
+        (
+            made(("same_salt",), fast=()),
+            f"times to first token do not tell 6 repeats from 12 new prompts (chance {EVEN:.1%})",
+        ),
         (made(()), None),  # no hit that could be timed
         (replace(made(), answers=()), None),
         (made(counted=False), "a hit is 4.0 times as fast"),

@@ -75,15 +75,15 @@ def test_only_an_idle_server_holds_what_should_have_come_back(between: Sample, h
 
 def test_two_engines_hold_together() -> None:
     """Their blocks are added up, against both pools; both have to be idle."""
-    # GIVEN 20 and 20 of 2,000 blocks, and then 20 and 19
+    # GIVEN 20 and 20 of 2,000 blocks, then 20 and 19, and 40 of one alone
     both = Facts(pools=(SMALL, replace(SMALL, engine="1")))
     pages = [
-        tuple(replace(holding(blocks, of=SMALL), engine=label) for label, blocks in (("0", 20), ("1", other)))
-        for other in (20, 19)
+        tuple(replace(holding(blocks, of=SMALL), engine=label) for label, blocks in (("0", one), ("1", other)))
+        for one, other in ((20, 20), (20, 19), (40, 0))
     ]
 
     # WHEN
-    enough, less = (
+    enough, less, of_one = (
         late_holds(
             Timeline(samples=tuple(Sample(at_seconds=at, engines=page) for at in (0.0, 60.0))), both, DEFAULT_LIMITS
         )
@@ -91,7 +91,7 @@ def test_two_engines_hold_together() -> None:
     )
 
     # THEN
-    assert ([40], []) == ([hold.blocks for hold in enough], list(less))
+    assert ([40], [], [40]) == tuple([hold.blocks for hold in each] for each in (enough, less, of_one))
 
 
 HOUR = 3600.0
@@ -161,7 +161,7 @@ def test_counters_that_begin_anew_are_joined() -> None:
     # WHEN
     seen = [*samples[:5], _zero(samples[4]), *anew]
     actual = hit_collapse(
-        Timeline(samples=tuple(replace(one, engines=(*(one.engines or ()), silent)) for one in seen)), DEFAULT_LIMITS
+        Timeline(samples=tuple(replace(one, engines=(silent, *(one.engines or ()))) for one in seen)), DEFAULT_LIMITS
     )
 
     # THEN

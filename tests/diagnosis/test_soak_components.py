@@ -9,7 +9,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.soak_components import ORDER, Soak, disturbance, soaked
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders import GIB, KIB, MIB, SERVER_PID, World, allocator, device, engine, facts, run
-from tests.soak_timeline import NONE, Seen, after_requests, facts_of, soak
+from tests.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
 
 
 def of(seen: Seen) -> Soak:
@@ -89,7 +89,7 @@ def test_what_counts_is_the_components_own_least(kind: str, seen: Seen, least_by
 def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
     """60 requests later a block of each is still held; where blocks are not told nothing is."""
     # GIVEN
-    levels = after_requests(1)
+    levels = [7 + level for level in after_requests(1)]
 
     # WHEN
     kept = of(Seen(blocks=levels)).blocks_kept
@@ -99,6 +99,20 @@ def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
     assert levels[-1] - levels[0] == kept
     assert untold is not None
     assert untold.blocks_kept is None
+
+
+@pytest.mark.parametrize(("fresh", "judged"), [(11, False), (12, True)])
+def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> None:
+    """Whatever spoilt the others."""
+    # GIVEN somebody else's prompts in every load of new content after so many
+    loads = [place for place, load in enumerate(LOADS) if load.requests and not load.repeated]
+
+    # WHEN
+    found = of(Seen(other_prompts=loads[fresh:]))
+
+    # THEN
+    assert judged == bool(found.components)
+    assert judged == (found.problem is None)
 
 
 @pytest.mark.parametrize(
