@@ -230,8 +230,16 @@ def test_librarys_message_has_the_figures_before_it() -> None:
     """NCCL and the driver's wrappers tell the device and the size on the same line first; torch's after."""
     # WHEN
     before = read("Failed to CUDA calloc async 608 bytes on device 3: Cuda failure 2 'out of memory'")
-    line = read("on GPU 5\nmalloc 64 MiB on device 3 failed: CUDA error: out of memory")
+    line = read("on GPU 5\ndevice 3, malloc 64 MiB: CUDA error: out of memory")
+    cuda = read("on GPU 5\ndevice 3, malloc 64 MiB: Cuda failure 2 'out of memory'")
 
     # THEN
     assert ("library", 3) == (before.shortage.kind, before.shortage.device)
     assert (64 * MIB, 3) == (line.shortage.asked_bytes, line.shortage.device)
+    assert ("library", 64 * MIB, 3) == (cuda.shortage.kind, cuda.shortage.asked_bytes, cuda.shortage.device)
+
+
+def test_figures_of_the_next_message_are_not_the_firsts() -> None:
+    """A message ends where the next one begins."""
+    found = read(f"CUDA error: out of memory\nTraceback (most recent call last):\n{OOM}")
+    assert ("driver", None, 1) == (found.shortage.kind, found.shortage.asked_bytes, found.later)

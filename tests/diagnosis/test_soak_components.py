@@ -101,6 +101,31 @@ def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
     assert untold.blocks_kept is None
 
 
+def test_host_needs_a_longer_soak_than_torch() -> None:
+    """The same growth over thirty judged cycles, two blocks and a half: garbage may come as steadily, tensors do not."""
+    # GIVEN
+    loads = LOADS[:41]
+    levels = after_requests(MIB, loads)
+
+    # WHEN
+    found = of(Seen(loads=loads, live=levels, host=levels))
+
+    # THEN
+    assert {"torch_live": "leak", "host": "unsteady"} == {
+        one.kind: one.soaked.shape for one in found.components if one.kind in {"torch_live", "host"}
+    }
+
+
+def test_cycle_that_was_cut_short_spoils_no_other() -> None:
+    """The others are judged without it."""
+    # WHEN
+    found = of(Seen(live=NONE, host=NONE, last_cycle=50))
+
+    # THEN
+    assert ["it was cut short"] == [cycle.problem for cycle in found.cycles if not cycle.clean]
+    assert ["kv", "torch_live", "torch_cache", "process", "others", "host"] == [one.kind for one in found.components]
+
+
 @pytest.mark.parametrize(("fresh", "judged"), [(11, False), (12, True)])
 def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> None:
     """Whatever spoilt the others."""
@@ -235,7 +260,11 @@ def cycle(
     )
     page = engine(running=open_[0], waiting=open_[1])
     return Timeline(
-        samples=(Sample(at_seconds=11.5, engines=(page,)), Sample(at_seconds=14.5, engines=(engine(running=9),))),
+        samples=(
+            Sample(at_seconds=11.0, engines=(engine(),)),
+            Sample(at_seconds=11.5, engines=(page,)),
+            Sample(at_seconds=14.5, engines=(engine(running=9),)),
+        ),
         marks=marks,
     )
 
