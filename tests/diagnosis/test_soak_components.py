@@ -102,7 +102,7 @@ def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
 
 
 def test_host_needs_a_longer_soak_than_torch() -> None:
-    """The same growth over thirty judged cycles, two blocks and a half: garbage may come as steadily, tensors do not."""
+    """Thirty judged cycles are two blocks and a half: garbage may come as steadily for so long, tensors do not."""
     # GIVEN
     loads = LOADS[:41]
     levels = after_requests(MIB, loads)
