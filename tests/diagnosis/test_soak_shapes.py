@@ -28,8 +28,8 @@ def soak(
     doses: Sequence[int] = (2,) * JUDGED,
 ) -> Soaked:
     """What is said of the rises of the judged load and idle cycles, after a warm-up that brings `first` at once."""
-    loads = [*load] if isinstance(load, Sequence) else [load] * JUDGED
-    idles = [*idle] if isinstance(idle, Sequence) else [idle] * JUDGED
+    loads = [*load] if isinstance(load, Sequence) else [load] * len(doses)
+    idles = [*idle] if isinstance(idle, Sequence) else [idle] * len(doses)
     cycles, rises = [IDLE], [0.0]
     for place in range(WARMUP):
         cycles += [LOAD, IDLE] if place < WARMUP - 1 else [LOAD]
@@ -130,6 +130,12 @@ def test_repeated_contents_tell_a_cache_from_a_leak(repeats: Sequence[float], sh
 def test_repeats_count_beyond_what_an_idle_cycle_brings() -> None:
     """Where idle cycles add 2, a repeat that adds 2 has left nothing."""
     assert "content" == soak(10.0, 2.0, again=(10.0, 2.0, 2.0, 2.0, 2.0)).shape
+
+
+@pytest.mark.parametrize(("repeats", "shape"), [((10.0, 0.0), "leak"), ((10.0, 0.0, 0.0), "content")])
+def test_two_repeats_are_enough_beside_fourteen_loads(repeats: Sequence[float], shape: str) -> None:
+    """Both below all fourteen: chance once in 120 times; one below them, once in 15."""
+    assert shape == soak(10.0, again=repeats, doses=(2,) * 14).shape
 
 
 @pytest.mark.parametrize(

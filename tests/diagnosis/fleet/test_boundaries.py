@@ -214,6 +214,44 @@ def test_doubt_is_the_components_or_the_lifes(
     assert words in found.summary
 
 
+@pytest.mark.parametrize(
+    ("component", "verdict", "source", "unit"),
+    [
+        ("torch_live", "leak.device_torch", "torch", "bytes"),
+        ("torch_cache", "fragmentation.allocator", "torch", "bytes"),
+        ("process_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("device_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("process", "leak.device_torch", "nvml", "bytes"),  # of vLLM, whose memory is torch's
+        ("device", "leak.device_torch", "nvml", "bytes"),
+        ("device_beside_processes", "baseline.foreign_memory", "nvml", "bytes"),
+        ("kv_held_idle", "leak.kv_blocks", "vllm", "blocks"),
+        ("host_anonymous", "leak.host", "host", "bytes"),
+        ("host_resident", "leak.host", "host", "bytes"),
+    ],
+)
+def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: str, source: str, unit: str) -> None:
+    """What grows names the leak."""
+    # WHEN
+    (found,) = [one for one in compare(six(SIX, component)).findings if one.evidence]
+
+    # THEN
+    (shown,) = [one for one in found.evidence if one.name == "growth_per_hour"]
+    assert (verdict, source, unit) == (found.id, shown.source, shown.unit)
+
+
+@pytest.mark.parametrize(
+    ("component", "status"),
+    [("device_beside_torch", "fault"), ("device", "fault"), ("device_beside_processes", "suspect")],
+)
+def test_older_version_acquits_what_is_around_both(component: str, status: str) -> None:
+    """A neighbour on every device would be around the older version as well; an unlisted container need not."""
+    # WHEN
+    fleet = compare([*six([0.0] * 6, component, "a", version="0.31.0"), *six(SIX, component, "b")])
+
+    # THEN
+    assert status == next(one.status for one in fleet.findings if "0.32.0" in one.summary and one.evidence)
+
+
 def test_held_blocks_fill_no_cache() -> None:
     """Blocks of a young replica are a fault: nothing but requests takes them."""
     found = finding(six([slope / MB for slope in SIX], "kv_held_idle", hours=7.0), KV)

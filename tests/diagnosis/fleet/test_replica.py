@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,6 +250,8 @@ class TestEngines:
         # THEN
         assert (3, 90 * TICK, 150 * TICK - 90 * TICK) == (found.restarts, found.began_seconds, found.age_seconds)
         assert 60 * TICK - HOUR == found.watched_seconds
+        assert 90 * TICK == summary(page, replace(KNOWN, started_seconds=10.0)).began_seconds
+        assert 150 * TICK == summary(page, replace(KNOWN, started_seconds=1e9)).began_seconds
 
     def test_memory_that_follows_the_load_does_not_grow(self) -> None:
         """By usage where it is told, else by what runs; 10 GiB for a full pool, and a load that rises all day."""
@@ -270,10 +273,10 @@ class TestEngines:
     def test_blocks_held_at_idle_are_read_once_it_is_quiet(self) -> None:
         """From the second of two idle readings on; what a working engine holds is nobody's leak."""
 
-        # GIVEN an engine that works in every other half-hour, and holds 10 blocks more with each hour when idle
+        # GIVEN an engine that works at every third reading, and holds 10 blocks more with each hour once it is quiet
         def page(place: int) -> Sample:
-            works = place // 3 % 2 == 0
-            held = 3000 if works else 10 * (place // 6) + (500 if place % 3 == 0 else 0)
+            works = place % 3 == 0
+            held = 3000 if works else 10 * (place // 6) + (500 if place % 3 == 1 else 0)
             return Sample(at_seconds=0.0, engines=(engine(usage=held / 6144, running=int(works)),))
 
         # WHEN

@@ -89,6 +89,8 @@ class TestActivation:
         [
             ("masked", None, None, "unknown"),
             ("masked", "prefill", None, "fault"),
+            ("warmup", "warmup", None, "fault"),
+            ("workspace", "prefill", None, "fault"),
             ("torch", None, GIB, "fault"),
             ("async", None, GIB, "unknown"),
             ("async", "prefill", GIB, "fault"),
