@@ -157,6 +157,8 @@ def test_noise_of_a_hosts_memory_raises_what_counts(each: float, noisy: bool, sh
         ([10.0] * 20, "unsteady"),  # two blocks of twelve cycles and a half
         ([10.0] * 15 + [-59.0] + [30.0] * 5, "leak"),
         ([10.0] * 15 + [-60.0] + [30.0] * 5, "unsteady"),  # back to the lowest of the block before
+        # The first block, of eight cycles, is as low as its first reading: the warm-up's end.
+        ([10.0] * 5 + [100.0, 10.0, 10.0, 10.0, -90.0] + [20.0] * 11, "leak"),
     ],
 )
 def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], shape: str) -> None:
