@@ -115,7 +115,7 @@ def read_failures(text: str) -> LoggedFailure | None:
     phase, told_by = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
-        most = work.largest_tokens or work.scheduled_tokens / max(work.requests or 1, 1)
+        most = work.largest_tokens or work.scheduled_tokens
         phase = "prefill" if most > _MOST_DECODE_TOKENS else "decode"
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)
@@ -198,9 +198,8 @@ def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
         yield kind, start, min(following, start + MAX_MESSAGE_CHARACTERS)
 
 
-_SOFT: frozenset[Kind] = frozenset(
-    {"torch", "driver", "capture", "limit", "absurd", "async", "host", "library", "masked"}
-)
+_RANKED: tuple[Kind, ...] = ("absurd", "async", "limit", "torch", "masked", "library", "driver", "capture", "host")
+"""Kinds whose names may stand together in one message, the most telling one first."""
 
 
 def _same(between: str, first: Kind, second: Kind) -> bool:
@@ -208,14 +207,11 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
     if "Traceback" in between or (first == second == "host"):
         return first == second == "host"
     told = "Tried to allocate" in " ".join(between.split())
-    return not told and first in _SOFT and second in _SOFT
-
-
-_RANKED: tuple[Kind, ...] = ("absurd", "async", "limit", "torch", "masked", "library", "driver", "capture", "host")
+    return not told and first in _RANKED and second in _RANKED
 
 
 def _better(first: Kind, second: Kind) -> Kind:
-    return min(first, second, key=lambda kind: _RANKED.index(kind) if kind in _RANKED else -1)
+    return min(first, second, key=_RANKED.index)
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:

@@ -212,3 +212,60 @@ def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: 
 
     # THEN
     assert expected == (None if found is None else found.limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "limit_bytes"),
+    [
+        ("llama_server --cache-ram 3", "llama.cpp's prompt cache", 3 * MIB),
+        ("ollama runner -cram 3", "llama.cpp's prompt cache", 3 * MIB),
+        ("vllm serve x --mm_processor_cache_gb 3", "vLLM's multimodal processor cache", 3 * GIB),
+        ("vllm serve x --kv_offloading_size 3", "vLLM's KV offloading buffer", 3 * GIB),
+        ("vllm serve x --swap_space 3", "vLLM's swap space", 3 * GIB),
+        ('sglang serve -x {"lmcache.max_local_cpu_size": 3}', "LMCache's local cache", 3 * GIB),
+        ("python -m sglang.launch_server --hicache-size 3", "SGLang's hierarchical cache", 3 * 10**9),
+        ('VLLM -x {"cpu_bytes_to_use": 3}', "vLLM's CPU offloading connector", 3),
+    ],
+)
+def test_flag_is_in_the_unit_of_its_program(command: str, name: str, limit_bytes: int) -> None:
+    """llama.cpp counts MiB, vLLM GiB, SGLang GB, a connector bytes: as their documentation has it."""
+    assert [(name, limit_bytes)] == [(cache.name, cache.limit_bytes) for cache in told(command)]
+
+
+@pytest.mark.parametrize(
+    ("config", "media"),
+    [
+        *((f'{{"{part}": {{}}}}', True) for part in ("vision_config", "audio_config", "visual", "thinker_config")),
+        ('{"mm_vision_tower": "x"}', True),
+        ('{"text_config": {}}', False),
+        ('["vision_config"]', False),
+        ("[" * 100_000, False),
+        (None, False),
+    ],
+)
+def test_cache_of_media_is_assumed_where_the_model_takes_any(config: str | None, media: bool) -> None:
+    """By its config.json; one that cannot be read says nothing."""
+    found = bound_of("VLLM::EngineCore 7", Facts(model_config=config))
+    assert (4 * GIB if media else None) == (None if found is None else found.limit_bytes)
+
+
+def test_several_caches_bound_a_process_together() -> None:
+    """Their bounds are added up and all are named; one that is off is neither."""
+    # GIVEN
+    known = (
+        HostCache(name="vLLM's swap space", flag="--swap-space", limit_bytes=4 * GIB),
+        HostCache(name="vLLM's KV offloading buffer", flag="--kv-offloading-size", limit_bytes=8 * GIB),
+        MEDIA,
+    )
+
+    # THEN
+    assert bound_of("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == Bound(
+        limit_bytes=12 * GIB,
+        names="vLLM's KV offloading buffer (--kv-offloading-size), vLLM's swap space (--swap-space)",
+        told=True,
+    )
+    assert bound_of("VLLM::EngineCore 7", Facts(model_config=VISION)) == Bound(
+        limit_bytes=4 * GIB,
+        names="vLLM's multimodal processor cache (--mm-processor-cache-gb, by default)",
+        told=False,
+    )

@@ -38,9 +38,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
         + ("" if told.fitting_tokens is None else f": {told.asked_tokens or 'now'} -> {told.fitting_tokens}"),
         raise_fraction(case, missing) if missing else None,
         "--kv-cache-dtype fp8 holds twice the tokens",
-        None
-        if missing is None
-        else f"split the model further: {missing} bytes ({readable_bytes(missing)}) are missing",
+        f"split the model further: {missing} bytes ({readable_bytes(missing)}) are missing" if missing else None,
     )
     return (
         Finding(

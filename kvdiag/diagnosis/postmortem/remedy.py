@@ -93,5 +93,5 @@ def _cost(case: Case, pool_bytes: int) -> str:
     rank = None if report is None else report.deciding_rank
     if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:
         return ""
-    tokens = pool_bytes * report.tokens // rank.pool.nominal_bytes
+    tokens = min(pool_bytes * report.tokens // rank.pool.nominal_bytes, report.tokens)
     return f", which costs {tokens:,} of the pool's {report.tokens:,} tokens"

@@ -7,64 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis.device_banks import watched_devices
-from kvdiag.diagnosis.fleet import Version, compare
-from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
+from kvdiag.diagnosis.fleet import compare
+from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.bench.fleet_power import life
 from tests.builders import GIB, device, evidence, statuses
-from tests.diagnosis.fleet.replicas import FACTS, day, of, replica, replicas, unloaded
+from tests.diagnosis.fleet.replicas import FACTS, MB, day, fleet_of, made, of, replica, replicas, unloaded
 from tests.series import MODELS, device_part, hidden_device_part, host_part, torch_part
 
 TORCH, BESIDE, HOST, KV = "leak.device_torch", "leak.device_non_torch", "leak.host", "leak.kv_blocks"
-
-MB = 1e6
-
-
-def made(
-    slopes: dict[str, float],
-    name: str = "",
-    *,
-    version: str | None = "0.32.0",
-    model: str = "m",
-    hours: float = 23.0,
-    age: float | None = None,
-    began: float = 0.0,
-    load: bool = True,
-    ended: bool = False,
-    floor: float = 1.0,
-) -> ReplicaSummary:
-    """A replica whose components grow by so many MB/h."""
-    return ReplicaSummary(
-        replica=name,
-        version=Version(engine="vllm", version=version, model=model),
-        began_seconds=began,
-        age_seconds=(hours + 1.0 if age is None else age) * 3600.0,
-        watched_seconds=hours * 3600.0,
-        restarts=0,
-        growths=tuple(
-            Growth(
-                component=component,
-                newest=20e9,
-                per_hour=slope * MB,
-                later_per_hour=0.0 if ended else slope * MB,
-                floor_per_hour=slope * floor * MB,
-                later_floor_per_hour=slope * floor * MB,
-                jumps_up=0,
-                jumps_down=0 if floor == 1.0 else 2,
-                beside_load=load,
-            )
-            for component, slope in slopes.items()
-        ),
-    )
-
-
-def fleet_of(count: int, component: str, slope: float, **others: object) -> list[ReplicaSummary]:
-    """Replicas whose slopes lie within a tenth around one."""
-    return [
-        made({component: slope * (0.9 + 0.2 * place / count)}, f"{others}{place}", **others)  # type: ignore[arg-type]
-        for place in range(count)
-    ]
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,17 @@ def split(
     pending_bytes: int = 0,
     private_bytes: int = 0,
     stranded_bytes: int = 0,
+    releasable_bytes: int = 0,
     largest_free_block_bytes: int = 0,
 ) -> ReservedSplit:
     """77 GiB live, and what is named."""
     return ReservedSplit(
         age_seconds=0.0,
-        reserved_bytes=77 * GIB + pending_bytes + private_bytes + stranded_bytes,
+        reserved_bytes=77 * GIB + pending_bytes + private_bytes + stranded_bytes + releasable_bytes,
         live_bytes=77 * GIB,
         pending_bytes=pending_bytes,
         private_bytes=private_bytes,
-        releasable_bytes=0,
+        releasable_bytes=releasable_bytes,
         stranded_bytes=stranded_bytes,
         largest_free_block_bytes=largest_free_block_bytes,
         pinned_segments=0,
