@@ -198,7 +198,7 @@ def test_growth_that_ends_too_late_is_a_fault(
     room_bytes: int | None, changes: dict[str, float], status: Status
 ) -> None:
     """Whether growth levels off does not matter where the room does not last for the rest of it."""
-    found = trend(certain=False, **changes)
+    found = trend("grows", certain=False, **changes)
     assert status == judged(found, "a", room_bytes, DEFAULT_LIMITS)[0]
     assert "suspect" == judged(replace(found, shape="steps"), "a", room_bytes, DEFAULT_LIMITS)[0]
 
