@@ -142,7 +142,7 @@ def test_requests_of_our_own_are_no_idle_stretch() -> None:
 def test_floor_has_the_newest_devices_of_its_stretch() -> None:
     """Those with process lists before those without; published figures only where they are of the stretch."""
     # GIVEN
-    listed = (device(processes=(process(100, GIB),)),)
+    listed = (device(processes=(process(100, GIB),)), device(1))
     bare = (device(used_bytes=21 * GIB),)
     published = (allocator(age_seconds=0.5),)
     stale = (allocator(age_seconds=2.5),)
@@ -151,7 +151,7 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
 
     # WHEN
     with_lists = floor_within(timeline(first, second, third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
-    without = floor_within(timeline(first, third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
+    without = floor_within(timeline(first, at(2.0, holding(3)), third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     none = floor_within(timeline(at(1.0, holding(3)), last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     told = floor_within(
         timeline(first, replace(second, allocators=published), replace(third, allocators=stale), last),
@@ -269,7 +269,7 @@ def test_bytes_of_a_device_are_told_by_memory_and_processes() -> None:
 def test_devices_of_a_server_are_those_its_processes_were_ever_on() -> None:
     """Whichever reading lists them; else those assigned to it, else all, GPUs cut into slices apart."""
     # GIVEN
-    on_one = device(1, processes=(process(100, GIB),))
+    on_one = device(1, processes=(process(100, GIB), process(7, GIB)))
     seen = timeline(
         at(1.0, devices=(device(0, processes=(process(7, GIB),)), on_one)), at(2.0, devices=(device(0), device(1)))
     )
@@ -298,7 +298,8 @@ def test_torch_is_read_from_first_to_last() -> None:
 
     # WHEN
     actual = torch_readings(
-        timeline(told(1.0, first, stranger, gone), at(2.0), told(3.0, last, stranger, anew), at(4.0)), KNOWN
+        timeline(told(1.0, first, stranger, gone), told(1.5, first), at(2.0), told(3.0, last, stranger, anew), at(4.0)),
+        KNOWN,
     )
 
     # THEN
@@ -319,7 +320,7 @@ def test_a_server_begins_with_what_its_devices_held_when_it_answered_awake() -> 
     # GIVEN
     loading, asleep, awake = ((device(used_bytes=size * GIB),) for size in (1, 2, 3))
     sleeping = replace(engine(), asleep=True)
-    before = (at(1.0, devices=loading), at(2.0, sleeping, devices=asleep))
+    before = (at(1.0, devices=loading), at(2.0, sleeping, engine(label="1"), devices=asleep))
 
     # THEN
     assert awake == serving_devices(timeline(*before, at(3.0, engine()), at(4.0, devices=awake)))
