@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from kvdiag.diagnosis.history import UNTOLD, Company, Holder, company, history, watch_all
+from kvdiag.diagnosis.history import GROUPS, UNTOLD, Company, Holder, Part, company, history, watch_all
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders import GIB, MIB, allocator, device, engine, process
@@ -35,6 +36,11 @@ def timeline(*samples: Sample) -> Timeline:
 def on_host(pid: int, anonymous: int | None, resident: int = GIB, name: str = "vllm") -> HostProcess:
     """A process of the server on the host."""
     return HostProcess(pid=pid, name=name, resident_bytes=resident, anonymous_bytes=anonymous)
+
+
+def test_every_component_is_read_together_with_others() -> None:
+    """What one of them lacks at the end is gone: each is in one group."""
+    assert sorted(get_args(Part)) == sorted(part for group in GROUPS for part in group)
 
 
 def by_name(readings: dict[Holder, tuple[list[float], list[int]]]) -> dict[str, tuple[list[float], list[int]]]:

@@ -306,6 +306,27 @@ def test_growth_with_the_work_done_is_a_line_by_that_clock() -> None:
     assert certain(by_work, DEFAULT_LIMITS)
 
 
+def test_growth_that_ended_has_ended_by_any_clock() -> None:
+    """What comes to its end with the work is called by its end, and not by the work."""
+    # GIVEN 12 MB a block for 30 blocks and 5 for 30, a request for each
+    values = rising(12.0, 5.0)
+    assert "ended" == judge(noisy(values)).shape
+    assert "ended" == judge(noisy(values), load=[12.0] * 30 + [5.0] * 30).shape
+
+
+@pytest.mark.parametrize(
+    ("rates", "shape"),
+    [
+        ((0.0, 0.0, 0.0, 30.0), "flat"),  # what began in the last quarter the floor of the last third has not seen
+        ((10.0, 10.0, 10.0, 10.0), "grows"),
+        ((10.0, 10.0, 10.0, 6.0), "grows"),
+    ],
+)
+def test_every_quarter_has_its_part(rates: Sequence[float], shape: Shape) -> None:
+    """A last quarter at less than the rate of the others is growth all the same; one quarter alone is none."""
+    assert shape == judge(noisy(rising(*rates), 0.1)).shape
+
+
 def test_too_few_blocks_tell_nothing() -> None:
     """Six are the fewest that a slope can be told of."""
     blocks = Blocks(
