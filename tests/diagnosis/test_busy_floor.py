@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
-from kvdiag.diagnosis.busy_floor import BusyFloor, busy_floor
+from kvdiag.diagnosis.busy_floor import BusyFloor, Says, busy_floor
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
 from tests.builders import engine, holding, pool
@@ -58,6 +59,7 @@ def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], flo
 
     # THEN the lowest has two requests
     assert actual is not None
+    assert says in get_args(Says)
     assert (says, 6.0, 2) == (actual.says, actual.hours, actual.running)
     assert lowest == pytest.approx(actual.lowest_blocks, abs=12)
 

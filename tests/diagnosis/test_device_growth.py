@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from kvdiag.diagnosis.allocator_growth import allocator_growths
-from kvdiag.diagnosis.device_growth import climb_of, device_growths, floors_after_cycles, warmup_cycles
+from kvdiag.diagnosis.device_growth import Owner, climb_of, device_growths, floors_after_cycles, warmup_cycles
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Facts, Mark, Outcome, Sample, Timeline
 from tests.builders import GIB, MIB, allocator, device, holding, pool, process
@@ -139,6 +140,7 @@ def test_growth_is_the_servers_where_its_own_bytes_rise(
     (actual,) = device_growths(seen, KNOWN, DEFAULT_LIMITS, step="load")
 
     # THEN
+    assert owner in get_args(Owner)
     assert (owner, leaking, judged * MIB) == (actual.owner, actual.leaking, actual.judged_bytes)
     assert (0, "GPU-0", 2, 3, 2 * MIB) == (
         actual.gpu,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -167,6 +168,7 @@ def test_burst_decides_where_the_room_is_gone_within_the_hour(
 )
 def test_every_form_has_its_status_and_sentence(found: Trend, status: Status, words: str) -> None:
     """Growth that is certain is a fault, other growth suspect, what is open unknown, the rest ok; no room, no time."""
+    assert found.shape in get_args(Shape)
     assert (status, words) == judged(found, "a", None, DEFAULT_LIMITS)
 
 

@@ -141,6 +141,32 @@ def test_a_line_grows() -> None:
     assert not actual.certain
 
 
+def test_edges_of_a_line_are_exact() -> None:
+    """From 300 MB/h on the bank of an hour, and with a later half at half the rate, growth is growth."""
+    assert ("grows", "grows") == (judge(noisy(rising(5.0), 0.0)).shape, judge(noisy(rising(12.0, 6.0), 0.0)).shape)
+    assert 400.0 * MB == judge(noisy(rising(10.0), 0.0)).gain_bytes
+
+
+def test_growth_that_bends_is_told_by_its_chance_to_be_steady() -> None:
+    """Near 0 where it slows, near 1 where it becomes faster, and what falls has not wandered up."""
+    slows, speeds = judge(noisy(rising(12.0, 6.6))), judge(noisy(rising(6.6, 12.0)))
+    assert ("grows", "grows") == (slows.shape, speeds.shape)
+    assert slows.p_steady < 0.05
+    assert speeds.p_steady > 0.95
+    assert 0.0 == judge(noisy(rising(-10.0))).wanders
+
+
+@pytest.mark.parametrize(("jump", "shape"), [(600.0, "ended"), (200.0, "grows")])
+def test_growth_behind_a_jump_has_to_be_a_part_of_all_that_came(jump: float, shape: Shape) -> None:
+    """Loaded, and done: 6 MB a block after 600 at once are little, after 200 they are not.
+
+    The lowest of the thirds are 0, 20 blocks' growth and the jump, and 20 blocks' more: 120 of 720 is less than a
+    quarter, 120 of 320 is more.
+    """
+    values = [6.0 * step + (jump if step >= 10 else 0.0) for step in range(COUNT)]
+    assert shape == judge(noisy(values)).shape
+
+
 def test_longer_blocks_are_a_longer_window() -> None:
     """The same 10 MB in each of sixty blocks of 6 minutes: 100 MB/h over 6 hours."""
     # WHEN
@@ -165,6 +191,7 @@ def test_longer_blocks_are_a_longer_window() -> None:
         (rising(5.0, 5.0, 12.0, 12.0), FAST, "grows"),  # ever faster is no end
         ([0.0] * 30 + [400.0] * 30, FAST, "event"),
         (stairs([30]), FAST, "flat"),
+        ([0.0] * 22 + [24.0 * step for step in range(16)] + [360.0] * 22, FAST, "event"),  # too slow for a jump
     ],
 )
 def test_every_form_is_told(values: Sequence[float], bank: Bank, shape: Shape) -> None:
@@ -182,6 +209,7 @@ def test_every_form_is_told(values: Sequence[float], bank: Bank, shape: Shape) -
         ((4, 12, 20, -24, 28, 36, 44, 52), "unsteady"),  # 7 of 8 and more: 9 in 256
         ((4, 8, 12, 16, 20, 24, 28), "ended"),  # none of seven in the later half
         ((4, 8, 12, 16, 20, 24, 52), "steps"),  # one of seven: 8 in 128
+        ((4, 8, 12, 16, 20, 24, 30), "steps"),  # in the first block of that half
     ],
 )
 def test_steps_are_a_leak_where_chance_would_not_make_so_many(places: Sequence[int], shape: Shape) -> None:
@@ -233,7 +261,21 @@ def test_steps_that_come_with_the_highest_load_are_no_leak(highest: Sequence[int
     assert pytest.approx(p_drift) == actual.p_drift
 
 
-@pytest.mark.parametrize(("height", "p_drift"), [(31.0, 1.0 / 256.0), (29.0, 1.0)])
+@pytest.mark.parametrize(("height", "ups"), [(25.2, 12), (25.1, 0)])
+def test_jumps_are_more_than_allocators_round_to(height: float, ups: int) -> None:
+    """From 24 MiB on, which are 25.17 MB."""
+    assert ups == judge(noisy(stairs(range(3, 51, 4), height), 0.0)).jumps_up
+
+
+def test_half_of_the_steps_may_not_come_with_the_load() -> None:
+    """Of eight four are too many, though as many do not."""
+    places = (4, 11, 18, 25, 32, 39, 46, 53)
+    for count, p_drift in ((3, 1.0 / 256.0), (4, 1.0)):
+        load = [1.0 + places.index(step) if step in places[:count] else 0.5 for step in range(COUNT)]
+        assert pytest.approx(p_drift) == judge(noisy(stairs(places)), load=load).p_drift
+
+
+@pytest.mark.parametrize(("height", "p_drift"), [(31.0, 1.0 / 256.0), (30.0, 1.0 / 256.0), (29.0, 1.0)])
 def test_steps_have_to_go_on_as_high(height: float, p_drift: float) -> None:
     """Four of 60 MB before the middle, and four after it of half as much at least."""
     # GIVEN
@@ -241,7 +283,7 @@ def test_steps_have_to_go_on_as_high(height: float, p_drift: float) -> None:
     values = [one + other for one, other in zip(early, late, strict=True)]
 
     # WHEN
-    actual = judge(noisy(values, 0.01), load=[0.5] * COUNT)
+    actual = judge(noisy(values, 0.0), load=[0.5] * COUNT)
 
     # THEN
     assert "steps" == actual.shape
@@ -252,6 +294,7 @@ def test_garbage_that_is_collected_again_and_again_does_not_climb() -> None:
     """Four falls and no such rise are its own; two could be anything that was freed once, and leave what climbs."""
     # GIVEN 240 MB of garbage in 12 blocks, and in 20
     four = judge(noisy([20.0 * (step % 12) for step in range(COUNT)]))
+    three = judge(noisy([20.0 * (step % 15) for step in range(COUNT)]))
     two = judge(noisy([20.0 * (step % 20) for step in range(COUNT)]))
 
     # THEN
@@ -260,6 +303,7 @@ def test_garbage_that_is_collected_again_and_again_does_not_climb() -> None:
         (two.shape, two.jumps_up, two.jumps_down),
     )
     assert abs(four.bytes_per_second) < 2.0 * MB / 60.0
+    assert (("flat", 3), True) == ((three.shape, three.jumps_down), abs(three.bytes_per_second) < 2.0 * MB / 60.0)
     assert pytest.approx(20.0 * MB / 60.0, rel=0.1) == two.bytes_per_second
 
 
