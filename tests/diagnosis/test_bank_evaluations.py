@@ -171,6 +171,46 @@ def test_blocks_have_room_for_two_readings(tick: float, blocks: int) -> None:
     assert pytest.approx(blocks * (60 // blocks) / 60.0) == fast.hours
 
 
+def test_weakest_of_the_evaluations_counts() -> None:
+    """Growth that began after the first of them is as certain as the one that has seen least of it."""
+    # GIVEN 20 MB a minute since minute 15 of 80: the window before the last but one has seen 45 of its 60 minutes
+    late = watch(series(lambda minute: 20.0 * max(minute - 15.0, 0.0), 80), DEFAULT_LIMITS).trends[0]
+    whole = watch(series(lambda minute: 20.0 * minute, 80), DEFAULT_LIMITS).trends[0]
+
+    # THEN the newest window has seen the most of both
+    assert late.wanders < 0.8 * whole.wanders
+    assert late.p_drift >= whole.p_drift
+
+
+def test_certain_growth_is_not_where_a_longer_bank_saw_it_come_back() -> None:
+    """Falls, no rise like them, and a floor that stays: garbage of some hours. One fall may be anything."""
+
+    # GIVEN 2 GB of garbage, collected each 100 minutes or once, and 20 MB a minute since the last fall
+    def rises(period: float, first: float = 0.0) -> Callable[[float], float]:
+        return lambda minute: 20.0 * ((minute - first) % period if minute >= first else 0.0)
+
+    again = watch(series(rises(100.0), 398), DEFAULT_LIMITS)
+    straight = watch(series(rises(1000.0, 299.0), 398), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("grows", False, "flat") == (again.trends[0].shape, again.trends[0].certain, again.trends[1].shape)
+    assert ("grows", True) == (straight.trends[0].shape, straight.trends[0].certain)
+
+
+def test_floor_of_a_minute_is_its_lowest_reading() -> None:
+    """Medians that climb over lows that stay are garbage, read four times a minute."""
+    # GIVEN a level of which one reading in four never rises
+    whole = series(lambda minute: 12.0 * minute, 80, tick=15.0)
+    sizes = tuple(5000 * MB if place % 4 == 2 else size for place, size in enumerate(whole.sizes_bytes))
+
+    # THEN
+    fast = watch(replace(whole, sizes_bytes=sizes), DEFAULT_LIMITS).trends[0]
+    assert "flat" == fast.shape
+    assert abs(fast.gain_bytes) <= 2 * MB
+    busy = watch(replace(whole, sizes_bytes=sizes, idle=(False,) * len(sizes)), DEFAULT_LIMITS).trends[0]
+    assert "flat" == busy.shape
+
+
 def test_growth_that_is_fast_on_a_long_bank_needs_no_longer_than_on_the_shortest() -> None:
     """Of 600 MB/h the bank of six hours is certain when it was seen three times, ten minutes apart."""
     # GIVEN three hours and 20 minutes, and ten minutes less

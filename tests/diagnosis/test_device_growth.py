@@ -113,6 +113,7 @@ def test_floors_are_those_of_cycles_that_worked() -> None:
     ]
     assert [6, 5, 5, 4] == counts
     assert [] == floors_after_cycles(run(STILL), KNOWN, DEFAULT_LIMITS, "other")
+    assert [] == floors_after_cycles(run([]), KNOWN, DEFAULT_LIMITS, "load")
     whole = run(STILL)
     cut = Timeline(samples=whole.samples, marks=whole.marks[:-1])
     assert 5 == len(floors_after_cycles(cut, KNOWN, DEFAULT_LIMITS, "load"))
