@@ -213,6 +213,8 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
             told["live_growth_per_hour"],
         )
         assert (None if stranded_share is None else round(last * stranded_share)) == told["stranded"]
+        units = {one.name: (one.unit, one.source) for one in found.evidence}
+        assert {("bytes", "torch")} == {units[name] for name in ("reserved_but_unallocated", "stranded", "releasable")}
         told_apart = "lie between live blocks" in found.summary
         assert told_apart == (stranded_share is not None)
         assert ("which part is between live blocks is not told" in found.summary) != told_apart

@@ -320,6 +320,16 @@ def test_what_the_load_explains_is_no_growth() -> None:
     assert pytest.approx(10.0 * MB / 60.0, rel=0.2) == alone.bytes_per_second
 
 
+def test_end_that_the_highest_load_explains_is_an_end() -> None:
+    """What levels off as the highest load so far does has ended, though beside that load it looks straight."""
+    # GIVEN a load that rises ever more slowly to its height, 400 MB with it, and 6 MB a block besides
+    load = [10.0 * (1.0 - math.exp(-step / 12.0)) for step in range(COUNT)]
+    values = noisy([40.0 * each + 6.0 * step for step, each in enumerate(load)], 0.2)
+
+    # THEN
+    assert "ended" == judge(values, load=load, beside=True).shape
+
+
 def test_growth_beside_a_load_is_called() -> None:
     """Beside 200 MB that come and go with the load 10 MB a block are growth."""
     # GIVEN
