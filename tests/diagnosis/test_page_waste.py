@@ -152,10 +152,14 @@ def test_readings_without_requests_or_usage_tell_no_change() -> None:
 
 
 def test_second_counter_is_set_against_the_first() -> None:
-    """Half as many tokens looked up as came in prompts are 0.5."""
-    actual = waste(*page(9, looked_up=80))
-    assert actual is not None
-    assert 0.5 == actual.looked_up_ratio
+    """Half as many tokens looked up as came in prompts are 0.5; none may be, or be counted."""
+    samples = page(9)
+    uncounted = [
+        replace(each, engines=tuple(replace(one, prefix_queries_total=None) for one in each.engines or ()))
+        for each in samples
+    ]
+    found = [waste(*page(9, looked_up=80)), waste(*page(9, looked_up=0)), waste(*uncounted)]
+    assert [0.5, 0.0, 0.0] == [None if one is None else one.looked_up_ratio for one in found]
 
 
 def test_engine_with_most_waste_is_told() -> None:
