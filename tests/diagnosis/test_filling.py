@@ -65,6 +65,31 @@ def test_growth_under_a_bound_is_the_caches(
     ]
 
 
+def test_resident_bytes_are_called_so() -> None:
+    """Where nobody tells the anonymous ones."""
+    # GIVEN
+    samples = [
+        Sample(
+            at_seconds=60.0 * minute,
+            engines=(engine(),),
+            host=(HostProcess(pid=7, name="llama-server", resident_bytes=2 * GIB + MB * minute),),
+        )
+        for minute in range(3)
+    ]
+    known = told(1000 * MB)
+
+    # WHEN
+    seen = history(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS)
+    resident = under_its_bound(FAULT, HOLDER, seen, "resident", known, DEFAULT_LIMITS)
+    anonymous = under_its_bound(
+        FAULT, HOLDER, history(grown(MB), known, DEFAULT_LIMITS), "anonymous", known, DEFAULT_LIMITS
+    )
+
+    # THEN
+    assert resident.summary.startswith("llama-server 7: resident bytes grow under the bound of")
+    assert anonymous.summary.startswith("llama-server 7: anonymous bytes grow under the bound of")
+
+
 def test_process_without_caches_is_judged_as_it_was() -> None:
     """Nothing is known that bounds it."""
     seen = history(grown(500 * MB, name="python3"), Facts(), DEFAULT_LIMITS)
