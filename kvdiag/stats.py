@@ -83,7 +83,6 @@ class Levelled:
     values: tuple[float, ...]
     ups: int
     downs: int
-    jumped: float
     up_places: tuple[int, ...] = ()
 
 
@@ -320,7 +319,7 @@ def without_jumps(
     """
     rises = [later - earlier for earlier, later in pairwise(values)]
     if not rises:
-        return Levelled(values=tuple(values), ups=0, downs=0, jumped=0.0)
+        return Levelled(values=tuple(values), ups=0, downs=0)
     beside_rises = [[later - earlier for earlier, later in pairwise(series)] for series in beside]
     # The jumps of a first fit are left out of the second.
     first = _jumps(_beside_steps(rises, beside_rises, [True] * len(rises)), deviations, least)
@@ -333,7 +332,6 @@ def without_jumps(
         ups=len(ups),
         up_places=ups,
         downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
-        jumped=sum(jumps),
     )
 
 

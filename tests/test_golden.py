@@ -11,7 +11,8 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import postmortem
 from kvdiag.feeds.trace import read_trace
-from kvdiag.model import Finding
+from kvdiag.model import Diagnosis
+from tests.corpus.figures import RENEW, figures, kept_verdict
 from tests.diagnosis.postmortem.cases import case_of
 from tests.golden import FOLDER, SUFFIX, cases
 
@@ -23,23 +24,26 @@ FAILURES = {
 }
 
 
-def found(name: str) -> tuple[Finding, ...]:
+def found(name: str) -> Diagnosis:
     """What is said of a trace, or of a message that a server left when it died."""
     kind, _, left = name.partition("/")
     if kind == "failures":
-        return postmortem(case_of(FAILURES[left])).findings
-    return diagnose(*read_trace(TRACES / f"{name}{SUFFIX}")).findings
+        return postmortem(case_of(FAILURES[left]))
+    return diagnose(*read_trace(TRACES / f"{name}{SUFFIX}"))
 
 
 @pytest.mark.parametrize(("verdict", "name"), [(verdict, name) for verdict, names in GOLDEN.items() for name in names])
 def test_golden_history_gets_its_verdict(verdict: str, name: str) -> None:
-    """The verdict is called; a warm-up is explained instead."""
+    """The verdict is called; a warm-up is explained instead. All figures of a verdict's own trace are those kept."""
     # WHEN
-    (actual,) = [one for one in found(name) if one.id == verdict]
+    said = found(name)
+    (actual,) = [one for one in said.findings if one.id == verdict]
 
     # THEN
     assert actual.status in (("ok",) if verdict == "benign.warmup" else ("fault", "suspect"))
     assert actual.evidence
+    if name.startswith(f"{FOLDER.name}/"):
+        assert kept_verdict(name.partition("/")[2]) == figures(said), RENEW
 
 
 def test_every_verdict_has_two_golden_histories() -> None:

@@ -208,7 +208,7 @@ def _without_jumps(middles: Sequence[float], beside: Sequence[Sequence[float]], 
     smooth = stats.without_jumps(middles, limits.jump_deviations, limits.jump_least_bytes, beside)
     if smooth.downs >= limits.collections and smooth.ups == 0:
         # Garbage that is collected again and again falls and never jumps: without its falls it would climb for ever.
-        return stats.Levelled(values=tuple(middles), ups=0, downs=smooth.downs, jumped=0.0)
+        return stats.Levelled(values=tuple(middles), ups=0, downs=smooth.downs)
     return smooth
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvdiag.model import Facts, Timeline
+from kvdiag.model import Diagnosis
 from tests.corpus.incidents import INCIDENTS
-from tests.corpus.score import Expected, Scored, answer, answers, expectations, messages, score
+from tests.corpus.score import Expected, Scored, Variant, answer, answers, expectations, messages, score
 
 TABLE = Path(__file__).with_name("misses.json")
 
@@ -33,10 +34,9 @@ def listed() -> tuple[Miss, ...]:
     return tuple(Miss(**{**row, "wrong": tuple(row["wrong"])}) for row in json.loads(TABLE.read_text()))
 
 
-def misses(incident: str, timeline: Timeline, facts: Facts) -> tuple[Miss, ...]:
-    """The misses that there are, without their reasons."""
+def misses(incident: str, given: Mapping[Variant, Diagnosis]) -> tuple[Miss, ...]:
+    """The misses that there are among the diagnoses of its variants, without their reasons."""
     expected: Expected = expectations()[incident]
-    given = answers(INCIDENTS[incident], messages(), timeline, facts)
     scored: list[Scored] = [score(incident, variant, expected, answer(made)) for variant, made in given.items()]
     return tuple(
         Miss(incident=incident, variant=one.variant, mark=one.mark, wrong=one.wrong)
@@ -51,7 +51,7 @@ def main() -> int:
     rows = [
         {**asdict(one), "why": reasons.get((one.incident, one.variant), "")}
         for incident in INCIDENTS.values()
-        for one in misses(incident.id, *incident.recording().play())
+        for one in misses(incident.id, answers(incident, messages(), *incident.recording().play()))
     ]
     TABLE.write_text("[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n")
     for row in rows:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis.failure_log import read_failures
-from kvdiag.diagnosis.shortage import ANCHORS, Shortage, parse_shortage
+from kvdiag.diagnosis.shortage import ANCHORS, Kind, Shortage, parse_shortage
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 NEW = (
@@ -29,6 +29,11 @@ ASYNC = (
 def gib(size: float) -> int:
     """Bytes of a size that is printed in GiB."""
     return int(size * GIB)
+
+
+def test_every_kind_has_a_wording() -> None:
+    """And every wording is of a kind."""
+    assert set(get_args(Kind)) == {kind for kind, _ in ANCHORS}
 
 
 def told(text: str) -> dict[str, Any]:
