@@ -202,23 +202,33 @@ def test_less_than_half_of_the_work_is_a_collapse(tokens: int, status: str, told
     assert (f"and meanwhile the server {told}" in actual.summary) if told else ("meanwhile" not in actual.summary)
 
 
+TEN_MINUTES, NINE_MINUTES = 11, 10
+"""Pages, a minute apart."""
+
+
 @pytest.mark.parametrize(
-    ("expected", "actual"),
+    ("fine", "queue", "worked", "every_seconds", "expected"),
     [
-        (0.4, share((MINUTES[0], 600, 400), (MINUTES[1], 300, 100))),
-        (0.4, share((MINUTES[1], 300, 100), (MINUTES[0], 600, 400))),
-        (None, share((MINUTES[0], 600, 400), (MINUTES[1][:10], 300, 100))),
-        (None, share((MINUTES[0][:10], 600, 400), (MINUTES[1], 300, 100))),
-        (None, share((MINUTES[0], 0, 0), (MINUTES[1], 300, 100))),
-        (0.4, share((MINUTES[0], 600, 400), (MINUTES[1], 300, 100), every_seconds=90.0)),
-        (None, share((MINUTES[0], 600, 400), (MINUTES[1], 300, 100), every_seconds=90.1)),
+        (TEN_MINUTES, TEN_MINUTES, (600, 400), 60.0, 0.4),
+        (TEN_MINUTES, NINE_MINUTES, (600, 400), 60.0, None),
+        (NINE_MINUTES, TEN_MINUTES, (600, 400), 60.0, None),
+        (TEN_MINUTES, TEN_MINUTES, (0, 0), 60.0, None),
+        (TEN_MINUTES, TEN_MINUTES, (600, 400), 90.0, 0.4),
+        (TEN_MINUTES, TEN_MINUTES, (600, 400), 90.1, None),
     ],
-    ids=["after", "before", "queue of 9 min", "9 min without", "no work", "90 s apart", "further apart"],
+    ids=["ten minutes each", "queue of nine", "nine without", "no work", "90 s apart", "further apart"],
 )
-def test_work_is_compared_over_ten_minutes_of_either(expected: float | None, actual: float | None) -> None:
-    """Prompt and generated tokens together; pages more than 90 s apart do not hang together."""
+def test_work_is_compared_over_ten_minutes_of_either(
+    fine: int, queue: int, worked: tuple[int, int], every_seconds: float, expected: float | None
+) -> None:
+    """Prompt and generated tokens together, whichever comes first; pages more than 90 s apart do not hang together."""
+    # GIVEN 400 tokens a page behind a queue
+    stretches = (MINUTES[0][:fine], *worked), (MINUTES[1][:queue], 300, 100)
+
     # THEN
-    assert actual is None if expected is None else pytest.approx(expected) == actual
+    for order in (stretches, stretches[::-1]):
+        actual = share(*order, every_seconds=every_seconds)
+        assert actual is None if expected is None else pytest.approx(expected) == actual
 
 
 def mixed(*between: Engine) -> float | str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -305,21 +305,38 @@ def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: b
 
 
 @pytest.mark.parametrize(
-    ("found", "status", "words"),
+    ("growth", "status", "words"),
     [
-        (rest(STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves: beside torch it is flat"),
-        (rest((2,) * 8, STEADY), "fault", "GPU 0 grows with each request and does not return, 12.00 MiB in 6 cycles"),
-        (rest((2,) * 8, STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves"),
-        (rest((3,) * 8, STEADY, STEADY), "fault", "does not return, 12.00 MiB in 6 cycles of it beside torch"),
-        (rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8), "unknown", "cannot tell: beside torch GPU 0 rose 2.00 MiB in 6"),
-        (rest((0,) * 8, (0,) * 8), "ok", "GPU 0 grows by no more than torch reserves"),
-        (rest((2,) * 8, (2,) * 8, uuid="1"), "fault", "24.00 MiB in 6 cycles of it beside torch"),
-        (rest(STEADY, (0,) * 8, own=False), "unknown", "cannot tell: the bytes of the server's processes are not told"),
+        (lambda: rest(STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves: beside torch it is flat"),
+        (
+            lambda: rest((2,) * 8, STEADY),
+            "fault",
+            "GPU 0 grows with each request and does not return, 12.00 MiB in 6 cycles",
+        ),
+        (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves"),
+        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", "does not return, 12.00 MiB in 6 cycles of it beside torch"),
+        (
+            lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8),
+            "unknown",
+            "cannot tell: beside torch GPU 0 rose 2.00 MiB in 6",
+        ),
+        (lambda: rest((0,) * 8, (0,) * 8), "ok", "GPU 0 grows by no more than torch reserves"),
+        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", "24.00 MiB in 6 cycles of it beside torch"),
+        (
+            lambda: rest(STEADY, (0,) * 8, own=False),
+            "unknown",
+            "cannot tell: the bytes of the server's processes are not told",
+        ),
     ],
     ids=["torch's", "half of it", "two processes'", "a third", "a page", "flat", "another GPU's torch", "a neighbour"],
 )
-def test_the_devices_growth_less_what_torch_reserved_is_beside_it(found: Finding, status: str, words: str) -> None:
+def test_the_devices_growth_less_what_torch_reserved_is_beside_it(
+    growth: Callable[[], Finding], status: str, words: str
+) -> None:
     """Of all the processes on that device; a page is the least that counts."""
+    # WHEN
+    found = growth()
+
     # THEN
     assert words in found.summary
     assert status == found.status
