@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
-from kvdiag.model import Device, Evidence, Facts, Finding, Process, Sample, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, Mark, Memory, Process, Sample, Timeline
 from tests.builders import GIB, MIB, NO_NVML, device, engine, evidence, pool, process
+from tests.series import neighbour_part, timeline
 
 SERVER = Facts(server_pids=(100, 101))
 OWN = process(100, 10 * GIB, "VLLM::EngineCore")
@@ -326,3 +329,35 @@ def test_readings_before_the_server_and_after_it_decide_nothing() -> None:
     # THEN
     assert "ok" == lists((0.0, (ORPHAN,)), (60.0, (ORPHAN,)), (120.0, (OWN,)), (180.0, (OWN,))).status
     assert "ok" == lists((0.0, (OWN,)), (60.0, (OWN,)), (120.0, (ORPHAN,)), (180.0, (ORPHAN,))).status
+
+
+def smaller(whole: Device, less: int) -> Device:
+    """A device with so many bytes less, all of them free ones."""
+    assert whole.memory is not None
+    memory = Memory(total_bytes=whole.memory.total_bytes - less, free_bytes=whole.memory.free_bytes - less)
+    return replace(whole, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "steps", "status", "words"),
+    [
+        (80, False, "fault", "bytes that are not the server's keep growing"),
+        (80, True, "suspect", "1.40 GiB belong to python3 (pid 1000), not to the server"),
+        (40, False, "fault", "1.40 GiB belong to python3 (pid 1000), not to the server"),
+    ],
+    ids=["watched", "in a run of steps", "a fault already"],
+)
+def test_growth_of_others_is_told_where_it_says_more(total_gib: int, steps: bool, status: str, words: str) -> None:
+    """500 MB/h for three hours: on 80 GiB suspect by what is there now, by which a run of steps is judged."""
+    # GIVEN
+    seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
+    less = (80 - total_gib) * GIB
+    samples = tuple(
+        replace(sample, devices=tuple(smaller(one, less) for one in sample.devices or ())) for sample in seen.samples
+    )
+    marks = (Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin"),) if steps else ()
+    (actual,) = judge(Timeline(samples=samples, marks=marks), SERVER, DEFAULT_LIMITS)
+
+    # THEN
+    assert words in actual.summary
+    assert status == actual.status
