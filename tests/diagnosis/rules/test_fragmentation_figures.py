@@ -273,6 +273,7 @@ def test_kept_holes_smaller_than_a_large_block_are_of_no_note(stranded: int, sta
     actual = told(held(5 * GIB, 8 * GIB + stranded, stranded_bytes=stranded, releasable_bytes=3 * GIB))
 
     # THEN
+    assert "Worker 100: 3.50 GiB reserved by torch lie unused" in actual.summary
     assert words in actual.summary
     assert status == actual.status
 
