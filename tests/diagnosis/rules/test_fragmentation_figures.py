@@ -1,4 +1,4 @@
-"""fragmentation.allocator at its thresholds and with its figures: messages, black boxes, parts of the gap, cycles."""
+"""fragmentation.allocator at its thresholds and with its figures: messages, black boxes, parts of the gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from kvdiag.model import (
     Timeline,
 )
 from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, allocator, engine, evidence, pool, split
-from tests.diagnosis.rules.cycles import cycles
 
 SERVER = Facts(pools=(pool(),), server_pids=(100, 101, 102))
 WHO = "Worker 100"
@@ -376,55 +375,3 @@ def test_of_equal_leftovers_one_is_named_always_the_same() -> None:
     assert "Worker 100" == evidence(left(10, 10))["process"]
     assert "A 101" == evidence(left(10, 10, titles=("B", "A")))["process"]
     assert "process 101" == evidence(left(10, 10, titles=("B", None)))["process"]
-
-
-GROWN = 6 * MIB
-
-
-def climbing(*processes: tuple[int, int]) -> Timeline:
-    """Eight equal cycles in which processes reserve so many bytes more each, of which so many are live."""
-    return cycles(
-        [
-            Sample(
-                at_seconds=0.0,
-                allocators=tuple(
-                    held(5 * GIB + live * cycle, 6 * GIB + reserved * cycle, pid=100 + place)
-                    for place, (reserved, live) in enumerate(processes)
-                ),
-            )
-            for cycle in range(9)
-        ]
-    )
-
-
-def test_cache_that_grows_with_each_request_has_its_figures() -> None:
-    """Eight cycles, of which two are first touch: six times as much over the judged ones, of the worst process."""
-    # WHEN
-    actual = verdict(climbing((GROWN, 0), (2 * GROWN, 0), (9 * GROWN, 9 * GROWN)))
-
-    # THEN
-    grows = "torch reserves 12.00 MiB more with each request, while what lives in it does not grow"
-    assert ("suspect", f"Worker 101: {grows}") == (actual.status, actual.summary)
-    assert [
-        ("process", "Worker 101", "", "torch"),
-        ("reserved_growth_per_cycle", 12 * MIB, "bytes", "torch"),
-        ("reserved_growth_over_judged_cycles", 72 * MIB, "bytes", "torch"),
-        ("live_growth_over_judged_cycles", 0, "bytes", "torch"),
-        ("judged_cycles", 6, "cycles", "kvdiag"),
-        ("rising_cycles", 6, "cycles", "torch"),
-    ] == figures(actual)
-
-
-def test_cache_that_does_not_grow_alone_is_told_by_its_gap() -> None:
-    """What lives in torch grows as well, or nothing does: no cache's growth; a suspect process is told before it."""
-    # THEN
-    assert ["ok", "ok"] == [verdict(climbing(one)).status for one in ((GROWN, GROWN), (0, 0))]
-    last = climbing((GROWN, 0))
-    ill = held(5 * GIB, 8 * GIB, pid=102, split=HOLES)
-    samples = tuple(replace(one, allocators=(*one.allocators, ill)) if one.allocators else one for one in last.samples)
-    assert "would not fit" in verdict(replace(last, samples=samples)).summary
-    dark = tuple(
-        replace(one, allocators=(*one.allocators, replace(ill, split=None))) if one.allocators else one
-        for one in last.samples
-    )
-    assert "torch reserves 6.00 MiB more with each request" in verdict(replace(last, samples=dark)).summary
