@@ -49,8 +49,13 @@ def lists(*readings: tuple[float, tuple[Process, ...]]) -> Finding:
 )
 def test_others_count_from_a_context_and_cost_from_a_fiftieth_of_the_device(size: int, status: str) -> None:
     """256 MiB are the smallest context; 2 % of 24 GiB are 515,396,075.52 bytes."""
+    # WHEN
+    actual = once(gpu(OWN, process(7, size)))
+
     # THEN
-    assert status == once(gpu(OWN, process(7, size))).status
+    told = "GPU 0: nothing of note but the server" if status == "ok" else "belong to python3 (pid 7), not to the server"
+    assert told in actual.summary
+    assert status == actual.status
 
 
 def test_others_on_a_device_that_does_not_tell_its_size_are_suspect() -> None:

@@ -24,6 +24,8 @@ class Offered:
     seen: int = 2
     failed: int = 0
     notes: tuple[str, ...] = ()
+    settles: bool = True
+    """Whether the readings after it agree; else they still fall."""
     on_the_way: int | None = None
     """Held before all of its requests were resident."""
 
@@ -77,5 +79,9 @@ def timeline(step: str, offered: Sequence[Offered]) -> Timeline:
             )
             for number in range(one.seen)
         ]
-        samples += [Sample(at_seconds=start + second, engines=(_page(one.after),)) for second in (2.3, 2.6)]
+        last = (one.after if one.settles else one.after + 3, one.after)
+        samples += [
+            Sample(at_seconds=start + second, engines=(_page(blocks),))
+            for second, blocks in zip((2.3, 2.6), last, strict=True)
+        ]
     return Timeline(samples=tuple(samples), marks=tuple(marks))

@@ -53,6 +53,28 @@ def test_the_first_of_several_cycles_is_left_out() -> None:
     )
 
 
+def test_of_two_cycles_the_second_is_judged() -> None:
+    """What the first held too much is first touch."""
+    # THEN
+    actual = single(Offered(held=30), FITS)
+    assert ("ok", 1) == (actual.status, measured(actual)["cycles_judged"])
+
+
+def test_a_pool_that_does_not_settle_after_the_last_load_is_unknown() -> None:
+    """Blocks that still come back when the readings end are neither kept nor returned; the last notes are told."""
+    # WHEN
+    actual = single(
+        FITS, FITS, Offered(held=10, notes=("third",)), Offered(held=10, after=4, settles=False, notes=("last",))
+    )
+
+    # THEN
+    assert ("unknown", "cannot tell: the pool did not settle between the requests", ("last",)) == (
+        actual.status,
+        actual.summary,
+        actual.notes,
+    )
+
+
 @pytest.mark.parametrize(
     ("after", "status", "told"),
     [
