@@ -1,4 +1,4 @@
-"""leak.host: the room that is left of the host's memory, and what decides where several processes are read."""
+"""leak.host: the room that is left of the host's memory, and which of a process's bytes count."""
 
 from __future__ import annotations
 
@@ -64,27 +64,3 @@ def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
 
     # THEN
     assert ("ok", True) == (actual.status, "anonymous bytes are flat" in actual.summary)
-
-
-def page(name: str, hours: float) -> Finding:
-    """The finding on a process that tells resident bytes alone, and grows."""
-
-    def part(size: int) -> Sample:
-        return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name=name, resident_bytes=size),))
-
-    seen = timeline("filled cache", hours=hours, leak_mb_per_hour=200.0, part=part)
-    known = replace(facts(World()), host_limit_bytes=64 * GIB)
-    (found,) = judge(seen, known, DEFAULT_LIMITS)
-    return found
-
-
-def test_resident_bytes_alone_are_a_leak_from_six_hours_on() -> None:
-    """Until then mapped files may be what grows, and in a container's sum at any time: that doubt is told."""
-    # WHEN
-    found = [page("API server", 4.5), page("API server", 9.0), page("container", 9.0)]
-
-    # THEN
-    doubt = "; anonymous memory is not told apart from mapped files; /proc/PID/smaps_rollup would"
-    assert ["suspect", "fault", "suspect"] == [one.status for one in found]
-    assert [True, False, True] == [one.summary.endswith(doubt) for one in found]
-    assert all("resident bytes keep growing" in one.summary for one in found)
