@@ -266,3 +266,20 @@ def test_an_engine_that_counts_anew_has_no_work_in_between() -> None:
 
     # THEN
     assert [pytest.approx(0.2)] * 4 == [of(), of(restart=True), of(told=False), of("7")]
+
+
+def test_work_of_all_engines_counts_where_one_of_them_has_a_queue() -> None:
+    """A second engine that is idle, or works on, beside the one whose pool is full."""
+    # GIVEN 1,000 tokens a minute, then 200 while the first engine has a queue
+    samples: list[Sample] = []
+    done = 0
+    for page in (*MINUTES[0], *MINUTES[1]):
+        done += 1_000 if page is FINE else 200
+        first = replace(page, generation_tokens_total=done)
+        samples.append(Sample(at_seconds=60.0 * len(samples), engines=(first, engine(label="1"))))
+    pools = (HUNDRED.pools[0], replace(HUNDRED.pools[0], engine="1"))
+    actual = verdict(Timeline(samples=tuple(samples)), Facts(pools=pools))
+
+    # THEN
+    assert "fault" == actual.status
+    assert pytest.approx(0.2) == evidence(actual)["work_while_waiting_over_other_times"]
