@@ -17,7 +17,7 @@ from kvdiag.diagnosis.observe import (
 )
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.kv.served import all_pools_bytes, bytes_problem
-from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, Status, Timeline
 
 ID = "baseline.duplicate_model"
 LEVEL_READINGS = 2
@@ -29,8 +29,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if not first_devices(timeline):
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
     known = server_uuids(timeline, facts)
-    own = next((seen for sample in timeline.samples if (seen := server_devices(sample.devices, known))), ())
-    held = [_server_bytes(timeline, device.uuid, facts) for device in own]
+    there = next((seen for sample in timeline.samples if (seen := server_devices(sample.devices, known))), ())
+    own = [one for device in there if (one := _first_with_server(timeline, device.uuid, facts)) is not None]
     pools = all_pools_bytes(facts)
     if facts.weights_bytes is None:
         return unseen(ID, "the size of the weights is not known (the model's files are not visible here)")
@@ -38,7 +38,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return _without_pool(timeline, facts, limits)
     if pools is None:
         return unseen(ID, f"the engine does not report its pool's bytes, and {bytes_problem(facts)}")
-    if not held or None in held:
+    if not own or len(own) < len(there):
         return unseen(ID, "the server's own bytes on the device are not visible")
     copies = len(facts.pools)
     ranks = max(len(own) // copies, 1)
@@ -48,7 +48,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     allowance = limits.context_bytes * max(processes, 1) + sum(
         int(limits.activation_ratio * device.memory.total_bytes) for device in own if device.memory is not None
     )
-    used = sum(size for size in held if size is not None)
+    used = sum(server_bytes(device, facts.server_pids) or 0 for device in own)
     beyond = used - pool_bytes - weights
     evidence = (
         number("server_bytes", used, "bytes", "nvml"),
@@ -60,7 +60,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     extra_copies = (beyond - limits.least_context_bytes) // weights if weights else 0
     if extra_copies >= 1:
         extra = f"{readable_bytes(beyond)} beyond its pool and one copy of its weights ({readable_bytes(weights)})"
-        if weights < allowance and beyond <= allowance:
+        if beyond <= allowance:
             # Context, activations and graphs of a small model weigh more than its weights.
             summary = f"cannot tell: {extra} may be a copy of them as well as ordinary overhead"
             return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
@@ -130,10 +130,10 @@ def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
     return held
 
 
-def _server_bytes(timeline: Timeline, uuid: str, facts: Facts) -> int | None:
-    """The server's bytes on a device in the first sample that shows them."""
+def _first_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:
+    """A device in the first sample that shows the server's bytes on it."""
     for sample in timeline.samples:
         for device in sample.devices or ():
-            if device.uuid == uuid and (found := server_bytes(device, facts.server_pids)) is not None:
-                return found
+            if device.uuid == uuid and server_bytes(device, facts.server_pids) is not None:
+                return device
     return None

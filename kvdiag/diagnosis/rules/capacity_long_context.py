@@ -15,16 +15,14 @@ STEP = "long_context"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Look at single requests that ran out of memory, at the pool's size, and at the longest request that worked."""
     alone = [
-        failure
+        (workload.prompt_tokens, failure.oom)
         for failure in memory_failures(timeline)
-        if failure.span.workload is not None
-        and failure.span.workload.requests == 1
+        if (workload := failure.span.workload) is not None
+        and workload.requests == 1
         and failure.oom.room_left is not True
     ]
     if alone:
-        failure = alone[0]
-        tokens = failure.span.workload.prompt_tokens if failure.span.workload is not None else 0
-        oom = failure.oom
+        tokens, oom = alone[0]
         free = "" if oom.free_bytes is None else f", {readable_bytes(oom.free_bytes)} were free"
         return (
             Finding(
@@ -83,7 +81,7 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
         begin: tuple[float, Engine] | None = None
         readings = 0
         for at_seconds, engine in readings_of(timeline, pool.engine):
-            if not engine.requests_waiting or not _fills_alone(engine, pool):
+            if not _fills_alone(engine, pool):
                 begin = None
             elif begin is None or _advanced(begin[1], engine):
                 begin, readings = (at_seconds, engine), 1

@@ -62,8 +62,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     """Engines of one server have one model and one fraction: the one with the smaller pool lacks what a rank holds."""
-    sizes = [(size, pool) for pool in facts.pools if (size := _pool_tokens(pool)) is not None]
-    if not sizes or len(sizes) < len(facts.pools):
+    sizes = [(_pool_tokens(pool), pool) for pool in facts.pools]
+    if not sizes:
         return None
     (least, small), (most, large) = min(sizes, key=_size), max(sizes, key=_size)
     if most - least <= limits.uneven_pools_ratio * most:
@@ -96,7 +96,7 @@ def _size(one: tuple[int, KvPool]) -> int:
     return one[0]
 
 
-def _pool_tokens(pool: KvPool) -> int | None:
+def _pool_tokens(pool: KvPool) -> int:
     return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvdiag.diagnosis.explained import explained_bytes
 from kvdiag.diagnosis.growth import unknown
 from kvdiag.diagnosis.limits import Limits
@@ -14,7 +16,7 @@ from kvdiag.diagnosis.observe import (
     whole_number,
 )
 from kvdiag.diagnosis.step import Step
-from kvdiag.model import Facts, Quantity, Span, Status, StepResult, Timeline, Workload
+from kvdiag.model import Facts, Quantity, Sample, Status, StepResult, Timeline, Workload
 
 ID = "baseline"
 
@@ -25,8 +27,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     if span is None or span.end_seconds is None:
         return unknown(ID, "it did not run to its end" if span else "it did not run", span)
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
+    samples = timeline.between(span.begin_seconds, span.end_seconds)
     if floor is None:
-        return unknown(ID, _not_settled(timeline, facts, span, limits), span)
+        return unknown(ID, _not_settled(samples, gap_reason(timeline, facts, "vllm"), limits), span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
     unseen = [device for device in devices if device.memory is None]
@@ -49,7 +52,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         status, parts = "fault", [f"{whole_number(floor.blocks)} blocks are held while nothing runs"]
     else:
         parts = ["no block is held"]
-    if unseen and _failed(timeline, span):
+    if unseen and _failed(samples):
         status = "unknown" if status == "ok" else status
         parts.append(f"memory of GPU {unseen[0].index} cannot be read")
     elif unseen:
@@ -68,21 +71,19 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     )
 
 
-def _not_settled(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> str:
-    """Why a span shows no idle floor: traffic, or too few readings to tell."""
-    samples = [one for one in timeline.between(span.begin_seconds, span.end_seconds or float("inf")) if one.engines]
+def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -> str:
+    """Why samples show no idle floor: traffic, or too few readings to tell, for a reason where there is one."""
+    samples = [one for one in within if one.engines]
     if any(sample.engines_idle is False for sample in samples):
         return "the server was never idle: other traffic"
     if any(sample.engines_idle is None for sample in samples):
         return "the engine does not tell whether it is idle"
-    reason = gap_reason(timeline, facts, "vllm")
     few = f"{len(samples)} readings saw the idle server, {limits.idle_samples} in a row are needed"
     return f"{few}: {reason}" if reason else few
 
 
-def _failed(timeline: Timeline, span: Span) -> bool:
+def _failed(samples: Sequence[Sample]) -> bool:
     """Whether a device reading failed meanwhile; memory that a GPU never tells, as the host's own, is no failure."""
-    samples = timeline.between(span.begin_seconds, span.end_seconds or float("inf"))
     return any(gap.source == "nvml" and gap.kind == "failed" for sample in samples for gap in sample.gaps)
 
 

@@ -30,8 +30,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     kept = found.blocks_kept
     if kept is not None and kept > 0:
         status, summary = "fault", f"{kept:,} KV blocks did not come back over {_length(found)}"
-    load = max((one.soaked.load_cycles for one in found.components), default=0)
-    idle = max((one.soaked.idle_cycles for one in found.components), default=0)
+    load = max(one.soaked.load_cycles for one in found.components)
+    idle = max(one.soaked.idle_cycles for one in found.components)
     return StepResult(
         id=ID,
         status=status,
@@ -43,7 +43,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
             Quantity(name="cycles_judged", value=load, unit="cycles"),
             Quantity(name="idle_cycles_judged", value=idle, unit="cycles"),
         ),
-        notes=(*(spans[0].notes if spans else ()), *_notes(found, limits)),
+        notes=(*spans[0].notes, *_notes(found, limits)),
     )
 
 

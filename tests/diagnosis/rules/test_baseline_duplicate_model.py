@@ -176,3 +176,223 @@ def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
     # THEN
     told = "the engine does not report its KV pool, and the 19.0"
     assert ("unknown", True) == (actual.status, actual.summary.startswith(f"cannot tell: {told}")), actual.summary
+
+
+SMALL = 2 * MIB * 1001
+"""A pool of a thousand blocks and the null block."""
+
+ALLOWANCE = 1100 * MIB + int(0.08 * 24 * GIB)
+"""What one process on a GPU of 24 GiB may take beside pool and weights."""
+
+
+def idle_server(beyond: int, weights: int, *, engines: int = 1, ranks: int = 1, pids: int = 1) -> Finding:
+    """The rule's one finding on engines of some ranks, a GPU each, that hold so much beyond pool and weights."""
+    gpus = engines * ranks
+    bytes_each = SMALL + (beyond + engines * weights) // gpus
+    devices = tuple(
+        device(
+            gpu,
+            processes=(
+                process(100 + gpu, bytes_each),
+                *(process(200 + 8 * gpu + more, 0) for more in range(pids - 1)),
+                process(9, 3 * GIB),
+            ),
+        )
+        for gpu in range(gpus)
+    )
+    known = Facts(
+        pools=tuple(pool(str(number), usable_blocks=1000, pool_bytes=SMALL) for number in range(engines)),
+        server_pids=tuple(range(100, 300)),
+        weights_bytes=weights,
+    )
+    samples = (
+        Sample(at_seconds=1.0, engines=(engine(),)),
+        Sample(at_seconds=2.0, devices=(device(), device(1), device(2), device(3))),
+        Sample(at_seconds=3.0, devices=(*devices, device(7, processes=(process(8, 20 * GIB),)))),
+        Sample(at_seconds=4.0, devices=(device(0, processes=(process(100, 1),)),)),
+    )
+    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("weights", "beyond", "status"),
+    [
+        (6 * GIB, 6 * GIB + 250 * MIB - 1, "ok"),
+        (6 * GIB, 6 * GIB + 250 * MIB, "fault"),
+        (1 * GIB, ALLOWANCE, "unknown"),
+        (1 * GIB, ALLOWANCE + 1, "suspect"),
+        (1 * GIB, 1 * GIB + 250 * MIB - 1, "ok"),
+        (1 * GIB, 1 * GIB + 250 * MIB, "unknown"),
+        (4_822_526_853, 5 * GIB, "fault"),
+        (4_822_526_852, 5 * GIB, "suspect"),
+    ],
+    ids=[
+        "less than a copy and a context",
+        "a copy and the smallest context",
+        "as much as overhead may be",
+        "a byte more than overhead may be",
+        "a small model's overhead",
+        "a small model's overhead or a copy",
+        "weights of one and a half times the overhead",
+        "a byte less",
+    ],
+)
+def test_a_copy_is_weighed_against_what_a_healthy_server_takes(weights: int, beyond: int, status: str) -> None:
+    """Beyond pool and weights: 250 MiB are any context's, 3,215,017,902 bytes the most that overhead is usual for."""
+    # GIVEN a hand calculation: 1100 MiB of context and 8 % of 24 GiB, of which 1.5 times are 4,822,526,853
+    assert 3_215_017_902 == ALLOWANCE
+
+    # THEN
+    assert status == idle_server(beyond, weights).status
+
+
+def test_every_further_copy_is_counted() -> None:
+    """Two copies too many beside 250 MiB: the weights are there three times."""
+    # WHEN
+    actual = idle_server(12 * GIB + 250 * MIB, 6 * GIB)
+
+    # THEN
+    told = "12.24 GiB beyond its pool and one copy of its weights (6.00 GiB): the weights are there 3 times"
+    assert f"the idle server holds {told}" == actual.summary
+
+
+def test_overhead_that_may_be_a_copy_is_told_with_both() -> None:
+    """A small model's context and graphs, or its weights once more: nobody can tell, and both figures are there."""
+    # WHEN
+    actual = idle_server(2 * GIB, 1 * GIB)
+
+    # THEN
+    told = "2.00 GiB beyond its pool and one copy of its weights (1.00 GiB)"
+    assert f"cannot tell: {told} may be a copy of them as well as ordinary overhead" == actual.summary
+    assert 2 * GIB == evidence(actual)["beyond_pool_and_weights"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "ranks", "pids", "pools", "weights", "allowance"),
+    [
+        (1, 1, 1, 1, 1, 1100 * MIB + int(0.08 * 24 * GIB)),
+        (1, 1, 3, 1, 1, 3 * 1100 * MIB + int(0.08 * 24 * GIB)),
+        (1, 2, 1, 2, 1, 2 * (1100 * MIB + int(0.08 * 24 * GIB))),
+        (2, 2, 1, 4, 2, 4 * (1100 * MIB + int(0.08 * 24 * GIB))),
+    ],
+    ids=["one process", "three processes", "two ranks", "two engines of two ranks"],
+)
+def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
+    engines: int, ranks: int, pids: int, pools: int, weights: int, allowance: int
+) -> None:
+    """Each engine has the weights once, each rank a pool, each process a context, each GPU its activations."""
+    # WHEN
+    actual = idle_server(4 * GIB, 6 * GIB, engines=engines, ranks=ranks, pids=pids)
+
+    # THEN what is left is the same, and no process or GPU of somebody else's is counted
+    assert {
+        "server_bytes": pools * SMALL + weights * 6 * GIB + 4 * GIB,
+        "pool_bytes": pools * SMALL,
+        "weights_bytes": weights * 6 * GIB,
+        "beyond_pool_and_weights": 4 * GIB,
+        "allowance": allowance,
+    } == evidence(actual)
+    assert ("ok", "pool, one copy of the weights and 4.00 GiB of overhead explain the server's memory") == (
+        actual.status,
+        actual.summary,
+    )
+
+
+def test_a_timeline_without_devices_says_so() -> None:
+    """No GPU was read, and nobody said why."""
+    # THEN
+    (actual,) = judge(Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), Facts(), DEFAULT_LIMITS)
+    assert "cannot tell: no device was read" == actual.summary
+
+
+def test_the_figures_of_a_copy_without_a_pool() -> None:
+    """Before, after and the step between them stand beside the most and the newest that the server held."""
+    # GIVEN 12 GiB of weights, a copy of 12.3 GiB at one blow, and a GiB given back at the end
+    actual = without_pool(12.5, 12.5, 24.8, 24.8, 23.8)
+
+    # THEN 24.8 / 12 = 2.07, 12.3 / 12 = 1.025
+    figures = {
+        ("server_bytes", int(23.8 * GIB), "bytes", "nvml"),
+        ("most_server_bytes", int(24.8 * GIB), "bytes", "nvml"),
+        ("weights_bytes", 12 * GIB, "bytes", "host: checkpoint files"),
+        ("copies_that_would_fit_in", 2.07, "times", "computed"),
+        ("held_before", int(12.5 * GIB), "bytes", "nvml"),
+        ("taken_at_one_blow", int(24.8 * GIB) - int(12.5 * GIB), "bytes", "nvml"),
+        ("taken_over_weights", 1.025, "ratio", "computed"),
+    }
+    assert figures == {(one.name, one.value, one.unit, one.source) for one in actual.evidence}
+
+
+@pytest.mark.parametrize(
+    ("held", "status"),
+    [
+        ((23.9, 23.9), "ok"),
+        ((24.0, 24.0), "unknown"),
+        ((12.15, 12.5, 24.5, 24.5), "suspect"),
+        ((12.13, 12.5, 24.5, 24.5), "unknown"),
+        ((12.5, 12.5, 24.5, 24.86), "suspect"),
+        ((12.5, 12.5, 24.5, 24.87), "unknown"),
+        ((12.0, 12.0, 24.0, 24.0), "suspect"),
+        ((11.99, 11.99, 24.0, 24.0), "unknown"),
+        ((13.07, 13.07, 25.0, 25.0), "suspect"),
+        ((13.08, 13.08, 25.0, 25.0), "unknown"),
+        ((12.5, 12.5, 24.15, 24.15), "suspect"),
+        ((12.5, 12.5, 24.13, 24.13), "unknown"),
+        ((12.5, 12.5, 24.86, 24.86), "suspect"),
+        ((12.5, 12.5, 24.87, 24.87), "unknown"),
+        ((12.5, 12.5, 24.5), "unknown"),
+    ],
+)
+def test_what_counts_as_a_step_by_one_copy(held: tuple[float, ...], status: str) -> None:
+    """Weights of 12 GiB: levels and step to 0.36 GiB (3 %), from one copy and at most 1.07 GiB of context."""
+    # THEN
+    assert status == without_pool(*held).status
+
+
+def test_a_cache_or_a_copy_is_told_with_its_size() -> None:
+    """Without a step it may be either; how many times the weights would fit in tells how likely a copy is."""
+    # THEN
+    told = (
+        "the engine does not report its KV pool, and the 30.00 GiB that it holds are 2.5 times its weights: "
+        "a cache, or a copy"
+    )
+    assert f"cannot tell: {told}" == without_pool(30.0, 30.0).summary
+
+
+def test_less_than_two_copies_is_told_with_both_sizes() -> None:
+    """Eighteen GiB beside weights of twelve hold no second copy, whatever they are."""
+    # THEN
+    told = "the server holds 18.00 GiB, less than its weights (12.00 GiB) twice"
+    assert told == without_pool(12.5, 18.0, 17.0).summary
+
+
+def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
+    """Half of the weights on each of two GPUs are one copy; a reading that lists no processes is passed over."""
+    # GIVEN 6.25 GiB on each of two GPUs, then 12.3 on each, with unlisted readings in between
+    samples = tuple(
+        Sample(
+            at_seconds=float(number),
+            devices=tuple(
+                device(gpu, processes=None if held is None else (process(100 + gpu, int(held * GIB)),))
+                for gpu in range(2)
+            ),
+        )
+        for number, held in enumerate((6.25, 6.25, None, 12.3, None, 12.3))
+    )
+    known = Facts(server_pids=(100, 101), weights_bytes=12 * GIB)
+    (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("suspect", int(12.5 * GIB)) == (actual.status, evidence(actual)["held_before"])
+
+
+@pytest.mark.parametrize("known", [Facts(weights_bytes=12 * GIB), Facts(server_pids=(100,), weights_bytes=0)])
+def test_without_a_pool_processes_and_weights_are_needed(known: Facts) -> None:
+    """Neither whose bytes they are nor of what they could be a copy can be told."""
+    # GIVEN a server's process on a GPU
+    timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(device(processes=(process(100, 20 * GIB),)),)),))
+    (actual,) = judge(timeline, known, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("unknown", "cannot tell: the engine does not report its KV pool") == (actual.status, actual.summary)

@@ -1,0 +1,377 @@
+"""fragmentation.allocator at its thresholds and with its figures: messages, black boxes, parts of the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.fragmentation_allocator import judge
+from kvdiag.model import (
+    Allocator,
+    Evidence,
+    Facts,
+    FailedAllocation,
+    Finding,
+    Mark,
+    Memory,
+    Outcome,
+    ReservedSplit,
+    Sample,
+    Timeline,
+)
+from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, allocator, engine, evidence, pool, split
+
+SERVER = Facts(pools=(pool(),), server_pids=(100, 101, 102))
+WHO = "Worker 100"
+GAP = 2 * 10**9
+"""The rule of thumb: up to here it is normal."""
+
+
+def verdict(timeline: Timeline, of: Facts = SERVER) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(timeline, of, DEFAULT_LIMITS)
+    return found
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+def told(*inside: Allocator) -> Finding:
+    """The finding on one reading of some processes."""
+    return verdict(Timeline(samples=(Sample(at_seconds=1.0, allocators=inside),)))
+
+
+def held(live: int, reserved: int, **changes: object) -> Allocator:
+    """A process with so many bytes live of those reserved."""
+    changes = {"title": "Worker", **changes}
+    return allocator(allocated_bytes=live, reserved_bytes=reserved, **changes)
+
+
+def parts(live: int, **sizes: object) -> ReservedSplit:
+    """The split of what is live and some free parts, in bytes."""
+    free = dict.fromkeys(("pending_bytes", "private_bytes", "releasable_bytes", "stranded_bytes"), 0)
+    free |= {name: size for name, size in sizes.items() if name in free}  # type: ignore[misc]
+    return split(reserved_bytes=live + sum(free.values()), live_bytes=live, **{**sizes, **free})
+
+
+def failing(*errors: tuple[str, int, str]) -> Finding:
+    """The finding on requests that failed: the step, how many of them, and with which message."""
+    marks: list[Mark] = []
+    for number, (step, failed, error) in enumerate(errors):
+        outcome = Outcome(completed=0, failed=failed, prompt_tokens=0, generated_tokens=0, errors=(error,))
+        at_seconds = 10.0 * number
+        marks.append(Mark(at_seconds=at_seconds, step=step, cycle=number, phase="begin"))
+        marks.append(Mark(at_seconds=at_seconds + 1, step=step, cycle=number, phase="release", outcome=outcome))
+    return verdict(Timeline(samples=(), marks=tuple(marks)))
+
+
+def test_of_several_messages_the_one_with_the_most_unused_is_told() -> None:
+    """2.95 GiB lay unused in the first, 3.50 in the second; the last is plain exhaustion, which excuses neither."""
+    # GIVEN
+    more = OOM_WITH_ROOM.replace("2.95 GiB is reserved", "3.50 GiB is reserved")
+    found = [
+        failing(("soak", 1, OOM_WITH_ROOM), ("concurrent", 7, more), ("long_context", 1, OOM)),
+        failing(("concurrent", 7, more), ("soak", 1, OOM_WITH_ROOM)),
+    ]
+
+    # THEN
+    for one in found:
+        assert "fault" == one.status
+        assert [
+            ("asked", 5 * GIB // 2, "bytes", "torch's message"),
+            ("free_on_device", 512 * MIB, "bytes", "torch's message"),
+            ("reserved_but_unallocated", 7 * GIB // 2, "bytes", "torch's message"),
+            ("failed_requests", 7, "requests", "step concurrent"),
+        ] == figures(one)
+
+
+def test_of_exhaustion_the_newest_message_is_told() -> None:
+    """Three GiB of less than one, twice: the newer one's figures; one without figures leaves it open."""
+    # GIVEN
+    later = OOM.replace("512.00 MiB is free", "256.00 MiB is free")
+    cut = "CUDA out of memory. Tried to allocate 3.00 GiB."
+
+    # THEN
+    actual = failing(("concurrent", 9, OOM), ("long_context", 2, later))
+    assert ("ok", 256 * MIB, 2) == (
+        actual.status,
+        evidence(actual)["free_on_device"],
+        evidence(actual)["failed_requests"],
+    )
+    assert "unknown" == failing(("concurrent", 9, OOM), ("long_context", 2, cut)).status
+    assert "ok" == failing(("concurrent", 9, cut), ("long_context", 2, OOM)).status
+
+
+HOLES = parts(
+    5 * GIB,
+    private_bytes=640 * MIB,
+    releasable_bytes=320 * MIB,
+    stranded_bytes=2 * GIB,
+    pending_bytes=64 * MIB,
+    largest_free_block_bytes=96 * MIB,
+    fits=False,
+    unusable_ratio=0.75,
+)
+"""3 GiB unused of 8 reserved."""
+
+FAILED = FailedAllocation(age_seconds=300.0, asked_bytes=512 * MIB, free_bytes=200 * MIB, split=HOLES)
+
+
+def test_a_process_has_all_of_its_parts() -> None:
+    """What is reserved, what of it is unused, of what kind, and what failed before."""
+    # WHEN
+    inside = held(5 * GIB, 8 * GIB, split=HOLES, failure=FAILED, process_bytes=9 * GIB)
+    actual = told(inside)
+
+    # THEN
+    sentence = (
+        "Worker 100: 512 MiB could not be allocated 5 minutes ago, although 200 MiB were free and 2.00 GiB lay free "
+        "between live blocks: no hole fits"
+    )
+    assert Finding(
+        id="fragmentation.allocator",
+        status="fault",
+        summary=sentence,
+        evidence=(
+            Evidence(name="process", value="Worker 100", unit="", source="torch"),
+            Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),
+            Evidence(name="reserved_but_unallocated", value=3 * GIB, unit="bytes", source="torch"),
+            Evidence(name="alloc_retries", value=0, unit="times", source="torch"),
+            Evidence(name="asked", value=512 * MIB, unit="bytes", source="black box"),
+            Evidence(name="free_on_device", value=200 * MIB, unit="bytes", source="black box"),
+            Evidence(name="failed_before", value=300.0, unit="seconds", source="black box"),
+            Evidence(name="releasable", value=320 * MIB, unit="bytes", source="torch"),
+            Evidence(name="stranded", value=2 * GIB, unit="bytes", source="torch"),
+            Evidence(name="private_pools", value=640 * MIB, unit="bytes", source="torch"),
+            Evidence(name="pending", value=64 * MIB, unit="bytes", source="torch"),
+            Evidence(name="largest_free_block", value=96 * MIB, unit="bytes", source="torch"),
+            Evidence(name="unusable_for_request", value=0.75, unit="ratio", source="computed"),
+        ),
+    ) == (actual)
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "when"),
+    [(0.0, "just now"), (59.9, "just now"), (60.0, "1 minutes ago"), (3600.0, "60 minutes ago"), (3600.1, None)],
+)
+def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, when: str | None) -> None:
+    """After that the requests that met the holes are gone."""
+    # GIVEN nothing unused by now
+    inside = held(8 * GIB, 8 * GIB, title=None, failure=replace(FAILED, age_seconds=age_seconds))
+    actual = told(inside)
+
+    # THEN
+    assert ("ok" if when is None else "fault") == actual.status
+    assert when is None or f"process 100: 512 MiB could not be allocated {when}, although" in actual.summary
+    assert (when is not None) == ("failed_before" in evidence(actual))
+
+
+@pytest.mark.parametrize(
+    ("inside", "status", "words"),
+    [
+        (held(5 * GIB, 5 * GIB + GAP), "ok", "Worker 100: 1.86 GiB reserved by torch lie unused, which is normal"),
+        (held(5 * GIB, 5 * GIB + GAP + 1), "unknown", "cannot tell: Worker 100: 1.86 GiB reserved by torch lie unused"),
+        (held(5 * GIB, 8 * GIB, split=replace(HOLES, fits=None)), "unknown", "and why is not told"),
+        (held(5 * GIB, 8 * GIB, backend=None), "unknown", "and why is not told"),
+        (held(8 * GIB, 8 * GIB, backend=None), "ok", "which is normal"),
+        (held(8 * GIB, 8 * GIB, process_bytes=8 * GIB), "ok", "which is normal"),
+        (held(8 * GIB, 8 * GIB, process_bytes=8 * GIB - 1), "unknown", "is asleep, or allocates past torch"),
+    ],
+    ids=["2 GB", "a byte more", "fit not told", "backend not told", "no gap", "all of the process", "more than it"],
+)
+def test_a_gap_is_normal_up_to_two_gigabytes_and_then_needs_its_parts(
+    inside: Allocator, status: str, words: str
+) -> None:
+    """Reserved less allocated, by the decimal rule of thumb."""
+    # THEN
+    assert words in told(inside).summary
+    assert status == told(inside).status
+
+
+def test_what_is_unknown_of_a_gap_has_its_size() -> None:
+    """Three GiB whose parts are not told are shown as they are."""
+    # THEN
+    assert [
+        ("process", "Worker 100", "", "torch"),
+        ("reserved", 8 * GIB, "bytes", "torch"),
+        ("reserved_but_unallocated", 3 * GIB, "bytes", "torch"),
+        ("alloc_retries", None, "times", "torch"),
+    ] == figures(told(held(5 * GIB, 8 * GIB, alloc_retries_total=None)))
+
+
+@pytest.mark.parametrize(
+    ("stranded", "fits", "status"),
+    [(512 * MIB, False, "suspect"), (512 * MIB - 1, False, "ok"), (512 * MIB, True, "ok")],
+    ids=["as much as is asked for", "a byte less", "it fits"],
+)
+def test_holes_count_where_a_block_of_their_size_would_not_fit(stranded: int, fits: bool, status: str) -> None:
+    """Together they would take the 512 MiB that are looked for, and in one piece they do not."""
+    # GIVEN
+    inside = parts(5 * GIB, stranded_bytes=stranded, private_bytes=GAP, releasable_bytes=MIB, fits=fits)
+
+    # THEN
+    actual = told(held(5 * GIB, inside.reserved_bytes, split=inside))
+    assert status == actual.status
+    assert "(1.00 MiB releasable, 1.86 GiB in graph pools, 512 MiB between live blocks)" in actual.summary
+
+
+def idle(inside: Allocator, *, minutes: int = 11) -> Finding:
+    """The finding after so many idle minutes, read twice a minute."""
+    return verdict(
+        Timeline(
+            samples=tuple(
+                Sample(at_seconds=30.0 * number, allocators=(inside,), engines=(engine(),))
+                for number in range(2 * minutes + 1)
+            )
+        )
+    )
+
+
+MEMORY = Memory(total_bytes=80 * GIB, free_bytes=60 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("stranded", "status", "words"),
+    [(5 * GIB, "ok", "cached, releasable; worth watching"), (5 * GIB + 1, "suspect", "most of it between live blocks")],
+)
+def test_what_stays_unused_through_idle_minutes_is_holes_or_cache(stranded: int, status: str, words: str) -> None:
+    """Ten GiB of 80 for ten minutes, half of them between live blocks, and a byte more."""
+    # GIVEN
+    inside = parts(5 * GIB, stranded_bytes=stranded, releasable_bytes=10 * GIB - stranded)
+    by_blocks = idle(held(5 * GIB, 15 * GIB, split=inside, memory=MEMORY))
+    kept = held(5 * GIB, 15 * GIB, memory=MEMORY, stranded_bytes=stranded, releasable_bytes=10 * GIB - stranded)
+    by_metrics = idle(kept)
+
+    # THEN
+    assert status == by_blocks.status
+    sizes = "(5.00 GiB releasable, 0 B in graph pools, 5.00 GiB between live blocks)"
+    assert f"lie unused {sizes} for 10 minutes without a request: {words}" in by_blocks.summary
+    # what a Prometheus keeps does not tell whether a large block would fit
+    assert ("suspect" if status == "suspect" else "unknown") == by_metrics.status
+    assert [
+        ("releasable", 10 * GIB - stranded, "bytes", "torch"),
+        ("stranded", stranded, "bytes", "torch"),
+    ] == figures(by_metrics)[4:]
+
+
+@pytest.mark.parametrize(
+    ("stranded", "status", "words"),
+    [
+        (512 * MIB, "unknown", "(3.00 GiB releasable, 512 MiB between live blocks), and whether a large block would"),
+        (512 * MIB - 1, "ok", "of use to the next request (3.00 GiB releasable, 512 MiB between live blocks)"),
+    ],
+)
+def test_kept_holes_smaller_than_a_large_block_are_of_no_note(stranded: int, status: str, words: str) -> None:
+    """Whether 512 MiB would fit is not kept: below that it does not matter."""
+    # WHEN
+    actual = told(held(5 * GIB, 8 * GIB + stranded, stranded_bytes=stranded, releasable_bytes=3 * GIB))
+
+    # THEN
+    assert "Worker 100: 3.50 GiB reserved by torch lie unused" in actual.summary
+    assert words in actual.summary
+    assert status == actual.status
+
+
+@pytest.mark.parametrize("missing", ["stranded_bytes", "releasable_bytes"])
+def test_one_kept_part_alone_is_not_enough(missing: str) -> None:
+    """Both parts have to be there."""
+    # GIVEN
+    both = {"stranded_bytes": MIB, "releasable_bytes": 3 * GIB, missing: None, "expandable_segments": True}
+
+    # THEN
+    actual = told(held(5 * GIB, 9 * GIB, **both))
+    assert ("unknown", True) == (actual.status, actual.summary.endswith("and why is not told"))
+    assert not {"stranded", "releasable"} & evidence(actual).keys()
+
+
+def test_the_worst_process_speaks_and_of_equals_the_first_by_name() -> None:
+    """Fault before suspect before unknown before ok."""
+    # GIVEN
+    fine, dark = held(8 * GIB, 8 * GIB), held(5 * GIB, 8 * GIB, pid=101)
+    ill = held(5 * GIB, 8 * GIB, pid=102, split=HOLES)
+    dead = held(5 * GIB, 8 * GIB, pid=100, split=HOLES, failure=FAILED)
+
+    # THEN
+    assert ["ok", "unknown", "suspect", "fault"] == [
+        told(*inside).status for inside in ((fine,), (dark, fine), (fine, ill, dark), (ill, dead, dark))
+    ]
+    assert "Worker 101" == evidence(told(ill, replace(ill, pid=101)))["process"]
+    assert "A 102" == evidence(told(replace(ill, pid=101), replace(ill, title="A")))["process"]
+    assert "process 102" == evidence(told(replace(ill, pid=101), replace(ill, title=None)))["process"]
+    small = replace(ill, device_uuid="a", split=replace(HOLES, unusable_ratio=0.5))
+    assert 0.5 == evidence(told(replace(ill, device_uuid="b"), small))["unusable_for_request"]
+
+
+def left(
+    *gaps_gib: float, seconds: float = 3600.0, of: Facts = SERVER, titles: Sequence[str | None] = ("Worker",) * 9
+) -> Finding:
+    """The finding on processes that have so much unused from their start on, while a server takes prompts."""
+    samples = []
+    for number in range(2):
+        inside = tuple(
+            held(
+                20 * GIB,
+                20 * GIB + int(gap * GIB),
+                pid=100 + place,
+                title=titles[place],
+                memory=MEMORY,
+                split=parts(20 * GIB, releasable_bytes=int(gap * GIB)),
+            )
+            for place, gap in enumerate(gaps_gib)
+        )
+        page = engine(usage=0.1, running=3, prompt_tokens=10_000 * number)
+        samples.append(Sample(at_seconds=seconds * number, allocators=inside, engines=(page,)))
+    return verdict(Timeline(samples=tuple(samples)), of)
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(3600.0, "fault"), (3599.9, "suspect"), (599.9, "ok")])
+def test_what_the_load_left_is_a_fault_after_an_hour(seconds: float, status: str) -> None:
+    """Ten GiB of 80: up to an hour a request may yet come that uses them, in ten minutes nothing is told."""
+    # THEN
+    assert status == left(10, seconds=seconds).status
+
+
+def test_what_the_load_left_has_its_price() -> None:
+    """Ten GiB in three processes: at blocks of 2 MiB with 16 tokens each, 5,120 blocks are 81,920 tokens."""
+    # WHEN
+    actual = left(9, 10, 9.5)
+
+    # THEN
+    sentence = (
+        "Worker 101: 10.00 GiB reserved by torch lie unused since its server's start, room for 81,920 tokens, and in 2 "
+        "processes more: left over from loading the weights, and no request has used them"
+    )
+    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert [
+        ("process", "Worker 101", "", "torch"),
+        ("least_unused_since_start", 10 * GIB, "bytes", "torch"),
+        ("processes", 3, "processes", "torch"),
+        ("kv_tokens_lost", 81_920, "tokens", "computed"),
+        ("reserved", 30 * GIB, "bytes", "torch"),
+        ("reserved_but_unallocated", 10 * GIB, "bytes", "torch"),
+    ] == figures(actual)[:6]
+    assert "its cache was not emptied before the pool" in (actual.likely_cause or "")
+
+
+def test_what_the_load_left_where_a_block_has_no_size() -> None:
+    """No bytes of the pool, no price; and one process alone is not counted."""
+    # WHEN
+    actual = left(10, of=replace(SERVER, pools=(pool(pool_bytes=None),)))
+
+    # THEN
+    told_ = "Worker 100: 10.00 GiB reserved by torch lie unused since its server's start: left over from loading"
+    assert actual.summary.startswith(told_)
+    assert evidence(actual)["kv_tokens_lost"] is None
+
+
+def test_of_equal_leftovers_one_is_named_always_the_same() -> None:
+    """By title, then by process."""
+    # THEN
+    assert "Worker 100" == evidence(left(10, 10))["process"]
+    assert "A 101" == evidence(left(10, 10, titles=("B", "A")))["process"]
+    assert "process 101" == evidence(left(10, 10, titles=("B", None)))["process"]

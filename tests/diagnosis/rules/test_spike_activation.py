@@ -1,0 +1,380 @@
+"""spike.activation at its thresholds, with its figures; several processes and GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules import spike_activation
+from kvdiag.model import Allocator, Device, Engine, Evidence, Facts, FailedAllocation, Finding, Sample, Timeline
+from tests.builders import GIB, MIB, NO_NVML, allocator, device, engine, evidence, process, split
+
+SERVER = Facts(server_pids=(100, 101, 102))
+IDLE, BUSY = engine(), engine(running=4, usage=0.5)
+HEADROOM = 300_000_000
+CONTEXT = 256 * MIB
+
+
+def judged(*samples: Sample, of: Facts = SERVER) -> Finding:
+    """The rule's one finding."""
+    (found,) = spike_activation.judge(Timeline(samples=samples), of, DEFAULT_LIMITS)
+    return found
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+FAILED = FailedAllocation(
+    age_seconds=20.0,
+    asked_bytes=3 * GIB,
+    free_bytes=512 * MIB,
+    split=split(
+        live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=128 * MIB
+    ),
+)
+"""3 GiB asked of 512 MiB free, 640 releasable and 384 stranded: 1.5 GiB, so that 1.5 are short."""
+
+FIRST = allocator(ooms_total=2, allocated_bytes=5 * GIB, title="VLLM::Worker_TP0")
+REFUSED = replace(FIRST, ooms_total=5, allocated_bytes=6 * GIB, failure=FAILED)
+
+
+def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
+    """The finding on what processes told at first and at last."""
+    first, last = zip(*pairs, strict=True)
+    return judged(Sample(at_seconds=0.0, allocators=first), Sample(at_seconds=15.0, allocators=last))
+
+
+def test_a_refused_allocation_has_its_figures() -> None:
+    """What was asked for, what there was of it, and how much had come to live since the first reading."""
+    # WHEN torch gave up three times more, with a GiB more living in it
+    actual = by_torch((FIRST, REFUSED))
+
+    # THEN
+    told = (
+        "3.00 GiB were asked for at once, 1.50 GiB were left of the device and of torch's cache, and what lives in it "
+        "had grown by 1.00 GiB only"
+    )
+    expected = Finding(
+        id="spike.activation",
+        status="fault",
+        summary=f"VLLM::Worker_TP0 100: {told}",
+        evidence=(
+            Evidence(name="process", value="VLLM::Worker_TP0 100", unit="", source="torch"),
+            Evidence(name="allocations_given_up", value=3, unit="times", source="torch"),
+            Evidence(name="live_grown_since_first_reading", value=GIB, unit="bytes", source="torch"),
+            Evidence(name="asked", value=3 * GIB, unit="bytes", source="black box"),
+            Evidence(name="free_on_device", value=512 * MIB, unit="bytes", source="black box"),
+            Evidence(name="room_with_unused", value=1536 * MIB, unit="bytes", source="black box"),
+        ),
+    )
+    assert expected == actual
+
+
+def test_a_refusal_of_unknown_size_is_suspect() -> None:
+    """Torch counts that it gave up; without the black box nobody knows on how much."""
+    # WHEN
+    actual = by_torch((replace(FIRST, title=None), replace(REFUSED, title=None, failure=None)))
+
+    # THEN
+    told = "torch gave up on 3 allocations; how much they asked for its black box would tell"
+    assert ("suspect", f"process 100: {told}") == (actual.status, actual.summary)
+    assert ["process", "allocations_given_up", "live_grown_since_first_reading"] == list(evidence(actual))
+
+
+@pytest.mark.parametrize(
+    ("grown", "asked", "status"),
+    [
+        (1536 * MIB, 3 * GIB, "ok"),
+        (1536 * MIB - 1, 3 * GIB, "fault"),
+        (-GIB, 3 * GIB, "fault"),
+        (0, 1536 * MIB + 1, "fault"),
+        (0, 1536 * MIB, "suspect"),
+        (GIB, 1 * GIB, "suspect"),
+    ],
+    ids=["all that is short", "a byte less", "gave back", "a byte short", "just enough", "more than enough"],
+)
+def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
+    """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
+    # GIVEN room in one piece, so that no hole explains it
+    whole = split(
+        live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=2 * GIB
+    )
+    first = replace(FIRST, allocated_bytes=3 * GIB)
+    failure = replace(FAILED, asked_bytes=asked, split=whole)
+
+    # THEN
+    last = replace(first, ooms_total=3, allocated_bytes=3 * GIB + grown, failure=failure)
+    assert status == by_torch((first, last)).status
+
+
+def test_why_a_refusal_is_no_spike_is_told() -> None:
+    """Growth and holes have verdicts of their own."""
+    # GIVEN one whose live bytes grew by 2 GiB, and one that had room in pieces of 128 MiB
+    grown = replace(REFUSED, allocated_bytes=7 * GIB)
+    pieces = replace(REFUSED, failure=replace(FAILED, asked_bytes=1 * GIB))
+
+    # THEN
+    assert [
+        ("ok", "VLLM::Worker_TP0 100: torch's live bytes had grown by 2.00 GiB, without which there was room"),
+        ("ok", "VLLM::Worker_TP0 100: there was room for what torch gave up on, in pieces"),
+    ] == [(one.status, one.summary) for one in (by_torch((FIRST, each)) for each in (grown, pieces))]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (5, 5), (5, 4), (None, 5), (5, None), (None, None)])
+def test_counts_that_do_not_rise_are_no_refusal(before: int | None, after: int | None) -> None:
+    """Refusals before the first reading, or that are not counted, say nothing of now."""
+    # THEN
+    counted = (replace(FIRST, ooms_total=before), replace(REFUSED, ooms_total=after))
+    assert "unknown" == by_torch(counted).status
+
+
+def test_the_worst_process_is_told_and_of_equals_the_first_by_name() -> None:
+    """A fault stands before a suspect and an ok; ranks in equal trouble are told in one order, whatever was read."""
+    # GIVEN
+    grown, untold = replace(REFUSED, allocated_bytes=7 * GIB), replace(REFUSED, failure=None)
+
+    def of(pid: int, last: Allocator, **changes: object) -> tuple[Allocator, Allocator]:
+        return (
+            replace(FIRST, pid=pid, **changes),  # type: ignore[arg-type]
+            replace(last, pid=pid, **changes),  # type: ignore[arg-type]
+        )
+
+    # THEN
+    worst = by_torch(of(100, grown), of(101, untold), of(102, REFUSED))
+    assert ("fault", "VLLM::Worker_TP0 102") == (worst.status, evidence(worst)["process"])
+    better = by_torch(of(100, grown), of(101, untold))
+    assert ("suspect", "VLLM::Worker_TP0 101") == (better.status, evidence(better)["process"])
+    by_pid = by_torch(of(102, REFUSED), of(101, REFUSED))
+    assert "VLLM::Worker_TP0 101" == evidence(by_pid)["process"]
+    by_title = by_torch(of(101, REFUSED, title="b"), of(102, REFUSED, title="a"))
+    assert "a 102" == evidence(by_title)["process"]
+    nameless = by_torch(of(101, REFUSED), of(102, REFUSED, title=None))
+    assert "process 102" == evidence(nameless)["process"]
+    small = replace(REFUSED, failure=replace(FAILED, asked_bytes=4 * GIB))
+    by_device = by_torch(of(101, REFUSED, device_uuid="b"), of(101, small, device_uuid="a"))
+    assert 4 * GIB == evidence(by_device)["asked"]
+
+
+def gpu(free_bytes: int, *, of: int = 24 * GIB, others: int = 0, index: int = 0) -> Device:
+    """A GPU with so many bytes free, of which the server holds what others and the driver do not."""
+    used = of - free_bytes
+    listed = (process(100 + index, used - 464 * MIB - others), process(7, others))
+    return device(index, total_bytes=of, used_bytes=used, processes=listed)
+
+
+def under_load(*free_bytes: int, at_peak_others: int = 0) -> Finding:
+    """The finding on a GPU's free bytes at idle, while requests run, at idle, and so on, 15 s apart."""
+    return judged(
+        *(
+            Sample(
+                at_seconds=15.0 * number,
+                engines=(BUSY if number % 2 else IDLE,),
+                devices=(gpu(free, others=at_peak_others if number % 2 else 0),),
+            )
+            for number, free in enumerate(free_bytes)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "least", "after", "status"),
+    [
+        (2 * GIB, HEADROOM, 2 * GIB, "ok"),
+        (2 * GIB, HEADROOM - 1, 2 * GIB, "suspect"),
+        (HEADROOM, HEADROOM - 1, 2 * GIB, "suspect"),
+        (HEADROOM - 1, HEADROOM - 2, 2 * GIB, "ok"),
+        (2 * GIB, 100 * MIB, 100 * MIB + CONTEXT, "suspect"),
+        (2 * GIB, 100 * MIB, 100 * MIB + CONTEXT - 1, "unknown"),
+    ],
+    ids=["headroom", "a byte less", "idle with headroom", "full at idle", "a context came back", "a byte less did"],
+)
+def test_a_dip_below_the_headroom_that_comes_back_is_suspect(before: int, least: int, after: int, status: str) -> None:
+    """300 MB are the least that the next transient allocation needs, 256 MiB the least that has come back."""
+    # THEN
+    assert status == under_load(before, least, after).status
+
+
+def test_a_dip_has_its_figures() -> None:
+    """Free bytes before, at the fullest and after, and what a neighbour took of it meanwhile."""
+    # WHEN a neighbour takes 100 MiB while requests run
+    actual = under_load(2 * GIB, 100 * MIB, 1 * GIB, at_peak_others=100 * MIB)
+
+    # THEN
+    came = "924 MiB came back when they were over: the next larger step does not fit"
+    assert f"GPU 0 had 100 MiB free at its fullest while requests ran, and {came}" == actual.summary
+    assert [
+        ("gpu", 0, "index", "nvml"),
+        ("least_free_while_running", 100 * MIB, "bytes", "nvml"),
+        ("free_at_idle_before", 2 * GIB, "bytes", "nvml"),
+        ("free_at_idle_after", 1 * GIB, "bytes", "nvml"),
+        ("taken_by_others", 100 * MIB, "bytes", "nvml"),
+    ] == figures(actual)
+
+
+@pytest.mark.parametrize(("others", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
+def test_what_a_neighbour_took_is_not_the_servers_spike(others: int, status: str) -> None:
+    """From the smallest context on a neighbour explains the dip."""
+    # THEN
+    assert status == under_load(2 * GIB, 100 * MIB, 2 * GIB, at_peak_others=others).status
+
+
+DIP = "GPU 0 had 100 MiB free at its fullest while requests ran"
+KEPT = "torch keeps what a step took as a leak does; its statistics would tell"
+
+
+@pytest.mark.parametrize(
+    ("free", "summary"),
+    [
+        ((GIB, GIB, GIB), "GPU 0 had 1.00 GiB free at its fullest while requests ran"),
+        (
+            (110 * MIB, 100 * MIB, 110 * MIB),
+            f"{DIP}, and 110 MiB before any ran: it is full without a spike",
+        ),
+        (
+            (GIB, 100 * MIB),
+            f"cannot tell: {DIP}, 1.00 GiB before, and it has not come back: {KEPT}",
+        ),
+    ],
+    ids=["room", "full anyway", "not back"],
+)
+def test_what_no_spike_was_seen_in_is_told(free: tuple[int, ...], summary: str) -> None:
+    """Each sentence has the figures that decided."""
+    # THEN
+    assert summary == under_load(*free).summary
+
+
+def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
+    """Without an idle reading neither before nor what others took can be told."""
+    # WHEN
+    actual = judged(*(Sample(at_seconds=float(at), engines=(BUSY,), devices=(gpu(100 * MIB),)) for at in range(3)))
+
+    # THEN
+    told = "GPU 0 had 100 MiB free at its fullest while requests ran, and no reading shows it idle before"
+    assert ("unknown", f"cannot tell: {told}") == (actual.status, actual.summary)
+    assert {
+        "gpu": 0,
+        "least_free_while_running": 100 * MIB,
+        "free_at_idle_before": None,
+        "free_at_idle_after": None,
+        "taken_by_others": None,
+    } == evidence(actual)
+
+
+def test_what_others_gave_back_is_no_negative_share() -> None:
+    """A neighbour that held a GiB at idle and nothing at the peak took nothing."""
+    # WHEN
+    actual = judged(
+        Sample(at_seconds=0.0, engines=(IDLE,), devices=(gpu(2 * GIB, others=GIB),)),
+        Sample(at_seconds=15.0, engines=(BUSY,), devices=(gpu(100 * MIB),)),
+        Sample(at_seconds=30.0, engines=(IDLE,), devices=(gpu(2 * GIB),)),
+    )
+
+    # THEN
+    assert ("suspect", 0) == (actual.status, evidence(actual)["taken_by_others"])
+
+
+def test_the_idle_readings_next_to_the_fullest_moment_are_compared() -> None:
+    """Before is the last one before it, after the first one after it; an equal moment later changes neither."""
+    # THEN
+    kept = under_load(3 * GIB, GIB, 2 * GIB, 100 * MIB, 1 * GIB, 100 * MIB, 500 * MIB)
+    assert (2 * GIB, 1 * GIB) == (evidence(kept)["free_at_idle_before"], evidence(kept)["free_at_idle_after"])
+    fuller = under_load(3 * GIB, 100 * MIB, 2 * GIB, 50 * MIB, 1 * GIB, 80 * MIB, 500 * MIB)
+    assert (2 * GIB, 1 * GIB) == (evidence(fuller)["free_at_idle_before"], evidence(fuller)["free_at_idle_after"])
+
+
+def test_the_fullest_of_several_gpus_is_told() -> None:
+    """Two GPUs, one of which does not tell its memory in between; of equals the first as they are counted."""
+    # GIVEN
+    dark = device(0, used_bytes=None, processes=(process(100, None),))
+
+    def over(*peak: Device) -> Finding:
+        idle = (gpu(2 * GIB), gpu(2 * GIB, index=1))
+        return judged(
+            Sample(at_seconds=0.0, engines=(IDLE,), devices=idle),
+            Sample(at_seconds=15.0, engines=(BUSY,), devices=peak),
+            Sample(at_seconds=30.0, engines=(IDLE,), devices=idle),
+        )
+
+    # THEN
+    assert 1 == evidence(over(gpu(200 * MIB), gpu(100 * MIB, index=1)))["gpu"]
+    assert 0 == evidence(over(gpu(100 * MIB, index=1), gpu(100 * MIB)))["gpu"]
+    assert ("suspect", 1) == (
+        over(dark, gpu(100 * MIB, index=1)).status,
+        evidence(over(dark, gpu(100 * MIB, index=1)))["gpu"],
+    )
+
+
+UNSEEN = "cannot tell: no GPU that is known to be the server's was read under load"
+
+
+def test_whose_gpus_are_looked_at() -> None:
+    """A lone GPU is the server's, of two only an assignment tells; somebody else's is never looked at."""
+    # GIVEN GPUs without process lists, under load, and the server's with somebody else's beside it
+    two = tuple(device(index, used_bytes=24 * GIB - free) for index, free in ((0, GIB), (1, 100 * MIB)))
+
+    def under(devices: tuple[Device, ...], of: Facts) -> Finding:
+        return judged(Sample(at_seconds=1.0, engines=(BUSY,), devices=devices), of=of)
+
+    # THEN
+    assert "ok" == under(two[:1], Facts()).status
+    assert UNSEEN == under(two, Facts()).summary
+    assert ("ok", 0) == (
+        under(two, Facts(device_uuids=("GPU-0",))).status,
+        evidence(under(two, Facts(device_uuids=("GPU-0",))))["gpu"],
+    )
+    assert "unknown" == under(two, Facts(device_uuids=("GPU-0", "GPU-1"))).status
+    theirs = device(3, used_bytes=24 * GIB, processes=(process(9, 23 * GIB),))
+    assert "ok" == under((theirs, gpu(GIB)), SERVER).status
+
+
+def pages(*told: tuple[float, Engine | None, int | None]) -> Finding:
+    """The finding on pages and a GPU's free bytes, each at its time where there was one."""
+    return judged(
+        *(
+            Sample(
+                at_seconds=at_seconds,
+                engines=None if page is None else (page,),
+                devices=None if free is None else (gpu(free),),
+            )
+            for at_seconds, page, free in told
+        )
+    )
+
+
+def test_a_reading_belongs_to_the_page_before_it_for_ninety_seconds() -> None:
+    """Devices are read apart from pages: with an old page, or none, nobody knows whether requests ran."""
+    # THEN
+    assert "ok" == pages((10.0, BUSY, None), (100.0, None, GIB)).status
+    assert UNSEEN == pages((10.0, BUSY, None), (100.1, None, GIB)).summary
+    assert UNSEEN == pages((5.0, None, GIB), (10.0, BUSY, None)).summary
+    assert UNSEEN == pages((5.0, None, GIB)).summary
+    assert UNSEEN == pages((10.0, replace(IDLE, requests_running=None), GIB)).summary
+    # a page that does not tell is passed over, the next one counts
+    assert "ok" == pages((10.0, replace(IDLE, requests_running=None), GIB), (20.0, BUSY, GIB)).status
+    # the newest page before the reading decides
+    late = pages((10.0, IDLE, 2 * GIB), (20.0, BUSY, None), (21.0, None, 100 * MIB), (22.0, IDLE, 2 * GIB))
+    assert ("suspect", 100 * MIB) == (late.status, evidence(late)["least_free_while_running"])
+    only = judged(Sample(at_seconds=1.0, devices=(gpu(GIB),)), Sample(at_seconds=2.0, gaps=(NO_NVML,)))
+    assert f"cannot tell: {NO_NVML.reason}" == only.summary
+
+
+@pytest.mark.parametrize(
+    ("length_seconds", "apart_seconds", "least"),
+    [(3600.0, 10.0, 100 * MIB), (3601.0, 14.5, 100 * MIB), (3601.0, 14.4, 2 * GIB)],
+    ids=["an hour, any", "longer, 14.5 s", "longer, nearer"],
+)
+def test_long_timelines_are_looked_at_four_times_a_minute(
+    length_seconds: float, apart_seconds: float, least: int
+) -> None:
+    """Torch keeps what the largest step took, so that readings 14.5 s apart miss nothing that lasts."""
+    # GIVEN a dip so many seconds after a reading
+    actual = pages(
+        (100.0, BUSY, 2 * GIB), (100.0 + apart_seconds, BUSY, 100 * MIB), (100.0 + length_seconds, BUSY, None)
+    )
+
+    # THEN
+    assert least == evidence(actual)["least_free_while_running"]
