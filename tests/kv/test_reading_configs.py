@@ -32,7 +32,7 @@ def test_where_multimodal_configs_keep_the_language_model(holder: str) -> None:
 
     # THEN
     assert 4 == parse_architecture(wrapped).depth
-    assert 4 == parse_architecture({"thinker_config": {}} | wrapped).depth
+    assert 4 == parse_architecture({"thinker_config": {}, **wrapped}).depth
 
 
 @pytest.mark.parametrize(

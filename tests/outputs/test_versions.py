@@ -13,7 +13,7 @@ from kvdiag.diagnosis.fleet import ReplicaSummary, compare
 from kvdiag.diagnosis.fleet.components import COMPONENTS
 from kvdiag.outputs.versions_json import values
 from kvdiag.outputs.versions_text import COURSES, parts
-from tests.diagnosis.fleet.test_compare import fleet_of, made
+from tests.diagnosis.fleet.replicas import fleet_of, made
 from tests.outputs.test_text import HOSTILE, piped
 
 FOLDER = Path(kvdiag.outputs.__path__[0])
