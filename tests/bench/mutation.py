@@ -49,11 +49,20 @@ TESTS = (
     "tests/test_ledger_torch.py",
     "tests/test_ranks.py",
     "tests/test_traces.py",
+    "tests/test_golden.py",
+    "tests/test_soak_on_stories.py",
+    "tests/corpus/test_traces.py",
 )
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "kvdiag/kv": ("tests/kv",),
     "kvdiag/ledger.py": ("tests/test_ledger", "tests/kv", "tests/test_ranks"),
-    "kvdiag/diagnosis": ("tests/diagnosis", "tests/test_traces"),
+    "kvdiag/diagnosis": (
+        "tests/diagnosis",
+        "tests/corpus",
+        "tests/test_traces",
+        "tests/test_golden",
+        "tests/test_soak_on_stories",
+    ),
 }
 """Where the tests of each part are: what another part's happen to notice does not count."""
 
