@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.observe import server_devices, server_uuids
+from kvdiag.diagnosis.observe import assigned_uuids, server_devices
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
@@ -93,7 +93,7 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source, or one of the server's GPUs, has failed to the end, a stretch of time was lost, or all was."""
     if _cut_off(facts) or any(gap.source == "prometheus" and gap.kind == "failed" for gap in facts.gaps):
         return True
-    own = server_uuids(timeline, facts)
+    own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}

@@ -18,6 +18,7 @@ _MEMORY_MIB = {
     "h100-80gb": 81_559,
     "h100-nvl": 95_830,
     "h20": 97_871,
+    "h20-3e": 143_771,
     "h200": 143_771,
     "l4": 23_034,
     "l40s": 46_068,
@@ -41,6 +42,8 @@ _ALIASES = {
 }
 _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
+_SIZE_WORD = re.compile(r"\d+gb")
+_RTX = re.compile(r"\brtx-(pro-)?(\d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MOST_BYTES = 1 << 50
@@ -54,6 +57,8 @@ def gpu_bytes(name: str) -> int:
     key = _ALIASES.get(key, key)
     if key in _MEMORY_MIB:
         return _MEMORY_MIB[key] * _MIB
+    if (spelled := _as_drivers_spell(name)) is not None:
+        return _MEMORY_MIB[spelled] * _MIB
     try:
         size = parse_bytes(name, field="gpu")
     except KvModelError:
@@ -64,12 +69,30 @@ def gpu_bytes(name: str) -> int:
     return size
 
 
+def _as_drivers_spell(name: str) -> str | None:
+    """The GPU that NVML calls so, as in "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 NVL"; `None` for none of the table."""
+    joined = _RTX.sub(lambda found: f"rtx{'pro' if found[1] else ''}{found[2]}", "-".join(_words(name)))
+    words = frozenset(joined.split("-"))
+    known = [
+        (key.count("-"), _ALIASES.get(key, key)) for key in (*_MEMORY_MIB, *_ALIASES) if words >= {*key.split("-")}
+    ]
+    best = max(known, default=(0, None))[1]
+    size = next((int(word[:-2]) for word in sorted(words) if _SIZE_WORD.fullmatch(word)), None)
+    # A variant with more or less memory is another GPU, and so is a slice of one.
+    if best is None or "mig" in words or (size is not None and abs(_MEMORY_MIB[best] / 1024 - size) > size / 10):
+        return None
+    return best
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", text.lower()[:80]) if word not in _BRAND_WORDS]
+
+
 def gpu_name(text: str) -> str | None:
     """The family of a GPU by which two names of it are equal: "h100" for h100, H100-80GB and NVIDIA H100 80GB HBM3.
     None for a size, or a name that is not in the table.
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", text.lower()[:80]) if word not in _BRAND_WORDS]
-    joined = "-".join(words)
+    joined = "-".join(_words(text))
     best, length = None, 0
     for name in (*_MEMORY_MIB, *_ALIASES):
         family = _SIZE_SUFFIX.sub("", _ALIASES.get(name, name))

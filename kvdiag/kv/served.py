@@ -110,6 +110,8 @@ def bytes_problem(facts: Facts) -> str | None:
             return model
         if (drift := model.drift()) is not None:
             return f"the model's config gives another {drift.figure} than the engine reports"
+        if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
+            return "the blocks of the pipeline's stages are not of one size"
         if model.block_bytes is None:
             return "over how many ranks the cache is divided is not visible"
     return None

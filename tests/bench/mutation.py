@@ -1,12 +1,14 @@
 """Print which share of small wrong versions of what judges and computes the tests notice.
 
-python -m tests.bench.mutation                    150 mutants, drawn with seed 1
-python -m tests.bench.mutation --count 500 --seed 7
+python -m tests.bench.mutation                    300 mutants, drawn with seed 1
+python -m tests.bench.mutation --count 1000 --seed 7
 python -m tests.bench.mutation --only kvdiag/kv/plan.py:120
 
-First the tests run once, to learn which of them come by which line. Each mutant then runs, in a process of its own,
-the tests that come by its line, the quickest first, until one fails. A mutant that is put where no test comes, or that
-all tests let pass, has survived. Mutants are drawn from all there are, so that the share has a confidence interval.
+The tests run once, to learn which of them come by which function. Each mutant then meets the tests that come by its
+own, the quickest first, until one fails: in a fork of the process that has run them, in which the function's code is
+another. What happens on import (tables, limits) is changed before a fresh process imports it, and meets the tests of
+its part. A mutant that is put where no test comes, or that all tests let pass, has survived. Mutants are drawn from
+all there are, so that the share has a confidence interval.
 
 Exit code 1 below 90 % killed.
 """
@@ -14,7 +16,8 @@ Exit code 1 below 90 % killed.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -24,19 +27,21 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Literal
 
 import jsonschema  # noqa: F401  what children need and no mutant changes is there before they are
 import prometheus_client  # noqa: F401
 import pytest
 import structlog  # noqa: F401
+from _pytest.runner import runtestprotocol
 
 from tests.bench.mutants import Mutant, mutants, mutated
 
@@ -66,80 +71,186 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
 }
 """Where the tests of each part are: what another part's happen to notice does not count."""
 
-QUIET = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0")
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0")
 GOAL = 0.9
-COUNT = 150
-MOST_SECONDS = 120.0
-"""Of CPU, as long as the tests took while they were watched, which is ten times as long, for one mutant."""
+COUNT = 300
+MOST_SECONDS = 60.0
+"""Of CPU, as long as the tests took while they were watched, which is more than they take, for one mutant."""
 
-TIMES_SLOWER = 1.0
 AT_LEAST_SECONDS = 30.0
-"""Of CPU. A mutant that takes so long, and so many times what the tests take unchanged, turns in circles: a failure."""
+"""Of CPU. A mutant that takes so long, and as long again as its tests take unchanged, turns in circles: a failure."""
 
 Z_95 = 1.96
-IMPORT = "import"
+SAID = os.dup(1)
+"""Where results go."""
 
 Outcome = Literal["killed", "hangs", "survived", "not reached"]
-Line = tuple[str, int]
+Place = tuple[str, str, int]
+"""A function: its module's path, its name, and its first line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Which tests come by which line, and how long each takes."""
+@dataclass(slots=True)
+class Known:
+    """Which tests come by which function, and how long each takes."""
 
-    tests: dict[Line, list[str]]
-    seconds: dict[str, float]
+    tests: dict[Place, set[str]] = field(default_factory=lambda: defaultdict(set))
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def of(self, mutant: Mutant) -> list[str]:
-        """The tests of its part that come by a mutant's function, quickest first; by an import come all."""
-        found = {test for line in mutant.lines for test in self.tests.get((mutant.path, line), ())}
-        if not mutant.lines:
-            found = set(self.seconds)
-        beside = next(tests for part, tests in BESIDE.items() if mutant.path.startswith(part))
+    def in_order(self, path: str, first: set[str], others: set[str]) -> list[str]:
+        """Tests of a module's part, some before others, the quickest first, as many as there is time for."""
+        beside = next(tests for part, tests in BESIDE.items() if path.startswith(part))
         chosen, total = [], 0.0
-        for test in sorted(found - {IMPORT}, key=lambda test: self.seconds.get(test, 0.0)):
-            total += self.seconds[test] if test.startswith(beside) else 0.0
-            if total > MOST_SECONDS:
-                break
+        for test in sorted(first | others, key=lambda test: (test not in first, self.seconds[test])):
             if test.startswith(beside):
+                total += self.seconds[test]
+                if total > MOST_SECONDS:
+                    break
                 chosen.append(test)
         return chosen
 
+    def by_module(self, path: str) -> set[str]:
+        """The tests that come by any function of a module."""
+        return set().union(*(tests for place, tests in self.tests.items() if place[0] == path))
 
-class _Watching:
-    """A pytest plugin that keeps what of the targets each test comes by."""
 
-    def __init__(self, files: dict[str, str]) -> None:
-        self._files = files
-        self._known: set[CodeType] = set()
-        self._now: set[Line] = set()
-        self.lines: dict[str, set[Line]] = defaultdict(set)
-        self.seconds: dict[str, float] = {}
+class _Session:
+    """A pytest plugin that runs all tests once, watched, and then has the mutants of functions meet them."""
 
-    def begin(self, test: str) -> None:
-        self._known, self._now = set(), self.lines[test]
-        sys.settrace(self._called)
+    def __init__(self, drawn: Sequence[Mutant], workers: int, kept: Path) -> None:
+        self._drawn = drawn
+        self._workers = workers
+        self._kept = kept
+        self._paths = {str(ROOT / path): path for path in _files()}
+        self._known = Known()
+        self._now: set[CodeType] = set()
 
-    def _called(self, frame: FrameType, event: str, argument: object) -> None:
-        """Note every line of what is called: single lines would take ten times as long to learn."""
-        path = self._files.get(frame.f_code.co_filename)
-        if path is not None and frame.f_code not in self._known:
-            self._known.add(frame.f_code)
-            self._now.update((path, line) for _, _, line in frame.f_code.co_lines() if line is not None)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item in session.items:
+            self._learn(item)
+        _say(f"{len(self._known.seconds)} tests, {sum(self._known.seconds.values()):.0f} s of CPU watched")
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+        functions = self._functions()
+        items = {item.nodeid: item for item in session.items}
+        rest = self._in_workers(items, functions)
+        self._kept.write_text(json.dumps([[*rest], self._tests_on_import(), self._known.seconds]), encoding="utf-8")
+        return True
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def _learn(self, item: pytest.Item) -> None:
+        self._now = set()
         begun = time.process_time()
-        self.begin(item.nodeid)
+        sys.settrace(self._called)
         try:
-            return (yield)
+            reports = runtestprotocol(item, nextitem=None, log=False)
         finally:
             sys.settrace(None)
-            self.seconds[item.nodeid] = time.process_time() - begun
+        if any(report.failed for report in reports):
+            _say(f"fails without any change: {item.nodeid}")
+            return
+        self._known.seconds[item.nodeid] = time.process_time() - begun
+        for code in self._now:
+            self._known.tests[self._place(code)].add(item.nodeid)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.lines.pop(report.nodeid, None)
+    def _called(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_filename in self._paths:
+            self._now.add(frame.f_code)
+
+    def _place(self, code: CodeType) -> Place:
+        return (self._paths[code.co_filename], code.co_qualname, code.co_firstlineno)
+
+    def _functions(self) -> dict[Place, list[FunctionType]]:
+        """Every function of the targets that there is now, wherever it is kept."""
+        found: dict[Place, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType) and one.__code__.co_filename in self._paths:
+                found[self._place(one.__code__)].append(one)
+        gc.freeze()
+        return found
+
+    def _tests_on_import(self) -> dict[str, list[str]]:
+        """For each module the tests that its mutants on import meet."""
+        every = set(self._known.seconds)
+        paths = {mutant.path for mutant in self._drawn}
+        return {path: self._known.in_order(path, self._known.by_module(path), every) for path in paths}
+
+    def _in_workers(self, items: dict[str, pytest.Item], functions: dict[Place, list[FunctionType]]) -> list[int]:
+        """Have the mutants met, by so many processes; the places of those that need an import."""
+        folder = Path(tempfile.mkdtemp(prefix="kvdiag-mutation-"))
+        workers = []
+        for number in range(self._workers):
+            if (worker := os.fork()) == 0:
+                left = []
+                with (folder / str(number)).open("w", encoding="utf-8") as file:
+                    for place in range(number, len(self._drawn), self._workers):
+                        if (outcome := self._met(self._drawn[place], items, functions)) is None:
+                            left.append(place)
+                        else:
+                            _tell(self._drawn[place], outcome)
+                            file.write(json.dumps([place, outcome]) + "\n")
+                (folder / f"{number}.left").write_text(json.dumps(left), encoding="utf-8")
+                os._exit(0)
+            workers.append(worker)
+        for worker in workers:
+            os.waitpid(worker, 0)
+        with self._kept.with_suffix(".met").open("w", encoding="utf-8") as met:
+            for number in range(self._workers):
+                met.write((folder / str(number)).read_text(encoding="utf-8"))
+        return sorted(
+            place for number in range(self._workers) for place in json.loads((folder / f"{number}.left").read_text())
+        )
+
+    def _met(
+        self, mutant: Mutant, items: dict[str, pytest.Item], functions: dict[Place, list[FunctionType]]
+    ) -> Outcome | None:
+        """What became of a mutant; `None` where no function is another for it."""
+        if not mutant.lines:
+            return None
+        source = (ROOT / mutant.path).read_text(encoding="utf-8")
+        file = str(ROOT / mutant.path)
+        before = {self._place(code): code for code in _codes(compile(source, file, "exec"))}
+        changed = [
+            (function, code)
+            for code in _codes(compile(mutated(source, mutant.place), file, "exec"))
+            if before.get(self._place(code)) != code
+            for function in functions.get(self._place(code), ())
+        ]
+        if not changed:
+            return None
+        first = set().union(*(self._known.tests[self._place(function.__code__)] for function, _ in changed))
+        tests = self._known.in_order(mutant.path, first, set())
+        if not tests:
+            return "not reached"
+
+        def run() -> int:
+            for function, code in changed:
+                function.__code__ = code
+            _forget()
+            return int(any(report.failed for test in tests for report in _reports(items[test])))
+
+        limit_seconds = AT_LEAST_SECONDS + sum(self._known.seconds[test] for test in tests)
+        return _outcome(_in_child(run, limit_seconds))
+
+
+def _reports(item: pytest.Item) -> Iterator[pytest.TestReport]:
+    yield from runtestprotocol(item, nextitem=None, log=False)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
+
+
+def _forget() -> None:
+    """Answers that functions remember were given by the unchanged code."""
+    gc.unfreeze()
+    for one in gc.get_objects():
+        if isinstance(one, functools._lru_cache_wrapper) and str(one.__module__).startswith("kvdiag"):  # noqa: SLF001
+            one.cache_clear()
 
 
 class _Chosen:
@@ -187,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="FILE or FILE:LINE, all of its mutants")
-    parser.add_argument("--found", type=Path, default=ROOT / ".cache" / "mutation.jsonl", help="where each is noted")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args(arguments)
     os.chdir(ROOT)
     every = [mutant for path in _files() for mutant in mutants(path, (ROOT / path).read_text(encoding="utf-8"))]
@@ -196,22 +307,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drawn = [m for m in every if m.path.startswith(path) and (not line or m.line == int(line))]
     else:
         drawn = random.Random(chosen.seed).sample(every, min(chosen.count, len(every)))  # noqa: S311  a draw, no secret
-    reach = _reach()
-    _say(f"{len(drawn)} of {len(every)} mutants, drawn with seed {chosen.seed}; {len(reach.seconds)} tests")
-    everything = list(reach.seconds)
-    if _in_child(lambda: _run(None, everything), AT_LEAST_SECONDS + TIMES_SLOWER * sum(reach.seconds.values())):
-        _say("the tests do not pass without any change")
-        return 3
-    outcomes: list[tuple[Mutant, Outcome]] = []
-    chosen.found.parent.mkdir(parents=True, exist_ok=True)
-    with chosen.found.open("w", encoding="utf-8") as found:
-        for mutant in drawn:
-            outcome = _outcome(mutant, reach.of(mutant), reach)
-            outcomes.append((mutant, outcome))
-            found.write(json.dumps([mutant.path, mutant.line, mutant.says, outcome]) + "\n")
-            found.flush()
-            if outcome in ("survived", "not reached"):
-                _say(f"{outcome:<12} {mutant.path}:{mutant.line}  {mutant.says}")
+    _say(f"{len(drawn)} of {len(every)} mutants, drawn with seed {chosen.seed}")
+    with tempfile.TemporaryDirectory(prefix="kvdiag-mutation-") as folder:
+        kept = Path(folder) / "session.json"
+        session = _Session(drawn, chosen.workers, kept)
+        # This process imports nothing of the package, so that its children can import what is another.
+        _in_child(lambda: int(pytest.main([*QUIET, *TESTS], plugins=[session])), None)
+        if not kept.exists():
+            _say("the tests do not run")
+            return 3
+        met = [json.loads(line) for line in kept.with_suffix(".met").read_text(encoding="utf-8").splitlines()]
+        outcomes: list[tuple[Mutant, Outcome]] = [(drawn[place], outcome) for place, outcome in met]
+        left, tests, seconds = json.loads(kept.read_text(encoding="utf-8"))
+    for place in left:
+        mutant = drawn[place]
+        usual = sum(seconds[test] for test in tests[mutant.path])
+        outcome = _outcome(
+            _in_child(functools.partial(_imported, mutant, tests[mutant.path]), AT_LEAST_SECONDS + usual)
+        )
+        _tell(mutant, outcome)
+        outcomes.append((mutant, outcome))
     return _table(outcomes)
 
 
@@ -223,59 +338,14 @@ def _files() -> list[str]:
     )
 
 
-def _reach() -> Reach:
-    """What the tests come by, kept until a file of the package or of its tests changes."""
-    state = hashlib.sha256()
-    parts = [ROOT / "kvdiag", *(ROOT / test for test in TESTS)]
-    for file in sorted(file for part in parts for file in (part.rglob("*.py") if part.is_dir() else [part])):
-        state.update(file.read_bytes())
-    kept = ROOT / ".cache" / f"reach-{state.hexdigest()[:16]}.json"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        _in_child(lambda: _learn(kept), 3600.0)
-    learnt = json.loads(kept.read_text(encoding="utf-8"))
-    names = list(learnt["seconds"])
-    tests = {
-        (path, line): [IMPORT if number < 0 else names[number] for number in numbers]
-        for path, line, numbers in learnt["lines"]
-    }
-    return Reach(tests, learnt["seconds"])
-
-
-def _learn(kept: Path) -> int:
-    watching = _Watching({str(ROOT / path): path for path in _files()})
-    watching.begin(IMPORT)
-    pytest.main([*(flag for flag in QUIET if flag != "-x"), *TESTS], plugins=[watching])
-    seconds = {test: spent for test, spent in watching.seconds.items() if test in watching.lines}
-    numbers = {**{test: number for number, test in enumerate(seconds)}, IMPORT: -1}
-    tests: dict[Line, list[int]] = defaultdict(list)
-    for test, lines in watching.lines.items():
-        for line in lines:
-            tests[line].append(numbers[test])
-    lines_of_tests = [(path, line, known) for (path, line), known in tests.items()]
-    kept.write_text(json.dumps({"lines": lines_of_tests, "seconds": seconds}), encoding="utf-8")
-    return 0
-
-
-def _outcome(mutant: Mutant, tests: list[str], reach: Reach) -> Outcome:
-    if not tests:
-        return "not reached"
-    usual = sum(reach.seconds.get(test, 0.0) for test in tests)
-    code = _in_child(lambda: _run(mutant, tests), AT_LEAST_SECONDS + TIMES_SLOWER * usual)
-    if code is None:
-        return "hangs"
-    return "survived" if code == 0 else "killed"
-
-
-def _run(mutant: Mutant | None, tests: list[str]) -> int:
-    if mutant is not None:
-        sys.meta_path.insert(0, _Changed(mutant))
+def _imported(mutant: Mutant, tests: list[str]) -> int:
+    sys.meta_path.insert(0, _Changed(mutant))
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
-    return int(pytest.main([*QUIET, *files], plugins=[_Chosen(tests)]))
+    return int(pytest.main(["-x", *QUIET, *files], plugins=[_Chosen(tests)]))
 
 
-def _in_child(run: Callable[[], int], limit_seconds: float) -> int | None:
-    """Its exit code, or `None` where it took more CPU than that. What a child imports, the next one imports anew."""
+def _in_child(run: Callable[[], int], limit_seconds: float | None) -> int | None:
+    """Its exit code, or `None` where it took more CPU than that."""
     child = os.fork()
     if child == 0:
         silent = os.open(os.devnull, os.O_RDWR)
@@ -283,13 +353,25 @@ def _in_child(run: Callable[[], int], limit_seconds: float) -> int | None:
             os.dup2(silent, end)
         code = 3
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(limit_seconds), int(limit_seconds)))
+            if limit_seconds is not None:
+                resource.setrlimit(resource.RLIMIT_CPU, (int(limit_seconds), int(limit_seconds)))
             code = run()
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return None if code in (-signal.SIGXCPU, -signal.SIGKILL) else code
+
+
+def _outcome(code: int | None) -> Outcome:
+    if code is None:
+        return "hangs"
+    return "survived" if code == 0 else "killed"
+
+
+def _tell(mutant: Mutant, outcome: Outcome) -> None:
+    if outcome in ("survived", "not reached"):
+        _say(f"{outcome:<12} {mutant.path}:{mutant.line}  {mutant.says}")
 
 
 def _table(outcomes: list[tuple[Mutant, Outcome]]) -> int:
@@ -317,8 +399,8 @@ def interval(successes: int, tries: int) -> tuple[float, float]:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    # Past pytest, which keeps what its tests print.
+    os.write(SAID, f"{line}\n".encode())
 
 
 if __name__ == "__main__":

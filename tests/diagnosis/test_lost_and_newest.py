@@ -60,6 +60,20 @@ def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
     assert "ok" == worst(*(at(each, gap=replace(GPU_LOST, source="agent")) for each in times))
 
 
+def test_a_gpu_of_somebody_else_that_goes_dark_is_not_lost_where_the_servers_is_only_assigned() -> None:
+    """No process of the server is seen, as in a container; what assigned its GPU tells which one it is."""
+    # GIVEN
+    both = [at(float(second), devices=(device(), device(1))) for second in range(3)]
+    dark = [at(10.0 + second, devices=(device(), device(1, used_bytes=None)), gap=GPU_LOST) for second in range(3)]
+    lost = [at(10.0 + second, devices=(device(used_bytes=None), device(1)), gap=GPU_LOST) for second in range(3)]
+    assigned = replace(KNOWN, server_pids=None)
+
+    # THEN
+    assert diagnose(Timeline(samples=(*both, *lost)), assigned).worst == "unknown"
+    alone, beside = (diagnose(Timeline(samples=samples), assigned) for samples in (tuple(both), (*both, *dark)))
+    assert alone.worst == beside.worst
+
+
 def test_stretch_of_time_that_was_lost_makes_it_unknown() -> None:
     """Of a history, or of a trace that was cut off; a metric that a Prometheus does not have does not."""
     failed = Gap(source="prometheus", kind="failed", reason="an hour")

@@ -179,3 +179,30 @@ def test_a_gpu_has_at_least_a_mebibyte() -> None:
 def test_a_name_that_only_begins_like_another_is_another(text: str, expected: str | None) -> None:
     """A10M is no A10, L40 no L40S."""
     assert expected == gpu_name(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H20-3e", "h20-3e"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(name: str, expected: str) -> None:
+    """As `nvidia-smi -L` prints it, to be pasted."""
+    assert gpu_bytes(expected) == gpu_bytes(name)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 64GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB"])
+def test_a_variant_with_other_memory_is_not_taken_for_it(name: str) -> None:
+    """A part of a GPU, or another amount of memory, has no figure here."""
+    with pytest.raises(KvModelError, match="is neither a size nor known"):
+        gpu_bytes(name)

@@ -176,6 +176,17 @@ def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, siz
     assert (unseen if size is None else None) == bytes_problem(known)
 
 
+def test_stages_of_unlike_blocks_are_told_as_such() -> None:
+    """Three layers over two stages: the ranks are known, and their blocks are of two sizes."""
+    # GIVEN
+    config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
+    known = facts(model_config=config, tensor_parallel=1, pipeline_parallel=2)
+
+    # THEN
+    assert model(known).block_bytes is None
+    assert "the blocks of the pipeline's stages are not of one size" == bytes_problem(known)
+
+
 def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
     """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
     # GIVEN
