@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
-from kvdiag.sources.vllm import CONFIG, COUNTS, USAGE_NAMES, Identity, Page, parse_version
+from kvdiag.sources.vllm import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
+from kvdiag.sources.vllm_page import Page
 
 OLDEST = (0, 6, 0)
 NEWEST = (0, 32, 0)

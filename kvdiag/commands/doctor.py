@@ -26,7 +26,8 @@ from kvdiag.sources.listening import PORTS, candidates
 from kvdiag.sources.patience import StillBusy
 from kvdiag.sources.prometheus import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG, VLLM
-from kvdiag.sources.vllm import POLLED_NAMES, Identity, Page, VllmSource
+from kvdiag.sources.vllm import POLLED_NAMES, Identity, VllmSource
+from kvdiag.sources.vllm_page import Page
 
 DRIVER_SECONDS = 10.0
 """The first answer takes longer: the driver is initialised, a second for each GPU where nobody holds it."""

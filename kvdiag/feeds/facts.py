@@ -8,7 +8,8 @@ from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, HostCache
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.vllm import Identity, Page, VllmSource, parse_caches, parse_engines, parse_pools
+from kvdiag.sources.vllm import Identity, VllmSource, parse_caches, parse_engines, parse_pools
+from kvdiag.sources.vllm_page import Page
 
 
 async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) -> tuple[Facts, Identity]:

@@ -12,6 +12,7 @@ from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources import vllm
 from kvdiag.sources.prometheus import Points
 from kvdiag.sources.prometheus_names import METRICS, VLLM
+from kvdiag.sources.vllm_page import series
 
 _IMAGE = re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$")
 """A tag such as vllm/vllm-openai:v0.11.0; a digest tells no version."""
@@ -45,7 +46,7 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> P
         current, its_points = newest[said.get("engine", "0")]
         if _size(said) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
-    lines = tuple(vllm.series(said, 1.0) for said, _ in newest.values())
+    lines = tuple(series(said, 1.0) for said, _ in newest.values())
     page = {name: () for name in present if name in VLLM} | ({vllm.CONFIG: lines} if lines else {})
     pools, gaps = vllm.parse_pools(page, version)
     return Pools(

@@ -30,7 +30,7 @@ from kvdiag.model import (
     Status,
 )
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.vllm import Page, parse_page
+from kvdiag.sources.vllm_page import Page, parse_page
 
 SCHEMA_VERSION = 1
 MAX_PAGE_CHARACTERS = 2**20

@@ -20,6 +20,9 @@ ANSWER_SECONDS = 5.0
 """For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
 
 
+MOST_KEPT = 64
+"""Requests that are kept to be sent again."""
+
 Json = dict[str, Any]
 
 UNPACKED = {"Accept-Encoding": "identity"}
@@ -57,6 +60,7 @@ class HttpReader:
         """Read with `client`, at most `seconds` for a whole answer."""
         self._client = client
         self._seconds = seconds
+        self._asked: dict[tuple[str, tuple[tuple[str, str], ...]], httpx2.Request] = {}
 
     async def get(self, path: str, params: Sequence[tuple[str, str]] = (), *, body: Json | None = None) -> Answer:
         """One answer to a GET, or to a POST where there is a body.
@@ -74,8 +78,7 @@ class HttpReader:
             raise Unreadable("failed", explain(error)) from error
 
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
-        method = "GET" if body is None else "POST"
-        async with self._client.stream(method, path, params=list(params), json=body, headers=UNPACKED) as response:
+        async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
                 given = "Authorization" in response.request.headers
                 why = "the server refuses the key that was given" if given else "the server wants a key, pass --api-key"
@@ -100,6 +103,18 @@ class HttpReader:
                 server=response.headers.get("server"),
                 date=response.headers.get("date"),
             )
+
+    def _request(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> httpx2.Request:
+        """A request; what is asked for at every tick is built once, which takes as long as sending it."""
+        if body is not None or self._client.cookies:
+            method = "GET" if body is None else "POST"
+            return self._client.build_request(method, path, params=list(params), json=body, headers=UNPACKED)
+        key = (path, tuple(params))
+        if key not in self._asked:
+            if len(self._asked) >= MOST_KEPT:
+                self._asked.clear()
+            self._asked[key] = self._client.build_request("GET", path, params=list(params), headers=UNPACKED)
+        return self._asked[key]
 
     async def json(self, path: str, *, body: Json | None = None) -> Any:
         """One answer as of `get`, decoded.

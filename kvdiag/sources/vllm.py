@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from kvdiag.diagnosis.caps import OFFLOADING
 from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
 from kvdiag.sources.http import HttpReader, Unreadable
+from kvdiag.sources.vllm_page import Page, PageParser, Series
 
 SOURCE = "vllm"
 
@@ -43,9 +42,6 @@ _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
-MAX_LINE_CHARACTERS = 16 * 2**10
-"""The longest line of 0.32, vllm:cache_config_info, has 1,400. The parser takes the square of a line's length."""
-
 MAX_SERIES = 512
 """Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
 
@@ -57,52 +53,6 @@ MAX_WORD_CHARACTERS = 64
 
 V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 """Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """One line of the page, its `engine` label split off."""
-
-    engine: str
-    labels: Mapping[str, str]
-    value: float
-
-
-Page = Mapping[str, tuple[_Series, ...]]
-
-
-def series(labels: Mapping[str, str], value: float) -> _Series:
-    """One line of a page, from wherever its labels and its value are known."""
-    return _Series(engine=labels.get("engine", "0"), labels=labels, value=value)
-
-
-def parse_page(text: str) -> Page:
-    """The page's series by name.
-
-    Raises:
-        ValueError: it is not in Prometheus's text format.
-
-    """
-    if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
-        raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
-    found: dict[str, list[_Series]] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                labels = dict(sample.labels)
-                found.setdefault(sample.name, []).append(series(labels, _float(sample.value)))
-    except (ValueError, IndexError) as error:
-        # IndexError: a label without a name. Subclasses (UnicodeError) are of no more interest than their parent.
-        raise ValueError(str(error) or "it is not in Prometheus's text format") from error
-    return {name: tuple(lines) for name, lines in found.items()}
-
-
-def _float(value: float) -> float:
-    """The parser gives whole numbers as int, of which some are too long for a float."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
@@ -253,7 +203,7 @@ def parse_version(version: str | None) -> tuple[int, int, int] | None:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
-def _pool(line: _Series, *, engines: int, dialect: _Dialect) -> KvPool:
+def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
     labels = line.labels
     total = _label_int(labels, "num_gpu_blocks")
     block_tokens = _label_int(labels, "effective_attention_block_size") or _label_int(labels, "block_size")
@@ -329,6 +279,7 @@ class VllmSource:
         """Read through `http`, whose base address is the server's."""
         self._http = http
         self._filtered = True
+        self._parsers: dict[tuple[str, ...], PageParser] = {}
 
     async def identify(self) -> Identity:
         """The server's version and model.
@@ -371,7 +322,7 @@ class VllmSource:
         if "html" in answer.content_type:
             raise Unreadable("failed", "answered a web page where metrics should be: check the URL")
         try:
-            return parse_page(answer.text)
+            return self._parsers.setdefault(names, PageParser()).parse(answer.text)
         except ValueError as error:
             raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
 

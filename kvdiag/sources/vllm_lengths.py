@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from kvdiag.model import MAX_COUNT, Lengths
-from kvdiag.sources.vllm import Page
+from kvdiag.sources.vllm_page import Page
 
 BUCKETS = "vllm:request_generation_tokens_bucket"
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")

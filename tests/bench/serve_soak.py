@@ -28,7 +28,8 @@ from kvdiag.feeds.tiers import Keep
 from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
 from kvdiag.sources.patience import Patient
-from kvdiag.sources.vllm import Page, VllmSource, series
+from kvdiag.sources.vllm import VllmSource
+from kvdiag.sources.vllm_page import Page, series
 from tests.bench.table import note
 from tests.builders import pool
 from tests.feeds.virtual_time import now_seconds, run

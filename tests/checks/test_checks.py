@@ -14,7 +14,8 @@ from kvdiag import outputs
 from kvdiag.checks import Check, Outcome, agents, engine, gpus, prometheus, worst
 from kvdiag.model import Gap
 from kvdiag.outputs import doctor
-from kvdiag.sources.vllm import Identity, Page, parse_page
+from kvdiag.sources.vllm import Identity
+from kvdiag.sources.vllm_page import Page, parse_page
 from tests.builders import GIB, allocator, device, process
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"

@@ -34,9 +34,11 @@ def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
             assert eventually(first.says("ok"))
             Client(drill.url).complete(64, 8)
             assert eventually(first.says("fault"))
-            seen_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
+            found_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
+            assert eventually(lambda: newest_seconds(tmp_path) > found_seconds)
 
             # WHEN it is killed
+            seen_seconds = first.series("kvdiag_sample_timestamp_seconds")[()]
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(30)
 

@@ -33,9 +33,10 @@ from kvdiag.server import BadRequestError, parse_request
 from kvdiag.sources import black_box, daemon, prometheus, publication
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
-from kvdiag.sources.vllm import parse_caches, parse_engines, parse_page, parse_pools, parse_version
+from kvdiag.sources.vllm import parse_caches, parse_engines, parse_pools, parse_version
 from kvdiag.sources.vllm_lengths import parse_lengths
 from kvdiag.sources.vllm_log import parse_log
+from kvdiag.sources.vllm_page import parse_page
 from kvdiag.sources.vllm_settings import parse_settings
 
 Reader = Callable[[bytes], None]

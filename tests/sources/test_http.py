@@ -328,3 +328,28 @@ def test_certificate_of_the_same_name_is_not_trusted(certificate: Certificate, t
     # THEN
     expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
     assert expected == actual
+
+
+def test_what_is_asked_again_is_asked_alike_but_for_cookies() -> None:
+    """A gateway that keeps clients at one replica by a cookie sees it again, though requests are built once."""
+    # GIVEN
+    heads: list[bytes] = []
+
+    def answer(peer: hostile.Peer) -> None:
+        heads.append(peer.request_head)
+        (reply("x 1\n", Set_Cookie="replica=7") if len(heads) == 3 else reply("x 1\n"))(peer)
+
+    async def work(url: str) -> None:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=TRUST) as client:
+            reader = HttpReader(client)
+            for number in range(5):
+                await reader.get("/metrics/", params=[("name[]", "a" if number != 1 else "b")])
+
+    # WHEN
+    with Hostile(answer) as server:
+        asyncio.run(work(server.url))
+
+    # THEN
+    assert heads[0] == heads[2]
+    assert heads[0] != heads[1]
+    assert [False, False, False, True, True] == [b"Cookie: replica=7" in one for one in heads]

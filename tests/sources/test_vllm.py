@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 
 from kvdiag.model import MAX_COUNT, Engine, Gap, KvPool
 from kvdiag.sources.vllm import (
-    MAX_LINE_CHARACTERS,
     MAX_SERIES,
     SOURCE,
     WAITING_BY_REASON,
-    Page,
     parse_caches,
     parse_engines,
-    parse_page,
     parse_pools,
     parse_version,
 )
+from kvdiag.sources.vllm_page import MAX_LINE_CHARACTERS, Page, parse_page
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
 

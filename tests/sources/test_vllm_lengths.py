@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.sources.vllm import parse_page
 from kvdiag.sources.vllm_lengths import parse_lengths
+from kvdiag.sources.vllm_page import parse_page
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
 BUCKET = 'vllm:request_generation_tokens_bucket{{engine="{engine}",le="{le}"}} {count}\n'
