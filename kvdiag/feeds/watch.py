@@ -31,8 +31,8 @@ from kvdiag.sources.vllm_lengths import LENGTH_NAMES, parse_lengths
 _log = structlog.get_logger()
 
 DIAGNOSIS_SECONDS = 10.0
-MOST_DIAGNOSIS_RATIO = 0.004
-"""Share of one core that the diagnosis may take, of the 1 % that the whole has: one that takes 0.2 s every 50 s."""
+MOST_DIAGNOSIS_RATIO = 0.003
+"""Share of one core that the diagnosis may take, of the 1 % that the whole has: one that takes 0.3 s every 100 s."""
 
 GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""

@@ -135,7 +135,7 @@ class Slow(Watch):
 
 @pytest.mark.parametrize(
     ("options", "apart_seconds"),
-    [({}, 150.0), ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0), ({"diagnosis_ratio": 1.0}, 10.0)],
+    [({}, 190.0), ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0), ({"diagnosis_ratio": 1.0}, 10.0)],
     ids=["a daemon", "a view", "no limit"],
 )
 def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
