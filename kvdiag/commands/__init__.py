@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -162,9 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # So click answers when the reader of our output has gone (`kvdiag run | head`), with a 1 that would read as a
         # verdict. Nothing is left to say, nor anywhere to say it.
         close_stdout()
-    except Exception:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
-        traceback.print_exc()
-        _complain("a mistake of kvdiag's own, or of its installation: please report it with the lines above")
+    except Exception as error:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
+            close_stdout()
+            _complain(f"cannot write: {error.strerror}")
+        else:
+            for line in traceback.format_exc().splitlines():
+                _say(line)
+            _complain("a mistake of kvdiag's own, or of its installation: please report it with the lines above")
     else:
         return result if isinstance(result, int) else 0
     return EXIT_UNKNOWN
@@ -188,5 +195,10 @@ def close_stdout() -> None:
 
 def _complain(message: str) -> None:
     """One line, whatever a server or a file has put into the message."""
-    line = "".join(character if character.isprintable() else " " for character in message)
-    click.echo(f"kvdiag: {' '.join(line.split())}", err=True)
+    _say(f"kvdiag: {' '.join(message.split())}")
+
+
+def _say(line: str) -> None:
+    """To whoever reads errors, where that can be written; nothing in it moves a terminal's cursor."""
+    with contextlib.suppress(OSError):
+        click.echo("".join(character if character.isprintable() else " " for character in line), err=True)

@@ -134,6 +134,7 @@ class Daemon:
 
     async def _close(self) -> None:
         await self._web.stop()
+        await asyncio.gather(*self._closing, return_exceptions=True)
         for finder in (self._finder, *self._retired):
             await finder.close()
         if self._agents is not None:

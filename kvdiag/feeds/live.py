@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from kvdiag.errors import KvdiagError
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
@@ -251,11 +252,19 @@ class Sampler:
 
     @contextlib.contextmanager
     def _own_mistakes(self, source: str) -> Iterator[None]:
-        """Whatever a source does not foresee costs this reading of it, and neither the next one nor other sources."""
+        """Whatever a source does not foresee costs this reading of it, and neither the next one nor other sources.
+
+        Raises:
+            KvdiagError: what is read cannot be kept.
+
+        """
         try:
             yield
+        except KvdiagError:
+            raise
         except Exception as error:  # noqa: BLE001
-            reason = f"kvdiag failed to read it ({type(error).__name__}: {str(error)[:200]}); please report that"
+            _log.debug("mistake", source=source, exc_info=True)
+            reason = f"kvdiag failed to read it ({type(error).__name__}); please report that with a log of -vv"
             gap = Gap(source=source, kind="failed", reason=reason)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 

@@ -1,10 +1,10 @@
 """The flight recorder: what a daemon sees, in trace segments that rotate within a size, readable after any end.
 
-    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each, written at once
+    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each, written twice a second
     DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, from which the next start goes on
 
 A thread of its own writes: a disk that is slow, full or gone costs recorded samples, which are counted, and no sample
-of the daemon's. A kill leaves a torn last line, which readers drop.
+of the daemon's. A kill loses half a second, and leaves a torn last line, which readers drop.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ threads of their own, so that neither holds up a sample.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -234,8 +233,12 @@ class Watch:
         async for _ in ticks(LENGTHS_PACE * self._pace.engine_seconds):
             lengths = None
             if self._vllm is not None and self._state == "serving":
-                with contextlib.suppress(Unreadable):
+                try:
                     lengths = parse_lengths(await self._vllm.page(LENGTH_NAMES))
+                except Unreadable:
+                    pass  # the sampler tells why
+                except Exception:  # noqa: BLE001  what nobody foresaw is no reason to end
+                    _log.debug("mistake", exc_info=True)
             if lengths != self._lengths:
                 self._lengths, self._snapshot = lengths, None
 
@@ -323,7 +326,14 @@ class Watch:
                 return found
 
     async def _found(self) -> Found:
-        found = await self._find()
+        try:
+            found = await self._find()
+        except KvdiagError:
+            raise
+        except Exception as error:  # what nobody foresaw is no reason to end
+            _log.debug("mistake", exc_info=True)
+            reason = f"kvdiag failed to look for it ({type(error).__name__}); please report that with a log of -vv"
+            raise KvdiagError(reason) from error
         # The cost model of a new server takes some 0.1 s; afterwards its answers are remembered.
         await asyncio.to_thread(all_pools_bytes, found.facts)
         return found

@@ -38,11 +38,15 @@ _ALIASES = {
     "3090": "rtx3090",
     "5090": "rtx5090",
     "gh200": "gh200-96gb",
+    "gh200-480gb": "gh200-96gb",
     "v100": "v100-32gb",
 }
 _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
-_SIZE_WORD = re.compile(r"\d+gb")
+_SIZE_WORD = re.compile(r"\d{1,4}gb")
+_BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|server|workstation|edition|max|q")
+"""Words of a driver's name that say nothing of the memory's size."""
+
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -70,18 +74,21 @@ def gpu_bytes(name: str) -> int:
 
 
 def _as_drivers_spell(name: str) -> str | None:
-    """The GPU that NVML calls so, as in "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 NVL"; `None` for none of the table."""
+    """The GPU that NVML calls so, as in "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 NVL"; `None` for none of the table.
+
+    Every word has to be known: a laptop's, a virtual GPU's or a slice's has another amount of memory.
+    """
     joined = _RTX.sub(lambda found: f"rtx{'pro' if found[1] else ''}{found[2]}", "-".join(_words(name)))
-    words = frozenset(joined.split("-"))
-    known = [
-        (key.count("-"), _ALIASES.get(key, key)) for key in (*_MEMORY_MIB, *_ALIASES) if words >= {*key.split("-")}
-    ]
-    best = max(known, default=(0, None))[1]
-    size = next((int(word[:-2]) for word in sorted(words) if _SIZE_WORD.fullmatch(word)), None)
-    # A variant with more or less memory is another GPU, and so is a slice of one.
-    if best is None or "mig" in words or (size is not None and abs(_MEMORY_MIB[best] / 1024 - size) > size / 10):
-        return None
-    return best
+    words = set(joined.split("-"))
+    fitting = []
+    for key in (*_MEMORY_MIB, *_ALIASES):
+        parts, family = set(key.split("-")), _ALIASES.get(key, key)
+        others = {word for word in words - parts if not _BESIDE.fullmatch(word)}
+        sizes = {word for word in others if _SIZE_WORD.fullmatch(word)}
+        same = all(abs(_MEMORY_MIB[family] / 1024 - int(word[:-2])) <= int(word[:-2]) / 10 for word in sizes)
+        if parts <= words and others == sizes and same:
+            fitting.append((len(parts), family))
+    return max(fitting, default=(0, None))[1]
 
 
 def _words(text: str) -> list[str]:

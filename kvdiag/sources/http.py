@@ -19,7 +19,6 @@ MAX_ANSWER_BYTES = 16 * 2**20
 ANSWER_SECONDS = 5.0
 """For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
 
-
 MOST_KEPT = 64
 """Requests that are kept to be sent again."""
 
@@ -54,7 +53,7 @@ class Answer:
 
 
 class HttpReader:
-    """GETs from one server. The client's base URL is the server's; its headers carry the API key."""
+    """GETs from one server. The client's base URL is the server's; its headers, which must not change, have the key."""
 
     def __init__(self, client: httpx2.AsyncClient, seconds: float = ANSWER_SECONDS) -> None:
         """Read with `client`, at most `seconds` for a whole answer."""
@@ -76,6 +75,10 @@ class HttpReader:
             raise Unreadable("failed", f"no whole answer within {self._seconds:g} s on {path}") from error
         except httpx2.HTTPError as error:
             raise Unreadable("failed", explain(error)) from error
+        except RuntimeError as error:
+            if not self._client.is_closed:
+                raise
+            raise Unreadable("failed", "this connection was closed on our side") from error
 
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
@@ -105,7 +108,7 @@ class HttpReader:
             )
 
     def _request(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> httpx2.Request:
-        """A request; what is asked for at every tick is built once, which takes as long as sending it."""
+        """A request; what is asked for at every tick is built once: building takes as long as sending."""
         if body is not None or self._client.cookies:
             method = "GET" if body is None else "POST"
             return self._client.build_request(method, path, params=list(params), json=body, headers=UNPACKED)

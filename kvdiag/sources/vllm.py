@@ -42,6 +42,9 @@ _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
+WHOLE_EVERY = 10
+"""Filtered pages without an engine for each whole page that is asked for."""
+
 MAX_SERIES = 512
 """Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
 
@@ -279,6 +282,8 @@ class VllmSource:
         """Read through `http`, whose base address is the server's."""
         self._http = http
         self._filtered = True
+        self._empty = 0
+        self._why_none: tuple[Gap, ...] = ()
         self._parsers: dict[tuple[str, ...], PageParser] = {}
 
     async def identify(self) -> Identity:
@@ -329,12 +334,21 @@ class VllmSource:
     async def read(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
         """The engines now, or a gap that says why not."""
         try:
-            page = await self.page(POLLED_NAMES if self._filtered else ())
-            engines, gaps = parse_engines(page)
-            if engines is None and self._filtered:
-                # A proxy or a version that cannot filter; or a server that shows no engine yet, however it is asked.
-                engines, gaps = parse_engines(await self.page())
-                self._filtered = engines is None
+            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
+            if engines is None and self._filtered and gaps[0].kind == "absent":
+                return await self._unfiltered()
         except Unreadable as error:
             return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
         return engines, gaps
+
+    async def _unfiltered(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
+        if self._empty % WHOLE_EVERY == 0:
+            engines, self._why_none = parse_engines(await self.page())
+            if engines is not None:
+                again = parse_engines(await self.page(POLLED_NAMES))
+                self._filtered = again[0] is not None
+                self._empty = 0
+                return again if self._filtered else (engines, self._why_none)
+        self._empty += 1
+        return None, self._why_none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 MAX_LINE_CHARACTERS = 16 * 2**10
 """The longest line of 0.32, vllm:cache_config_info, has 1,400. The parser takes the square of a line's length."""
+
+MOST_KEPT_CHARACTERS = 256 * 2**10
+"""Of a page that is remembered until the next one: the whole page of 0.32 has 59 KB."""
+
+_PLAIN = re.compile(
+    r"""([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ ])"""  # a name, and labels, some quoted
+    r"""([^\s_]+)\r?"""
+)
+"""A line with a name and a value alone: no timestamp, no exemplar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class PageParser:
 
     def __init__(self) -> None:
         """No page is known yet."""
-        self._before: list[str] = []
+        self._heads: list[str] = []
         self._samples: list[tuple[str, Series]] = []
 
     def parse(self, text: str) -> Page:
@@ -57,19 +67,39 @@ class PageParser:
             ValueError: it is not in Prometheus's text format.
 
         """
-        lines = text.split("\n")
-        before = [line if line.startswith("#") else line[: line.rfind(" ") + 1] for line in lines]
-        values = [line[len(kept) :] for line, kept in zip(lines, before, strict=True) if len(kept) < len(line)]
-        if before != self._before or (renewed := _renewed(self._samples, values)) is None:
+        split = _split(text)
+        if split is None:
+            self._heads, self._samples = [], []
+            return parse_page(text)
+        heads, values = split
+        if heads != self._heads or (renewed := _renewed(self._samples, values)) is None:
             renewed = _samples(text)
-            self._before = before
+            self._heads = heads
         self._samples = renewed
         return _by_name(renewed)
 
 
+def _split(text: str) -> tuple[list[str], list[str]] | None:
+    """Comments and what stands before each value, and the values; `None` for a page that is long or not that plain."""
+    if len(text) > MOST_KEPT_CHARACTERS:
+        return None
+    heads, values = [], []
+    for line in text.split("\n"):
+        if len(line) > MAX_LINE_CHARACTERS:
+            return None
+        if not line or line.startswith("#"):
+            heads.append(line)
+        elif found := _PLAIN.fullmatch(line):
+            heads.append(found[1])
+            values.append(found[2])
+        else:
+            return None
+    return heads, values
+
+
 def _renewed(samples: list[tuple[str, Series]], values: list[str]) -> list[tuple[str, Series]] | None:
     """The samples with other values; `None` where these are not as many numbers, which is for the parser to say."""
-    if len(samples) != len(values) or any("_" in value for value in values):
+    if len(samples) != len(values):
         return None
     try:
         numbers = [float(value) for value in values]
@@ -108,4 +138,4 @@ def _float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf

@@ -314,9 +314,12 @@ def _beside(judged: Sequence[Judged], faulty: Sequence[Judged], precision: float
             best = (theirs, found, name)
     note("incidents: precision", 100 * precision, 100 * best[0], than=best[2], unit="%")
     note("incidents: recall", 100 * found_share, 100 * best[1], than=best[2], unit="%")
-    rows = [one.scored[0] for one in judged]
-    of_faults = recall([one for one in rows if one.expected.accept not in BENIGN], "fault") or 0.0
-    note("incidents: recall of faults, suspects left out", 100 * of_faults, 100 * best[1], than=best[2], unit="%")
+    faults = sum(
+        one.mark == "right" and any(one.answer.called.get(name) == "fault" for name in one.expected.accept)
+        for one in (each.scored[0] for each in faulty)
+    )
+    share = 100 * faults / len(faulty)
+    note("incidents: recall of faults, suspects left out", share, 100 * best[1], than=best[2], unit="%")
 
 
 def _today(judged: Sequence[Judged], quiet: Sequence[Quiet], found: Leaks, say: Say) -> None:

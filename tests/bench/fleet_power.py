@@ -66,9 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kind = f"the worst of {len(found)} kinds of healthy memory"
     note(f"fleets: accused, {kind}", 100 * most_accused, 100 * bar, than="what is asked", unit="%")
     middle = [100 * median(column) for column in zip(*found, strict=True)]
-    note("fleets of 6: 20 MB/h found, the middle kind", middle[0], middle[1], than=f"by {SIZES[1]} replicas", unit="%")
+    note(
+        f"fleets of {SIZES[0]}: 20 MB/h found, the middle kind",
+        middle[0],
+        middle[1],
+        than=f"by {SIZES[1]} replicas",
+        unit="%",
+    )
     least = [100 * min(column) for column in zip(*found, strict=True)]
-    note("fleets of 6: 20 MB/h found, the worst kind", least[0], least[1], than=f"by {SIZES[1]} replicas", unit="%")
+    note(
+        f"fleets of {SIZES[0]}: 20 MB/h found, the worst kind",
+        least[0],
+        least[1],
+        than=f"by {SIZES[1]} replicas",
+        unit="%",
+    )
     if accused:
         sys.stdout.write(f"accused too often: {', '.join(accused)}\n")
     return 1 if accused else 0

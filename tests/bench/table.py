@@ -105,6 +105,8 @@ def with_table(document: str, table: str) -> str:
     """The document with this table in the place of the one between its marks."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"no place for the table: {BEGIN} and {END} are not there")
     return f"{before}{begin}\n{table}{end}{after}"
 
 

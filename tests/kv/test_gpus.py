@@ -194,6 +194,7 @@ def test_a_name_that_only_begins_like_another_is_another(text: str, expected: st
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(name: str, expected: str) -> None:
@@ -201,7 +202,20 @@ def test_a_gpu_is_known_by_its_drivers_name(name: str, expected: str) -> None:
     assert gpu_bytes(expected) == gpu_bytes(name)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H100 64GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 64GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-40C",
+        "GRID T4-8Q",
+        "2x h100",
+        "h100 l4",
+        "not-h100",
+    ],
+)
 def test_a_variant_with_other_memory_is_not_taken_for_it(name: str) -> None:
     """A part of a GPU, or another amount of memory, has no figure here."""
     with pytest.raises(KvModelError, match="is neither a size nor known"):
