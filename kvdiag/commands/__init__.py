@@ -195,10 +195,15 @@ def close_stdout() -> None:
 
 def _complain(message: str) -> None:
     """One line, whatever a server or a file has put into the message."""
-    _say(f"kvdiag: {' '.join(message.split())}")
+    _say(f"kvdiag: {' '.join(_shown(message).split())}")
 
 
 def _say(line: str) -> None:
-    """To whoever reads errors, where that can be written; nothing in it moves a terminal's cursor."""
+    """To whoever reads errors, where that can be written."""
     with contextlib.suppress(OSError):
-        click.echo("".join(character if character.isprintable() else " " for character in line), err=True)
+        click.echo(_shown(line), err=True)
+
+
+def _shown(text: str) -> str:
+    """What can be shown: nothing in it moves a terminal's cursor."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -12,13 +12,23 @@ WRONG = ["fit", "llama_70b", "--gpu", "no-such"]
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(FIT, 0), (WRONG, 3)], ids=["fits", "wrong"])
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_closed_streams_change_no_exit_code(arguments: list[str], code: int, closed: str) -> None:
     """Supervisors start programs so; 1 would read as a verdict."""
     command = f'exec "$0" -m kvdiag "$@" {closed}'
     done = subprocess.run(["/bin/sh", "-c", command, sys.executable, *arguments], check=False, capture_output=True)
     assert code == done.returncode
     assert b"Traceback" not in done.stdout + done.stderr
+
+
+def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
+    """A full disk is nobody's mistake, and no verdict."""
+    # WHEN
+    command = 'exec "$0" -m kvdiag "$@" >/dev/full'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable, *FIT], check=False, capture_output=True, text=True)
+
+    # THEN
+    assert (3, "kvdiag: cannot write: No space left on device\n") == (done.returncode, done.stderr)
 
 
 def test_a_mistake_of_our_own_is_no_verdict() -> None:
