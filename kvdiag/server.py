@@ -1,7 +1,8 @@
 """The HTTP shell of `kvdiag serve`: GET and HEAD of a few paths, on the daemon's own event loop.
 
 Nothing is read or judged for a request: it is answered from the newest snapshot, whose page is rendered once however
-often it is asked for. Requests are bounded in size, in time and in number.
+often it is asked for. Requests are bounded in size, in time and in number. A connection is kept for the next request,
+as scrapers ask for, until its place is wanted by somebody else.
 """
 
 from __future__ import annotations
@@ -33,8 +34,15 @@ MAX_HEAD_BYTES = 16 * 2**10
 REQUEST_SECONDS = 5.0
 """For a whole request; as long again for its answer."""
 
+IDLE_SECONDS = 150.0
+"""Until the next request of a connection: two of the slowest usual scrapes, each minute, and some to spare."""
+
+STOP_SECONDS = 0.5
+"""For answers that are being made when the port closes."""
+
 MAX_CONNECTIONS = 256
-"""At once; more are closed at the door. A Prometheus has one, a person's browser six."""
+"""At once. One more takes the place of the one that has waited longest for its next request, or is closed at the door.
+A Prometheus has one, a person's browser six."""
 
 MAX_NAMES = 256
 MAX_PAGES = 8
@@ -64,6 +72,8 @@ class Request:
     accept: str = ""
     authorization: str = ""
     packed: bool = False
+    keeps: bool = False
+    """Whether the connection can serve another request: the client has not said otherwise, and sends no body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +214,10 @@ def parse_request(head: bytes) -> Request:
         accept=headers.get("accept", ""),
         authorization=headers.get("authorization", ""),
         packed="gzip" in headers.get("accept-encoding", ""),
+        keeps=version == "HTTP/1.1"
+        and "close" not in headers.get("connection", "").lower()
+        and headers.get("content-length", "0") == "0"
+        and "transfer-encoding" not in headers,
     )
 
 
@@ -211,15 +225,26 @@ class WebServer:
     """Listens on one address within a running event loop."""
 
     def __init__(
-        self, pages: Pages, *, request_seconds: float = REQUEST_SECONDS, most_connections: int = MAX_CONNECTIONS
+        self,
+        pages: Pages,
+        *,
+        request_seconds: float = REQUEST_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
+        most_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """Answer with `pages`; `start` opens the port. `request_seconds` is for a request, and again for its answer."""
+        """Answer with `pages`; `start` opens the port.
+
+        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one.
+        """
         self._pages = pages
         self.access = Access()
         """Whom requests from now on are answered, anybody unless told otherwise."""
         self._request_seconds = request_seconds
+        self._idle_seconds = idle_seconds
         self._most_connections = most_connections
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        """Those of the connections that wait for their next request, the longest waiting first."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -238,9 +263,13 @@ class WebServer:
         """Close the port and hang up."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for transport in self._connections.values():
+            transport.abort()
+        if self._connections:
+            _, answering = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
+            for task in answering:
+                task.cancel()
+            await asyncio.gather(*answering, return_exceptions=True)
 
     async def _answer(self, request: Request) -> Answer:
         allowed = True if self.access.allow is None else await self.access.allow(request.authorization)
@@ -253,31 +282,62 @@ class WebServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= self._most_connections:
+        if task is None or not self._has_room():
             writer.transport.abort()
             return
-        self._connections.add(task)
+        self._connections[task] = writer.transport
         try:
+            begun = b""
+            while await self._exchange(begun, reader, writer):
+                self._idle[task] = writer.transport
+                async with asyncio.timeout(self._idle_seconds):
+                    begun = await reader.readexactly(1)
+                self._idle.pop(task, None)
             async with asyncio.timeout(self._request_seconds):
-                try:
-                    request = parse_request(await reader.readuntil(b"\r\n\r\n"))
-                    answer, bodiless = await self._answer(request), request.method == "HEAD"
-                except (BadRequestError, asyncio.LimitOverrunError):
-                    answer, bodiless = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1"), False
-            writer.write(_head(answer, self.access.headers) + (b"" if bodiless else answer.body))
-            async with asyncio.timeout(self._request_seconds):
-                await writer.drain()
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or is not worth waiting for
         finally:
-            self._connections.discard(task)
+            self._idle.pop(task, None)
+            self._connections.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
 
+    def _has_room(self) -> bool:
+        """Whether one more connection may be served; the one that has been idle for longest makes room for it."""
+        if len(self._connections) < self._most_connections:
+            return True
+        longest = next(iter(self._idle), None)
+        if longest is None:
+            return False
+        self._idle.pop(longest).abort()
+        self._connections.pop(longest, None)
+        return True
 
-def _head(answer: Answer, more: tuple[tuple[str, str], ...]) -> bytes:
+    async def _exchange(self, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer a request whose first bytes were read; whether the connection is good for another one.
+
+        Raises:
+            OSError, TimeoutError, asyncio.IncompleteReadError: the client has gone, or takes too long.
+
+        """
+        keeps = bodiless = False
+        async with asyncio.timeout(self._request_seconds):
+            try:
+                request = parse_request(begun + await reader.readuntil(b"\r\n\r\n"))
+                answer, bodiless, keeps = await self._answer(request), request.method == "HEAD", request.keeps
+            except (BadRequestError, asyncio.LimitOverrunError):
+                answer = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+        writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
+        async with asyncio.timeout(self._request_seconds):
+            await writer.drain()
+            # Who sends many requests at once would be answered all of them before anybody else has a turn.
+            await asyncio.sleep(0)
+        return keeps
+
+
+def _head(answer: Answer, more: tuple[tuple[str, str], ...], *, keeps: bool) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Server: kvdiag/{kvdiag.__version__}",
@@ -286,6 +346,6 @@ def _head(answer: Answer, more: tuple[tuple[str, str], ...]) -> bytes:
         f"Content-Length: {len(answer.body)}",
         *(f"{name}: {value}" for name, value in {"X-Content-Type-Options": "nosniff", **dict(more)}.items()),
         *(f"{name}: {value}" for name, value in answer.headers),
-        "Connection: close",
+        f"Connection: {'keep-alive' if keeps else 'close'}",
     ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

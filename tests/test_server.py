@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import http.client
 import json
 import threading
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ class Shell:
     def ask(self, request: str, **headers: str) -> Answer:
         """One request."""
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        return asyncio.run(self.exchange(f"{request} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode()))
+        return asyncio.run(self.exchange(f"{request} HTTP/1.1\r\nHost: x\r\n{lines}Connection: close\r\n\r\n".encode()))
 
 
 @contextmanager
@@ -220,7 +221,7 @@ def test_slow_clients_hold_nobody_up() -> None:
     # GIVEN
     async def slow_and_quick(serving: Shell) -> tuple[int, int]:
         slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nX: "))
-        quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\n\r\n")
+        quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n")
         return quick.status, (await slow).status
 
     # WHEN
@@ -240,7 +241,7 @@ def test_connections_are_bounded() -> None:
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert await asyncio.to_thread(eventually, lambda: len(places) == 2)
         try:
-            third = (await serving.exchange(b"GET / HTTP/1.1\r\n\r\n")).status
+            third = (await serving.exchange(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")).status
         except ConnectionError:
             third = 0
         return third, [(await one).status for one in waiting]
@@ -252,3 +253,110 @@ def test_connections_are_bounded() -> None:
 
     # THEN
     assert ((0, [0, 0]), 200) == (actual, afterwards)
+
+
+def asked(connection: http.client.HTTPConnection, path: str = "/-/ready", **headers: str) -> int:
+    """A request on a connection that is kept; 0 where it has been closed."""
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+    except (ConnectionError, http.client.RemoteDisconnected):
+        return 0
+    answer.read()
+    return answer.status
+
+
+@contextmanager
+def kept(serving: Shell) -> Iterator[http.client.HTTPConnection]:
+    """A connection that does not open itself again once it was closed."""
+    connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=10)
+    connection.auto_open = 0
+    connection.connect()
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def test_a_connection_serves_many_requests(serving: Shell) -> None:
+    """A scraper asks again on the connection that it has, whatever was answered before."""
+    # WHEN
+    with kept(serving) as connection:
+        local = connection.sock.getsockname()
+        actual = [asked(connection, path) for path in ("/metrics", "/nothing", "/", "/metrics")]
+
+        # THEN
+        assert [200, 404, 200, 200] == actual
+        assert local == connection.sock.getsockname()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /-/ready HTTP/1.0",
+        b"GET /-/ready HTTP/1.1\r\nConnection: Close",
+        b"GET /-/ready HTTP/1.1\r\nContent-Length: 4",
+        b"POST /-/ready HTTP/1.1\r\nTransfer-Encoding: chunked",
+        b"nonsense",
+    ],
+    ids=["HTTP/1.0", "asked to", "a body", "a chunked body", "no request"],
+)
+def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head: bytes) -> None:
+    """Nothing after a request with a body, or after what is none, is taken for a request."""
+    # WHEN
+    answer = asyncio.run(serving.exchange(head + b"\r\n\r\n" + b"GET /metrics HTTP/1.1\r\n\r\n"))
+
+    # THEN
+    assert "close" == answer.headers["connection"]
+    assert b"kvdiag_" not in answer.body
+
+
+def test_an_idle_connection_is_closed_after_a_while() -> None:
+    """Who does not come back is waited for no longer than that; nor is who comes back with half a request."""
+
+    async def until_closed(serving: Shell, more: bytes) -> bytes:
+        return (await serving.exchange(b"GET /-/ready HTTP/1.1\r\n\r\n" + more)).body
+
+    # WHEN
+    with shell(snapshot(), request_seconds=0.3, idle_seconds=0.3) as serving:
+        idle = asyncio.run(until_closed(serving, b""))
+    with shell(snapshot(), request_seconds=0.3, idle_seconds=1_000.0) as serving:
+        half = asyncio.run(until_closed(serving, b"GET /-/re"))
+
+    # THEN one answer, and the end
+    assert (b"kvdiag is ready.\n", b"kvdiag is ready.\n") == (idle, half)
+
+
+def test_idle_connections_make_room() -> None:
+    """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
+    # GIVEN two places, both taken by scrapers between two scrapes
+    with shell(snapshot(), most_connections=2) as serving, kept(serving) as first, kept(serving) as second:
+        assert (200, 200) == (asked(first), asked(second))
+        assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001 - no client can see it
+        assert 200 == asked(first)
+        assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001
+
+        # WHEN
+        with kept(serving) as third:
+            newcomer = asked(third)
+
+        # THEN
+        assert (200, 200, 0) == (newcomer, asked(first), asked(second))
+
+
+def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
+    """A client that sends hundreds of requests without a pause has all of them answered, and others have their turn."""
+    # GIVEN
+    requests = b"GET /-/ready HTTP/1.1\r\n\r\n" * 500 + b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n"
+
+    async def both() -> tuple[int, bool]:
+        greedy = asyncio.create_task(serving.exchange(requests))
+        await asyncio.sleep(0)
+        other = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n")
+        return (await greedy).body.count(b"HTTP/1.1 200 OK"), other.status == 200
+
+    # WHEN
+    actual = asyncio.run(both())
+
+    # THEN
+    assert (500, True) == actual

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -246,22 +246,37 @@ def answers(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def fetched(url: str) -> int:
-    """Bytes of a page, on a connection of its own; by the client that itself takes least.
+    """Bytes of a page, on a connection of its own.
 
     Raises:
         OSError: there is none.
 
     """
+    with scraper(url) as ask:
+        return ask()
+
+
+@contextmanager
+def scraper(url: str) -> Iterator[Callable[[], int]]:
+    """A client that keeps its connection, as Prometheus does, where the server does; it takes little time itself.
+
+    What it gives fetches the page and says its bytes, and raises OSError where there is none.
+    """
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+
+    def ask() -> int:
+        try:
+            connection.request("GET", parts.path)
+            answer = connection.getresponse()
+            if answer.status != HTTPStatus.OK:
+                raise OSError(answer.reason)
+            return len(answer.read())
+        except HTTPException as error:
+            raise OSError(str(error)) from error
+
     try:
-        connection.request("GET", parts.path)
-        answer = connection.getresponse()
-        if answer.status != HTTPStatus.OK:
-            raise OSError(answer.reason)
-        return len(answer.read())
-    except HTTPException as error:
-        raise OSError(str(error)) from error
+        yield ask
     finally:
         connection.close()
 
@@ -285,12 +300,13 @@ def cost(process: subprocess.Popen[bytes], url: str, seconds: float, scrapes: in
 def scraped(process: subprocess.Popen[bytes], url: str, scrapes: int, idle_ratio: float) -> tuple[float, float]:
     """What so many scrapes cost beyond what it costs anyway, in seconds of a core, and how long one takes."""
     took, begun, begun_cpu = [], time.monotonic(), cpu_seconds(process.pid)
-    for _ in range(scrapes):
-        before = time.perf_counter()
-        fetched(url)
-        took.append(time.perf_counter() - before)
-        # As scrapes are: each of a page that is another one.
-        time.sleep(0.005)
+    with scraper(url) as ask:
+        for _ in range(scrapes):
+            before = time.perf_counter()
+            ask()
+            took.append(time.perf_counter() - before)
+            # As scrapes are: each of a page that is another one.
+            time.sleep(0.005)
     busy = cpu_seconds(process.pid) - begun_cpu - idle_ratio * (time.monotonic() - begun)
     return busy, statistics.median(took)
 

@@ -40,7 +40,9 @@ async def crowd(port: int) -> list[bytes]:
     held = [asyncio.create_task(asked(b"GET /metrics HTTP/1.1\r\nX-Slow: ")) for _ in range(SLOW)]
     await asyncio.sleep(0)
     try:
-        return await asyncio.gather(*(asked(b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(CROWD)))
+        return await asyncio.gather(
+            *(asked(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n") for _ in range(CROWD))
+        )
     finally:
         for task in held:
             task.cancel()
