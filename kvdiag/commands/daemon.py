@@ -22,7 +22,8 @@ from kvdiag.commands.web_config import Passwords, WebConfig, access, read_web_co
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import AllocatorReading
-from kvdiag.feeds.recorder import FlightRecorder, Segments
+from kvdiag.feeds.record_folder import Segments
+from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, reload
 from kvdiag.feeds.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
 from kvdiag.server import Pages, WebServer

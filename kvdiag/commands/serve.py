@@ -17,7 +17,7 @@ from kvdiag.commands.options import agent_option, server_options
 from kvdiag.commands.size import Size
 from kvdiag.commands.thresholds import limit_options, limits_of, pressure_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recorder import LEAST_MAX_BYTES, MAX_BYTES
+from kvdiag.feeds.record_folder import LEAST_MAX_BYTES, MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
 

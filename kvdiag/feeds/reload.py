@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recorder import HISTORY, KEPT_SECONDS, files
+from kvdiag.feeds.record_folder import HISTORY, KEPT_SECONDS, files
 from kvdiag.feeds.segments import behind, moved
 from kvdiag.feeds.sharing import Sharing
 from kvdiag.feeds.tiers import MINUTE_SECONDS

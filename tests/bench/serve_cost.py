@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from kvdiag.feeds.recorder import Segments, files
+from kvdiag.feeds.record_folder import Segments, files
 from kvdiag.feeds.tiers import Tiers
 from kvdiag.feeds.trace import is_begun, read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample

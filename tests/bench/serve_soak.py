@@ -23,7 +23,8 @@ from typing import cast
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading
-from kvdiag.feeds.recorder import FlightRecorder, Segments
+from kvdiag.feeds.record_folder import Segments
+from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.tiers import Keep
 from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process

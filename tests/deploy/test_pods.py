@@ -9,7 +9,7 @@ import pytest
 
 import kvdiag
 from kvdiag.commands.serve import LISTEN
-from kvdiag.feeds.recorder import MAX_BYTES
+from kvdiag.feeds.record_folder import MAX_BYTES
 from tests.deploy.manifests import PODS, SIDECARS, WITH_AGENT, Manifest, container, documents, option, server
 
 OLDEST, NEWEST = "1.33", "1.37"

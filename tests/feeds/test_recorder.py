@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recorder import HISTORY, SEGMENTS, FlightRecorder, Segments, files
+from kvdiag.feeds.record_folder import HISTORY, SEGMENTS, Segments, files
+from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, reload
 from kvdiag.feeds.segments import read_segments
 from kvdiag.feeds.tiers import Tiers
