@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from kvdiag.commands.options import output_option, server_options
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.capacity import CacheLayout, plan_layout, pool_capacity
-from kvdiag.kv.deployment import Platform, default_batched_tokens, deployed_layout
+from kvdiag.kv.deployment import Platform, block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import architecture_note
 from kvdiag.kv.gpus import gpu_bytes
@@ -122,6 +122,7 @@ def command(model: str | None, **options: Any) -> int:
 
 def _capacity(files: ModelFiles, options: Mapping[str, Any]) -> int:
     """The capacity model alone: a pool's blocks, tokens and concurrency."""
+    notes: Iterable[str] = ()
     if is_spec_document(files.config):
         deployment = deployment_of(None, options)
         layout = plan_layout(
@@ -144,8 +145,9 @@ def _capacity(files: ModelFiles, options: Mapping[str, Any]) -> int:
             raise KvdiagError(f"{files.origin} keeps no KV cache: a pool holds nothing of it")
         terms = deployment.request_terms(architecture)
         context = context_of(architecture, options)
+        notes = filter(None, [block_note(architecture, deployment)])
     capacity = pool_capacity(layout, pool_bytes=options["kv_pool_bytes"], context_tokens=context, terms=terms)
-    document = capacity_document(layout, capacity, deployment, origin=files.origin)
+    document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
     if options["output"] == "json":
         print_json(document)
     else:
@@ -161,6 +163,7 @@ def _capacity_lines(layout: CacheLayout, document: Mapping[str, Any]) -> Sequenc
         f"{document['blocks_per_request']:,} blocks a request, {document['max_concurrency']:.2f} at once",
         f"{document['capacity_tokens']:,} tokens, as the engine counts them",
         "no single bytes per token" if per_token is None else f"{per_token:,} bytes per token on each GPU",
+        *document["notes"],
     )
 
 
@@ -190,7 +193,9 @@ def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
     notes = [
         f"context, activation and graphs: {scenario.overheads.source}",
         *_profile_notes(profile),
-        *filter(None, [architecture_note(architecture) if profile is None else None]),
+        *filter(
+            None, [architecture_note(architecture) if profile is None else "", block_note(architecture, deployment)]
+        ),
     ]
     waste = block_waste_ratio(scenario) if plan.keeps_cache else None
     rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options["grid"] else ()

@@ -277,6 +277,15 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
     return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
 
 
+def block_note(architecture: Architecture, deployment: Deployment) -> str:
+    """A caution where the default block size is up to the processor: without AMX, latent attention on a CPU is kept in
+    blocks of 16, whatever is asked for (vLLM 0.32 platforms/cpu.py::check_and_update_config).
+    """
+    if deployment.platform is not Platform.CPU or deployment.block_size_tokens or not architecture.uses_mla:
+        return ""
+    return f"blocks of {_CPU_BLOCK_TOKENS} tokens are those of a CPU with AMX; any other needs --block-size 16 here"
+
+
 def _coupled_block_tokens(context: _RankContext) -> int:
     """The block size once attention pages are as large as state pages
     (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.

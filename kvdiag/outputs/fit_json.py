@@ -15,7 +15,9 @@ SCHEMA_VERSION = 1
 Json = dict[str, Any]
 
 
-def capacity_document(layout: CacheLayout, capacity: Capacity, deployment: Deployment, *, origin: str) -> Json:
+def capacity_document(
+    layout: CacheLayout, capacity: Capacity, deployment: Deployment, *, origin: str, notes: Sequence[str] = ()
+) -> Json:
     """What a pool of so many bytes per rank holds: the figures of the first rank, and those of every rank."""
     ranks = [
         _rank(layout, capacity, deployment, stage=stage, rank=rank)
@@ -31,6 +33,7 @@ def capacity_document(layout: CacheLayout, capacity: Capacity, deployment: Deplo
         "needed_bytes": max(capacity.needed_bytes, default=0),
         "admits_one": capacity.admits_one,
         "ranks": ranks,
+        "notes": list(notes),
     }
 
 

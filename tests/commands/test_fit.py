@@ -13,6 +13,7 @@ from tests.kv.vectors import vectors
 
 GIB = 1 << 30
 VECTORS = vectors()
+ARCHITECTURES = Path(__file__).parents[1] / "e2e" / "architectures"
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -185,6 +186,20 @@ def test_a_gpu_much_too_small_is_shown_as_well(capsys: pytest.CaptureFixture[str
     code = main(["fit", "llama_70b", "--gpu", "2MiB", "--no-profile"])
 
     assert (2, True) == (code, capsys.readouterr().out.startswith("DOES NOT FIT"))
+
+
+def test_a_pool_on_a_cpu_says_what_its_blocks_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Latent attention is kept in other blocks where the CPU has no AMX; a plan for one of the two says for which."""
+    # GIVEN
+    asked = (str(ARCHITECTURES / "deepseek_v2-mla.json"), "--kv-pool-bytes", str(GIB), "--platform", "cpu")
+
+    # WHEN
+    _, unasked = answer(capsys, *asked)
+    _, told = answer(capsys, *asked, "--block-size", "16")
+
+    # THEN
+    assert (128, True) == (unasked["block_size"], "--block-size 16" in unasked["notes"][0])
+    assert (16, []) == (told["block_size"], told["notes"])
 
 
 def test_the_text_of_a_pool(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.deployment import (
     Deployment,
     Platform,
+    block_note,
     check_block_size,
     default_batched_tokens,
     deployed_layout,
@@ -414,6 +415,27 @@ def test_tokens_of_a_block(architecture: Architecture, settings: dict[str, Any],
     bytes, 128 tokens 65,536, and 128 latent rows 147,456.
     """
     assert expected == deployed_layout(architecture, Deployment(**settings)).groups[0].page.block_size_tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "told"),
+    [
+        pytest.param(model(latent(0)), {"platform": Platform.CPU}, True, id="latent attention on a CPU"),
+        pytest.param(model(full(0)), {"platform": Platform.CPU}, False, id="other attention"),
+        pytest.param(model(latent(0)), {"platform": Platform.CUDA}, False, id="a GPU"),
+        pytest.param(model(latent(0)), {"platform": Platform.CPU, "block_size_tokens": 16}, False, id="a size given"),
+    ],
+)
+def test_a_block_size_that_the_processor_decides_is_told(
+    architecture: Architecture, settings: dict[str, Any], told: bool
+) -> None:
+    """Without AMX a CPU keeps latent attention in blocks of 16: a plan that cannot know says so, no other does."""
+    # WHEN
+    note = block_note(architecture, Deployment(**settings))
+
+    # THEN
+    assert told == ("--block-size 16" in note)
+    assert told == bool(note)
 
 
 def test_states_are_padded_to_the_attention_beside_them() -> None:
