@@ -1,4 +1,5 @@
-"""In which order the tests are taken, by one worker or by several side by side (`pytest -n 4 --dist loadgroup`).
+"""What holds for every test: no bound on its time by default, and the order in which the tests are taken, by one worker
+or by several side by side (`pytest -n 4 --dist loadgroup`).
 
 Most tests take milliseconds; some wait half a minute for a server. Those that share one carry the mark `xdist_group`,
 so that one worker takes them all. The groups are spread over the others: waiting and computing then go side by side.
@@ -7,6 +8,11 @@ so that one worker takes them all. The groups are spread over the others: waitin
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that is busy is no mistake of what is tested.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 LAST_GROUP_AT = 0.7
 """Where among the other tests the last group begins: at their end it would be waited for alone."""

@@ -25,6 +25,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -134,8 +135,8 @@ class _Session:
         gc.freeze()
         functions = self._functions()
         items = {item.nodeid: item for item in session.items}
-        rest = self._in_workers(items, functions)
-        self._kept.write_text(json.dumps([[*rest], self._tests_on_import(), self._known.seconds]), encoding="utf-8")
+        met = _shared_out(self._drawn, self._workers, lambda mutant: self._met(mutant, items, functions))
+        self._kept.write_text(json.dumps([met, self._tests_on_import(), self._known.seconds]), encoding="utf-8")
         return True
 
     def _learn(self, item: pytest.Item) -> None:
@@ -175,32 +176,6 @@ class _Session:
         every = set(self._known.seconds)
         paths = {mutant.path for mutant in self._drawn}
         return {path: self._known.in_order(path, self._known.by_module(path), every) for path in paths}
-
-    def _in_workers(self, items: dict[str, pytest.Item], functions: dict[Place, list[FunctionType]]) -> list[int]:
-        """Have the mutants met, by so many processes; the places of those that need an import."""
-        folder = Path(tempfile.mkdtemp(prefix="kvdiag-mutation-"))
-        workers = []
-        for number in range(self._workers):
-            if (worker := os.fork()) == 0:
-                left = []
-                with (folder / str(number)).open("w", encoding="utf-8") as file:
-                    for place in range(number, len(self._drawn), self._workers):
-                        if (outcome := self._met(self._drawn[place], items, functions)) is None:
-                            left.append(place)
-                        else:
-                            _tell(self._drawn[place], outcome)
-                            file.write(json.dumps([place, outcome]) + "\n")
-                (folder / f"{number}.left").write_text(json.dumps(left), encoding="utf-8")
-                os._exit(0)
-            workers.append(worker)
-        for worker in workers:
-            os.waitpid(worker, 0)
-        with self._kept.with_suffix(".met").open("w", encoding="utf-8") as met:
-            for number in range(self._workers):
-                met.write((folder / str(number)).read_text(encoding="utf-8"))
-        return sorted(
-            place for number in range(self._workers) for place in json.loads((folder / f"{number}.left").read_text())
-        )
 
     def _met(
         self, mutant: Mutant, items: dict[str, pytest.Item], functions: dict[Place, list[FunctionType]]
@@ -316,18 +291,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not kept.exists():
             _say("the tests do not run")
             return 3
-        met = [json.loads(line) for line in kept.with_suffix(".met").read_text(encoding="utf-8").splitlines()]
-        outcomes: list[tuple[Mutant, Outcome]] = [(drawn[place], outcome) for place, outcome in met]
-        left, tests, seconds = json.loads(kept.read_text(encoding="utf-8"))
-    for place in left:
-        mutant = drawn[place]
+        met, tests, seconds = json.loads(kept.read_text(encoding="utf-8"))
+
+    def imported(mutant: Mutant) -> Outcome:
         usual = sum(seconds[test] for test in tests[mutant.path])
-        outcome = _outcome(
-            _in_child(functools.partial(_imported, mutant, tests[mutant.path]), AT_LEAST_SECONDS + usual)
-        )
-        _tell(mutant, outcome)
-        outcomes.append((mutant, outcome))
-    return _table(outcomes)
+        return _outcome(_in_child(lambda: _imported(mutant, tests[mutant.path]), AT_LEAST_SECONDS + usual))
+
+    left = [mutant for mutant, outcome in zip(drawn, met, strict=True) if outcome is None]
+    outcomes = [(mutant, outcome) for mutant, outcome in zip(drawn, met, strict=True) if outcome is not None]
+    _say(f"{len(left)} of them are met on import")
+    then = _shared_out(left, chosen.workers, imported)
+    return _table(outcomes + [(mutant, outcome or "survived") for mutant, outcome in zip(left, then, strict=True)])
 
 
 def _files() -> list[str]:
@@ -363,15 +337,35 @@ def _in_child(run: Callable[[], int], limit_seconds: float | None) -> int | None
     return None if code in (-signal.SIGXCPU, -signal.SIGKILL) else code
 
 
+def _shared_out(
+    drawn: Sequence[Mutant], workers: int, meet: Callable[[Mutant], Outcome | None]
+) -> list[Outcome | None]:
+    """What becomes of each mutant, met by so many processes; what is known is told at once."""
+    folder = Path(tempfile.mkdtemp(prefix="kvdiag-mutation-"))
+    children = []
+    for number in range(workers):
+        if (child := os.fork()) == 0:
+            try:
+                with (folder / str(number)).open("w", encoding="utf-8") as file:
+                    for place in range(number, len(drawn), workers):
+                        outcome = meet(drawn[place])
+                        if outcome in ("survived", "not reached"):
+                            _say(f"{outcome:<12} {drawn[place].path}:{drawn[place].line}  {drawn[place].says}")
+                        file.write(json.dumps([place, outcome]) + "\n")
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    lines = [line for path in folder.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
+    shutil.rmtree(folder)
+    return [outcome for _, outcome in sorted(json.loads(line) for line in lines)]
+
+
 def _outcome(code: int | None) -> Outcome:
     if code is None:
         return "hangs"
     return "survived" if code == 0 else "killed"
-
-
-def _tell(mutant: Mutant, outcome: Outcome) -> None:
-    if outcome in ("survived", "not reached"):
-        _say(f"{outcome:<12} {mutant.path}:{mutant.line}  {mutant.says}")
 
 
 def _table(outcomes: list[tuple[Mutant, Outcome]]) -> int:
