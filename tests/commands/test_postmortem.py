@@ -15,7 +15,7 @@ import pytest
 from kvdiag.feeds.trace import TraceWriter
 from tests.builders import World, run
 from tests.builders import facts as facts_of
-from tests.commands.test_bad_input import refusal
+from tests.commands.refusals import refusal
 from tests.e2e.cli import kvdiag
 
 ROOT = Path(__file__).parents[2]
