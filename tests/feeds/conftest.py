@@ -1,0 +1,16 @@
+"""What tests of the feeds share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvdiag.sim import STORIES, Drill
+
+
+@pytest.fixture(scope="module")
+def drill() -> Iterator[str]:
+    """The address of a healthy drill, for tests that leave nothing behind."""
+    with Drill(STORIES["healthy"]) as serving:
+        yield serving.url
