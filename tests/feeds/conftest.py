@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +15,9 @@ def drill() -> Iterator[str]:
     """The address of a healthy drill, for tests that leave nothing behind."""
     with Drill(STORIES["healthy"]) as serving:
         yield serving.url
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the files of many examples."""
+    return tmp_path_factory.mktemp("traces")
