@@ -1,66 +1,19 @@
+"""A diagnosis as text: what stands first, what stands together, and that it fits."""
+
 from __future__ import annotations
 
-import io
-import unicodedata
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
 
 from kvdiag.commands.show import print_diagnosis
 from kvdiag.diagnosis import diagnose
-from kvdiag.ledger import ledger
-from kvdiag.model import Diagnosis, Facts, Finding, Gap, Sample, StepResult, Timeline
-from kvdiag.outputs.text import readable, render, render_audit
-from tests.builders import (
-    GIB,
-    KIB,
-    MIB,
-    NO_ANSWER,
-    NO_NVML,
-    OOM,
-    WORLDS,
-    World,
-    device,
-    facts,
-    judged,
-    pool,
-    process,
-    run,
-)
+from kvdiag.model import Facts, Finding, StepResult, Timeline
+from kvdiag.outputs.text import render
+from tests.builders import GIB, NO_NVML, OOM, WORLDS, World, facts, judged, process, run
+from tests.outputs.texts import harmful, parts, piped
 from tests.soak_timeline import SOAKS, facts_of, soak
-
-HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold red]loud[/] [link=http://x]\r\bOK\u202etxt\u2028\ud800 :smile:"
-"""What a name or an error may bring: escape sequences, carriage returns, markup, overrides, surrogates."""
-
-
-def piped(result: RenderableType, width: int = 80) -> str:
-    """What a pipe would get."""
-    file = io.StringIO()
-    Console(file=file, width=width, highlight=False, color_system=None, force_terminal=False).print(result)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
-
-
-def on_a_terminal(result: RenderableType) -> str:
-    """What a terminal with colours would get."""
-    file = io.StringIO()
-    Console(file=file, width=80, highlight=False, color_system="truecolor", force_terminal=True).print(result)
-    return file.getvalue()
-
-
-def parts(text: str) -> dict[str, str]:
-    """The text by its headings; what comes first stands under "verdict"."""
-    found, heading = {"verdict": ""}, "verdict"
-    for before, line in zip(["x", *text.splitlines()], text.splitlines(), strict=False):
-        if not before.strip() and line.strip() and not line.startswith(" "):
-            heading = line.strip()
-            found[heading] = ""
-        else:
-            found[heading] += f"{line}\n"
-    return found
 
 
 def test_the_whole_text_of_a_leaking_server() -> None:
@@ -141,88 +94,6 @@ def test_long_words_and_wide_characters_are_folded() -> None:
     # THEN
     assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
     assert 300 * 2 < text.count("x")
-
-
-def hostile() -> Diagnosis:
-    """A diagnosis in which everything that comes from outside is hostile."""
-    world = World(
-        foreign={0: (process(7, 6 * GIB, HOSTILE),)},
-        device_bytes=48 * GIB,
-        failing={"long_context": f"{OOM}{HOSTILE}", "concurrent": HOSTILE},
-        notes=(HOSTILE,),
-    )
-    known = replace(
-        facts(world),
-        model=HOSTILE,
-        url=f"http://{HOSTILE}",
-        engine_name=HOSTILE,
-        engine_version=HOSTILE,
-        gaps=(Gap(source=HOSTILE, kind="failed", reason=HOSTILE),),
-    )
-    return diagnose(run(world), known)
-
-
-def harmful(text: str) -> set[str]:
-    """Characters of a text that a terminal would act on."""
-    return {one for one in text if one != "\n" and unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}}
-
-
-def test_what_comes_from_a_server_is_shown_and_not_acted_on() -> None:
-    """No control character, escape sequence or override of a name or an error reaches the terminal."""
-    # WHEN a hostile server's diagnosis is piped
-    text = piped(render(hostile()))
-
-    # THEN
-    assert set() == harmful(text)
-    assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
-
-
-def test_markup_from_a_server_is_shown_as_it_is() -> None:
-    """Square brackets and colons of a name are its own: they make nothing bold, no link and no picture."""
-    # WHEN a hostile server's diagnosis is piped
-    text = "".join(line.strip() for line in piped(render(hostile()), width=400).splitlines())
-
-    # THEN
-    assert "[bold red]loud[/] [link=http://x]" in text
-    assert ":smile:" in text
-
-
-def test_on_a_terminal_only_its_own_colours_are_used() -> None:
-    """With colours on, the only escape sequences are those of the verdicts' styles."""
-    # WHEN a hostile server's diagnosis is shown on a terminal
-    text = on_a_terminal(render(hostile()))
-
-    # THEN without its own colour sequences nothing of the kind is left
-    plain = io.StringIO()
-    pieces = text.split("\x1b[")
-    for piece in (f"m{pieces[0]}", *pieces[1:]):
-        style, _, rest = piece.partition("m")
-        assert set(style) <= set("0123456789;")
-        plain.write(rest)
-    assert set() == harmful(plain.getvalue())
-
-
-def test_a_forged_line_stays_in_its_place() -> None:
-    """A line end in an error cannot begin a line of its own that looks like a verdict."""
-    # GIVEN an error that brings a verdict along
-    world = World(failing={"single_request": "no\n\nOK  no fault found\r\nOK"})
-    text = piped(render(judged(world)))
-
-    # THEN
-    assert not any(line.startswith("OK") for line in text.splitlines())
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.text(max_size=60))
-def test_any_text_from_outside_fits_and_does_no_harm(text: str) -> None:
-    """Whatever a model is called, the text stays within its columns and moves no cursor."""
-    # GIVEN a server of any name
-    known = Facts(model=text, url=text, gaps=(Gap(source="nvml", kind="absent", reason=text),))
-    shown = piped(render(diagnose(Timeline(samples=()), known)))
-
-    # THEN
-    assert set() == harmful(shown)
-    assert [] == [line for line in shown.splitlines() if cell_len(line) > 80]
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -331,70 +202,3 @@ def test_a_pipe_gets_plain_text_without_trailing_spaces(capsys: pytest.CaptureFi
     # THEN
     assert set() == harmful(text)
     assert [] == [line for line in text.splitlines() if line != line.rstrip()]
-
-
-def test_an_audit_heads_each_gpu_with_its_lines() -> None:
-    """Every device has its total and its own lines, the pool without a device its own heading."""
-    # GIVEN two GPUs, of which one does not tell its memory
-    known = facts(World())
-    devices = (device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)), device(1, used_bytes=None))
-    text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), (NO_ANSWER,)))
-    found = parts(text)
-
-    # THEN
-    assert "20.00 GiB used of 24.00 GiB, 4.00 GiB free (83% taken)" in found["GPU 0  NVIDIA Test"]
-    assert "kv_pool" in found["GPU 0  NVIDIA Test"]
-    assert "memory cannot be read" == found["GPU 1  NVIDIA Test"].strip()
-    assert "connection refused" in found["Not seen"]
-
-
-def test_an_audit_of_slices_gives_each_its_own_lines() -> None:
-    """MIG slices share their GPU's index; lines are matched by UUID."""
-    # GIVEN two slices of one GPU
-    devices = tuple(
-        device(uuid=f"MIG-{part}", mig_parent_uuid="GPU-0", used_bytes=size, driver_reserved_bytes=None)
-        for part, size in (("a", 3 * GIB), ("b", 5 * GIB))
-    )
-    known = Facts(pools=(pool(),))
-    text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
-
-    # THEN
-    assert (1, 1) == (text.count("3.00 GiB  computed"), text.count("5.00 GiB  computed"))
-
-
-def test_an_audit_without_a_device_shows_the_pool() -> None:
-    """Without a GPU the engine's own figures stand under a heading that says so."""
-    # GIVEN no device
-    sample = judged(World(nvml=NO_NVML)).ledger
-    found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
-
-    # THEN
-    assert "kv_free" in found["KV pool, as the engine reports it (no device was seen)"]
-
-
-def test_an_audit_of_a_hostile_device_does_no_harm() -> None:
-    """Names of devices and processes are shown, and not acted on."""
-    # GIVEN hostile names
-    devices = (replace(device(processes=(process(7, GIB, HOSTILE), process(8, GIB, HOSTILE))), name=HOSTILE),)
-    known = replace(facts(World()), model=HOSTILE)
-    text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
-
-    # THEN
-    assert set() == harmful(text)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (KIB, "1.00 KiB"),
-        (3 * MIB // 2, "1.50 MiB"),
-        (-2 * GIB, "-2.00 GiB"),
-        (2000 * GIB, "2,000.00 GiB"),
-    ],
-)
-def test_bytes_are_readable(size: int, text: str) -> None:
-    """Sizes come with the unit that suits them, negative ones with their sign."""
-    # THEN
-    assert text == readable(size)

@@ -14,7 +14,7 @@ from kvdiag.diagnosis.fleet.components import COMPONENTS
 from kvdiag.outputs.versions_json import values
 from kvdiag.outputs.versions_text import COURSES, parts
 from tests.diagnosis.fleet.replicas import fleet_of, made
-from tests.outputs.test_text import HOSTILE, piped
+from tests.outputs.texts import HOSTILE, piped
 
 FOLDER = Path(kvdiag.outputs.__path__[0])
 MB = 1e6
