@@ -11,7 +11,9 @@ from types import MappingProxyType
 
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Facts, Mark, Sample, Timeline
-from tests.builders import GIB, MIB, OOM, TRAINING, World, facts, pool, run
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, OOM, pool
+from tests.builders.worlds import TRAINING, World, facts
 from tests.isolation_timeline import SALTLESS, Server, facts_of, probe
 from tests.series import timeline, torch_part
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from kvdiag.feeds.isolation import plan_isolation
 from kvdiag.model import Engine, Facts, Mark, Outcome, Phase, ProbeKind, Sample, Timeline, Workload
-from tests.builders import START_SECONDS, World, engine, facts, pool
+from tests.builders.values import START_SECONDS, engine, pool
+from tests.builders.worlds import World, facts
 
 REQUESTS = plan_isolation(Facts()).requests
 """The probe of a server of which nothing is known: thirty requests of 2,048 tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvdiag.ledger import ledger
 from kvdiag.model import Device, Facts, LedgerLine, Sample
-from tests.builders import GIB, MIB, pool
+from tests.builders.values import GIB, MIB, pool
 
 POOL_BYTES = 6145 * 2 * MIB
 SERVER = Facts(url="http://127.0.0.1:8000", pools=(pool(),), weights_bytes=6 * GIB, server_pids=(100, 101))

@@ -12,7 +12,7 @@ from random import Random
 from types import MappingProxyType
 
 from kvdiag.model import HostProcess, Sample, Timeline
-from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, process
+from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, process
 
 Part = Callable[[int], Sample]
 """From bytes to the sample that a source would make of them, at no time yet."""

@@ -16,7 +16,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.soak import Cycle, Soaked, judge
 from kvdiag.feeds.soak import plan_soak
 from kvdiag.model import Facts
-from tests.builders import GIB, KIB, MIB
+from tests.builders.values import GIB, KIB, MIB
 from tests.series import seeded
 
 Model = Callable[[Random, Sequence[Cycle]], Iterator[float]]

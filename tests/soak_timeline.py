@@ -8,20 +8,8 @@ from types import MappingProxyType
 
 from kvdiag.feeds.soak import plan_soak
 from kvdiag.model import Allocator, Device, Facts, HostProcess, Mark, Outcome, Phase, Sample, Timeline, Workload
-from tests.builders import (
-    GIB,
-    KIB,
-    MIB,
-    SERVER_PID,
-    START_SECONDS,
-    World,
-    allocator,
-    device,
-    engine,
-    facts,
-    pool,
-    process,
-)
+from tests.builders.values import GIB, KIB, MIB, SERVER_PID, START_SECONDS, allocator, device, engine, pool, process
+from tests.builders.worlds import World, facts
 
 LOADS = plan_soak(720.0, Facts()).cycles
 """The cycles of the default soak: an idle one, a load, and so on."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvdiag.admission import LEAST_FINISHED, STALE_SECONDS, Advice, Wish, advise
 from kvdiag.model import Engine, Facts, Lengths
 from tests.bench.admission_replay import arrivals, replay
-from tests.builders import engine, holding, pool
+from tests.builders.values import engine, holding, pool
 
 KNOWN = Facts(max_model_len_tokens=8192, pools=(pool(usable_blocks=1000, max_concurrency=None),))
 USUAL = Lengths(upper_tokens=(100.0, 200.0, math.inf), counts=(50, 50, 0), mean_prompt_tokens=160.0)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from kvdiag.baseline import Baseline, Figure, baseline_of, compare, document, parse
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Timeline
-from tests.builders import GIB, MIB, WORLDS, facts, holding, pool, run, seen
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, holding, pool, seen
+from tests.builders.worlds import WORLDS, facts
 
 
 def of(world: str) -> Baseline:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from kvdiag.model import LedgerLine
-from tests.builders import GIB, MIB, device, pool, process
+from tests.builders.values import GIB, MIB, device, pool, process
 from tests.ledger_lines import POOL_BYTES, SERVER, lines, sizes
 
 

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.model import Device, Facts, KvPool, Memory, Process, without_mig_parents
-from tests.builders import GIB, WORLDS, World, facts, judged
+from tests.builders.runs import judged
+from tests.builders.values import GIB
+from tests.builders.worlds import WORLDS, World, facts
 from tests.ledger_lines import lines
 
 processes = st.lists(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Facts, LedgerLine, Sample
-from tests.builders import GIB, MIB, allocator, device, engine, holding, pool, process, split
+from tests.builders.values import GIB, MIB, allocator, device, engine, holding, pool, process, split
 
 BLOCK = 2 * MIB
 POOL_BYTES = 6145 * BLOCK

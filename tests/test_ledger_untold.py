@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, LedgerLine, Sample
-from tests.builders import GIB, MIB, device, engine, pool, process
+from tests.builders.values import GIB, MIB, device, engine, pool, process
 from tests.ledger_lines import POOL_BYTES, SERVER, lines, sizes
 
 

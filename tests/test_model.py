@@ -29,7 +29,8 @@ from kvdiag.model import (
     Workload,
     without_mig_parents,
 )
-from tests.builders import GIB, allocator, device, engine, pool, run, split
+from tests.builders.runs import run
+from tests.builders.values import GIB, allocator, device, engine, pool, split
 
 REFUSED: dict[str, Callable[[], object]] = {
     "no memory at all": lambda: Memory(total_bytes=0, free_bytes=0),

@@ -9,7 +9,8 @@ import pytest
 from kvdiag.ledger import ledger
 from kvdiag.model import Engine, Facts, Sample
 from kvdiag.pressure import pressures
-from tests.builders import GIB, SERVER_PID, World, allocator, device, engine, facts, pool, process, split
+from tests.builders.values import GIB, SERVER_PID, allocator, device, engine, pool, process, split
+from tests.builders.worlds import World, facts
 
 GPU = "GPU-0"
 

@@ -12,7 +12,8 @@ from kvdiag.feeds.active import Progress
 from kvdiag.model import Timeline
 from kvdiag.sim import STORIES
 from kvdiag.sim.stories import Story
-from tests.builders import GIB, KIB, finding, measured, statuses, step
+from tests.builders.answers import finding, measured, statuses, step
+from tests.builders.values import GIB, KIB
 from tests.soak_run import soak_run
 
 CYCLE_SECONDS = 1.5

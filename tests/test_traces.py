@@ -8,7 +8,8 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import read_trace
-from tests.builders import KIB, evidence, finding, measured, step
+from tests.builders.answers import evidence, finding, measured, step
+from tests.builders.values import KIB
 
 TRACES = Path(__file__).with_name("traces")
 

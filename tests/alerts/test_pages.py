@@ -13,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvdiag.model import Facts, Sample, Snapshot, SourceHealth
 from tests.alerts.rules import FILES, records
 from tests.alerts.tools import promtool
-from tests.builders import GIB, SERVER_PID, World, allocator, device, engine, facts, judged, process
+from tests.builders.runs import judged
+from tests.builders.values import GIB, SERVER_PID, allocator, device, engine, process
+from tests.builders.worlds import World, facts
 from tests.outputs.test_metrics import page
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"

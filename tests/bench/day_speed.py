@@ -19,7 +19,8 @@ from kvdiag.diagnosis.fleet import summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Device, Facts, Sample, Timeline
 from tests.bench.table import note
-from tests.builders import GIB, SERVER_PID, World, device, engine, facts, process
+from tests.builders.values import GIB, SERVER_PID, device, engine, process
+from tests.builders.worlds import World, facts
 from tests.series import device_part, host_part, memory, timeline
 
 GPUS = 8

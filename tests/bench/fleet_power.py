@@ -19,7 +19,7 @@ from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
 from tests.bench.table import note
-from tests.builders import GIB, MIB, engine
+from tests.builders.values import GIB, MIB, engine
 from tests.series import BASE_BYTES, MB_PER_HOUR, MODELS, Model, device_part, seeded
 
 HOURS = 24.0

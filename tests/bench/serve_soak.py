@@ -32,7 +32,7 @@ from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import VllmSource
 from kvdiag.sources.vllm_page import Page, series
 from tests.bench.table import note
-from tests.builders import pool
+from tests.builders.values import pool
 from tests.feeds.virtual_time import now_seconds, run
 
 GIB = 2**30

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from kvdiag.diagnosis.soak import Cycle
 from tests.bench.table import note
-from tests.builders import MIB
+from tests.builders.values import MIB
 from tests.soak_series import MODELS, Kind, contents, cycles_of, readings, soaked
 
 MINUTES = 12.0

@@ -16,7 +16,7 @@ from kvdiag.model import Gap
 from kvdiag.outputs import doctor
 from kvdiag.sources.vllm import Identity
 from kvdiag.sources.vllm_page import Page, parse_page
-from tests.builders import GIB, allocator, device, process
+from tests.builders.values import GIB, allocator, device, process
 
 SCRAPES = Path(__file__).parents[1] / "fixtures" / "scrapes"
 REAL = parse_page((SCRAPES / "vllm-0.32.0-cpu-tp2-idle.prom").read_text())

@@ -13,8 +13,9 @@ import jsonschema
 import pytest
 
 from kvdiag.feeds.trace import TraceWriter
-from tests.builders import World, run
-from tests.builders import facts as facts_of
+from tests.builders.runs import run
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
 from tests.commands.refusals import refusal
 from tests.e2e.cli import kvdiag
 

@@ -18,7 +18,9 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Mark, Sample
 from kvdiag.outputs.report import Making
-from tests.builders import OOM, World, facts, run
+from tests.builders.runs import run
+from tests.builders.values import OOM
+from tests.builders.worlds import World, facts
 from tests.commands.conftest import Run
 
 

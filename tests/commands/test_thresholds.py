@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Facts, Sample
-from tests.builders import GIB, MIB, allocator
+from tests.builders.values import GIB, MIB, allocator
 from tests.e2e.cli import kvdiag
 
 WAYS = {

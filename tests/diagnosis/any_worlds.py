@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.builders import GIB, GPU_LOST, MIB, NO_NVML, OOM, OOM_WITH_ROOM, SMALL_POOL, TRAINING, World, pool, process
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, OOM, OOM_WITH_ROOM, pool, process
+from tests.builders.worlds import SMALL_POOL, TRAINING, World
 
 STEP_IDS = ("baseline", "single_request", "concurrent", "long_context")
 

@@ -35,7 +35,7 @@ from kvdiag.model import (
 )
 from kvdiag.outputs.jsondoc import document
 from kvdiag.outputs.text import render
-from tests.builders import OOM, OOM_WITH_ROOM
+from tests.builders.values import OOM, OOM_WITH_ROOM
 
 VALIDATOR = Draft202012Validator(
     json.loads((Path(kvdiag.outputs.__path__[0]) / "diagnosis.schema.json").read_text(encoding="utf-8"))

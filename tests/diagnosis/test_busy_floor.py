@@ -12,7 +12,7 @@ import pytest
 from kvdiag.diagnosis.busy_floor import BusyFloor, Says, busy_floor
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Sample, Timeline
-from tests.builders import engine, holding, pool
+from tests.builders.values import engine, holding, pool
 
 KNOWN = Facts(pools=(pool(usable_blocks=10_000),))
 SIX_HOURS = 6 * 3600.0

@@ -11,7 +11,9 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
 from kvdiag.model import Facts, HostCache, HostProcess, Sample, Timeline
-from tests.builders import GIB, MIB, World, evidence, facts
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB
+from tests.builders.worlds import World, facts
 from tests.series import Part, timeline
 
 FACTS = replace(facts(World()), host_limit_bytes=256 * GIB)

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.deaths import Death, deaths
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Device, Engine, Facts, Gap, Sample, Timeline
-from tests.builders import GIB, NO_ANSWER, device, engine
+from tests.builders.values import GIB, NO_ANSWER, device, engine
 
 TOTAL = 100 * GIB
 

@@ -11,7 +11,8 @@ from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
 from kvdiag.diagnosis.device_banks import watched_cache, watched_devices, watched_others, watched_torch
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Facts, Finding, Memory, Sample, Timeline
-from tests.builders import GIB, allocator, device, engine, evidence, pool, process, split
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, allocator, device, engine, pool, process, split
 
 MB = 10**6
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101, 102), engine_name="vllm")

@@ -12,7 +12,7 @@ from kvdiag.diagnosis.allocator_growth import allocator_growths
 from kvdiag.diagnosis.device_growth import Owner, climb_of, device_growths, floors_after_cycles, warmup_cycles
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Facts, Mark, Outcome, Sample, Timeline
-from tests.builders import GIB, MIB, allocator, device, holding, pool, process
+from tests.builders.values import GIB, MIB, allocator, device, holding, pool, process
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100,))
 WORKED = Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=8)

@@ -11,7 +11,9 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.model import Facts, Status, Timeline
-from tests.builders import WORLDS, World, facts, judged, run, statuses, step
+from tests.builders.answers import statuses, step
+from tests.builders.runs import judged, run
+from tests.builders.worlds import WORLDS, World, facts
 from tests.diagnosis.any_worlds import STEP_IDS, few, worlds
 
 VERDICTS: dict[str, Status] = {

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Device, Diagnosis, Engine, KvPool, Load, Sample, Timeline
-from tests.builders import World, facts, pool, run, statuses
+from tests.builders.answers import statuses
+from tests.builders.runs import run
+from tests.builders.values import pool
+from tests.builders.worlds import World, facts
 from tests.diagnosis.any_worlds import few, worlds
 
 

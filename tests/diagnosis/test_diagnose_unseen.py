@@ -8,7 +8,10 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Facts, Gap, Sample, Timeline
-from tests.builders import NO_ANSWER, NO_NVML, World, device, engine, facts, holding, judged, pool, run, seen, statuses
+from tests.builders.answers import statuses
+from tests.builders.runs import judged, run
+from tests.builders.values import NO_ANSWER, NO_NVML, device, engine, holding, pool, seen
+from tests.builders.worlds import World, facts
 
 
 def test_nothing_seen_is_unknown() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvdiag.diagnosis.explained import explained_bytes
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts
-from tests.builders import GIB, MIB, device, pool
+from tests.builders.values import GIB, MIB, device, pool
 
 KNOWN = Facts(pools=(pool(pool_bytes=10 * GIB),), weights_bytes=6 * GIB)
 CARD = device(total_bytes=100 * GIB, used_bytes=20 * GIB, driver_reserved_bytes=500 * MIB)

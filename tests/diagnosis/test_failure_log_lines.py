@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvdiag.diagnosis.failure_log import LoggedFailure, Work, read_failures
-from tests.builders import GIB, MIB
+from tests.builders.values import GIB, MIB
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
 RUN = 'Traceback (most recent call last):\n File "x", line 1, in execute_model\n'

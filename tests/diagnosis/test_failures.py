@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.model import Mark, Outcome, Timeline
-from tests.builders import GIB, OOM
+from tests.builders.values import GIB, OOM
 
 
 def timeline(*outcomes: Outcome | None) -> Timeline:

@@ -10,7 +10,7 @@ from kvdiag.diagnosis.filling import filling, under_its_bound
 from kvdiag.diagnosis.history import Holder, history
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Evidence, Facts, Finding, HostCache, HostProcess, Sample, Status, Timeline
-from tests.builders import GIB, engine
+from tests.builders.values import GIB, engine
 
 MB = 10**6
 CACHE = "llama.cpp's prompt cache"

@@ -20,7 +20,7 @@ from kvdiag.diagnosis.fragmentation import (
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, FailedAllocation, Memory, Sample, Timeline
-from tests.builders import GIB, MIB, allocator, device, engine, split
+from tests.builders.values import GIB, MIB, allocator, device, engine, split
 
 MEMORY = Memory(total_bytes=100 * GIB, free_bytes=GIB)
 """Of 100 GiB, 8 % may lie unused for activations, and 2 % beyond."""

@@ -26,7 +26,7 @@ from kvdiag.diagnosis.growth import (
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.need import Need
 from kvdiag.model import Engine, Facts, Gap, Load, Mark, Outcome, Quantity, Sample, Span, Status, Timeline, Workload
-from tests.builders import MIB, holding, pool
+from tests.builders.values import MIB, holding, pool
 
 KNOWN = Facts(pools=(pool(),))
 WORKLOAD = Workload(requests=2, prompt_tokens=512, max_tokens=65)

@@ -12,7 +12,7 @@ import pytest
 from kvdiag.diagnosis.history import GROUPS, UNTOLD, Company, Holder, Part, company, history, watch_all
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Sample, Timeline
-from tests.builders import GIB, MIB, allocator, device, engine, process
+from tests.builders.values import GIB, MIB, allocator, device, engine, process
 
 KNOWN = Facts(server_pids=(100,))
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.trace import TraceWriter, read_trace
 from kvdiag.model import Allocator, Device, Diagnosis, Facts, HostProcess, LedgerLine, Mark, Sample, Timeline
-from tests.builders import WORLDS, facts, run
+from tests.builders.runs import run
+from tests.builders.worlds import WORLDS, facts
 from tests.series import device_part, hidden_device_part, host_part, timeline, torch_part
 
 Case = tuple[Timeline, Facts]

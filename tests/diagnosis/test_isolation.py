@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Diagnosis, Facts, Timeline
-from tests.builders import evidence, finding, measured, step
-from tests.builders import run as steps_run
+from tests.builders.answers import evidence, finding, measured, step
+from tests.builders.runs import run as steps_run
 from tests.isolation_timeline import APART, BY_DESIGN, REQUESTS, SALTLESS, Server, facts_of, probe
 
 ID = "isolation.prefix_cache"

@@ -13,7 +13,7 @@ from kvdiag.diagnosis.isolation_verdict import timing, verdict
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Mark, Outcome, Probe, ProbeKind, Sample, Timeline, Workload
 from kvdiag.ranks import rank_sum_tail
-from tests.builders import engine, pool
+from tests.builders.values import engine, pool
 
 KINDS: tuple[ProbeKind, ...] = ("first", "same_salt", "other_salt", "first_unsalted", "other_unsalted")
 SLOW, FAST = 0.04, 0.01

@@ -9,7 +9,19 @@ import pytest
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.model import Device, Facts, Finding, Gap, Mark, Sample, Timeline
-from tests.builders import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, allocator, device, engine, holding, pool, process
+from tests.builders.values import (
+    GIB,
+    GPU_LOST,
+    MIB,
+    NO_ANSWER,
+    NO_NVML,
+    allocator,
+    device,
+    engine,
+    holding,
+    pool,
+    process,
+)
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100,), device_uuids=("GPU-0",))
 CUT_OFF = Gap(source="trace", kind="failed", reason="the trace ends in the middle of a line")

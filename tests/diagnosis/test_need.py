@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis.need import Need, blocks_needed, curve_problem, filled_ratio, grows_with_every_token
 from kvdiag.model import Facts
-from tests.builders import pool
+from tests.builders.values import pool
 
 tokens = st.integers(0, 200_000)
 

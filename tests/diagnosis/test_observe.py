@@ -34,7 +34,7 @@ from kvdiag.diagnosis.observe import (
     whole_number,
 )
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Sample, Span, Timeline, Workload
-from tests.builders import GIB, KIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
+from tests.builders.values import GIB, KIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101))
 SPAN = Span(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis.oom_text import OutOfMemory, parse_oom
-from tests.builders import GIB, MIB, OOM
+from tests.builders.values import GIB, MIB, OOM
 
 
 def test_every_figure_of_torchs_message_is_read() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.page_waste import PageWaste, page_waste
 from kvdiag.model import Facts, KvPool, Sample, Timeline
-from tests.builders import engine, pool
+from tests.builders.values import engine, pool
 
 KNOWN = Facts(pools=(pool(),), max_model_len_tokens=32768)
 

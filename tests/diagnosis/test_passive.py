@@ -24,7 +24,7 @@ from kvdiag.diagnosis.passive import (
 )
 from kvdiag.diagnosis.window import HOUR_SECONDS, Shape, Trend
 from kvdiag.model import Evidence, Status
-from tests.builders import GIB, MIB
+from tests.builders.values import GIB, MIB
 
 FAST, MID, HALF, SLOW = DEFAULT_LIMITS.banks
 GIB_AN_HOUR = GIB / HOUR_SECONDS

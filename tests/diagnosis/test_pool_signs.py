@@ -8,7 +8,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.pool_signs import Collapse, Hold, hit_collapse, late_holds
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
-from tests.builders import engine, holding, pool
+from tests.builders.values import engine, holding, pool
 
 SMALL = pool(usable_blocks=1000)
 FACTS = Facts(pools=(SMALL,))

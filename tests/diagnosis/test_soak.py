@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.soak import Soaked, judge
-from tests.builders import MIB
+from tests.builders.values import MIB
 from tests.series import report
 from tests.soak_series import MODELS, Kind, contents, cycles_of, readings, soaked
 

@@ -8,7 +8,9 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.soak_components import ORDER, Soak, disturbance, soaked
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders import GIB, KIB, MIB, SERVER_PID, World, allocator, device, engine, facts, run
+from tests.builders.runs import run
+from tests.builders.values import GIB, KIB, MIB, SERVER_PID, allocator, device, engine
+from tests.builders.worlds import World, facts
 from tests.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
 
 

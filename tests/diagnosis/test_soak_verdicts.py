@@ -9,7 +9,7 @@ from kvdiag.diagnosis.soak import Shape, Soaked
 from kvdiag.diagnosis.soak_components import Component, Kind
 from kvdiag.diagnosis.soak_verdicts import amount, evidence, finding, follows_dose, verdict, weightier, worst
 from kvdiag.model import Finding, Status
-from tests.builders import MIB
+from tests.builders.values import MIB
 
 SOAKED = Soaked(
     shape="leak",

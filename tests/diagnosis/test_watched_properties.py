@@ -12,7 +12,8 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Diagnosis, Finding, Sample, Timeline
-from tests.builders import GIB, SERVER_PID, World, device, engine, facts, process
+from tests.builders.values import GIB, SERVER_PID, device, engine, process
+from tests.builders.worlds import World, facts
 from tests.series import memory
 
 FACTS = facts(World(gpus=2))

@@ -13,7 +13,7 @@ from kvdiag.diagnosis.bank import Bank
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.window import HOUR_SECONDS, Blocks, Shape, Trend, certain, judged_window, lasting
 from kvdiag.stats import Interval
-from tests.builders import MIB
+from tests.builders.values import MIB
 
 MB = 10**6
 FAST, MID, _, _ = DEFAULT_LIMITS.banks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvdiag.feeds.newest import SHOWN_SECONDS, Newest
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
-from tests.builders import NO_NVML, allocator, device, engine, process
+from tests.builders.values import NO_NVML, allocator, device, engine, process
 
 NO_ANSWER = Gap(source="vllm", kind="failed", reason="no answer")
 STARTING = Gap(source="vllm", kind="absent", reason="starting: nobody listens")

@@ -21,7 +21,7 @@ from kvdiag.feeds.segments import read_segments
 from kvdiag.feeds.tiers import Tiers
 from kvdiag.feeds.trace import read_trace
 from kvdiag.model import Facts, Sample
-from tests.builders import engine, pool
+from tests.builders.values import engine, pool
 
 URL = "http://127.0.0.1:8000"
 FACTS = Facts(url=URL, model="tiny", pools=(pool(),), server_pids=(7,))

@@ -15,7 +15,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.segments import MAX_SEGMENTS, read_segments
 from kvdiag.feeds.trace import TraceWriter
 from kvdiag.model import Facts, Sample
-from tests.builders import engine, pool
+from tests.builders.values import engine, pool
 
 FACTS = Facts(url="http://127.0.0.1:8000", model="tiny", pools=(pool(),), server_pids=(7,))
 SAMPLES = tuple(Sample(at_seconds=float(number), engines=(engine(),)) for number in range(12))

@@ -24,7 +24,7 @@ from kvdiag.feeds.soak import (
     plan_soak,
 )
 from kvdiag.model import Facts, KvPool
-from tests.builders import step
+from tests.builders.answers import step
 from tests.feeds.test_active import PAGE, STREAM, page_with, run
 from tests.fixtures.hostile import Answer, Peer, reply
 

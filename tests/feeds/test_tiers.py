@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.tiers import Keep, Tiers, thinned
 from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
-from tests.builders import device, engine, finding, holding, pool, process
+from tests.builders.answers import finding
+from tests.builders.values import device, engine, holding, pool, process
 
 FAILED = Gap(source="vllm", kind="failed", reason="no answer")
 

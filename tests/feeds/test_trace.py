@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.trace import MAX_ABOUT_CHARACTERS, TraceWriter, read_trace
 from kvdiag.model import Device, Facts, Load, Memory, Sample, Timeline
-from tests import builders
+from tests.builders import runs, worlds
 from tests.feeds.small_traces import CUT_OFF, FACTS_SEEN, HEADER, LINES, MARK, SAMPLES, write
 from tests.feeds.strategies import FACTS, TIMELINES
 
@@ -57,10 +57,10 @@ def test_sample_takes_few_bytes(tmp_path: Path) -> None:
     """An engine reading as live ones are takes no more than 400 bytes, so that an hour at 10 Hz fits on any disk."""
     # GIVEN
     path = tmp_path / "trace.jsonl"
-    timeline = builders.run()
+    timeline = runs.run()
 
     # WHEN
-    write(path, timeline, builders.facts(builders.World()))
+    write(path, timeline, worlds.facts(worlds.World()))
 
     # THEN
     assert path.stat().st_size / len(timeline.samples) < 400

@@ -19,7 +19,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.codec import to_plain
 from kvdiag.feeds.trace import FORMAT, MAX_LINE_BYTES, read_trace
 from kvdiag.model import Timeline
-from tests import builders
+from tests.builders import runs, worlds
 from tests.feeds.small_traces import CUT_OFF, FACTS_SEEN, HEADER, LINES, MARK, NO_TRACE, SAMPLES, line, refusal, write
 
 
@@ -216,7 +216,7 @@ def test_packed_bomb_is_refused(tmp_path: Path) -> None:
     assert "TRACE, line 2: longer than 4 MiB" == actual
 
 
-SMALL_RUN = builders.run(builders.World(workloads={}, gpus=1))
+SMALL_RUN = runs.run(worlds.World(workloads={}, gpus=1))
 SPARSE = Timeline(samples=SMALL_RUN.samples[::6], marks=SMALL_RUN.marks)
 """A whole healthy run, thinned out."""
 
@@ -244,7 +244,7 @@ def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
     """A trace of which any values are changed is either refused in one line or judged and printed without an error."""
     # GIVEN
     draw = random.Random(seed)  # noqa: S311 - any values will do
-    facts = to_plain(builders.facts(builders.World()))
+    facts = to_plain(worlds.facts(worlds.World()))
     entries = [{"sample": to_plain(one)} for one in SPARSE.samples] + [{"mark": to_plain(one)} for one in SPARSE.marks]
     for _ in range(times):
         if draw.random() < 0.4:

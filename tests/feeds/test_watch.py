@@ -13,7 +13,7 @@ from kvdiag.feeds.live import Clock, DeviceReading
 from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Sample
 from kvdiag.sources.patience import Patient
-from tests.builders import device
+from tests.builders.values import device
 from tests.feeds.virtual_time import now_seconds, run
 
 BOOT_SECONDS = 1_700_000_000.0

@@ -21,7 +21,8 @@ from kvdiag.model import Device, Diagnosis, Snapshot
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import VllmSource
-from tests.builders import GIB, SERVER_PID, World, device, facts, pool, process
+from tests.builders.values import GIB, SERVER_PID, device, pool, process
+from tests.builders.worlds import World, facts
 from tests.feeds.virtual_time import now_seconds, run
 
 HOUR_SECONDS = 3600.0

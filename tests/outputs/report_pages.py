@@ -12,7 +12,9 @@ from kvdiag.model import Device, Facts, Gap, HostProcess, Process, Sample, Timel
 from kvdiag.outputs import report_fleet
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 from kvdiag.outputs.report import Making, render
-from tests.builders import GIB, NO_NVML, OOM, World, device, engine, facts, process, run
+from tests.builders.runs import run
+from tests.builders.values import GIB, NO_NVML, OOM, device, engine, process
+from tests.builders.worlds import World, facts
 from tests.soak_timeline import SOAKS, facts_of, soak
 
 MAKING = Making(version="0.1.0", command="kvdiag run --url http://127.0.0.1:8000", made_seconds=1_800_000_000.0)

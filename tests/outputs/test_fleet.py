@@ -18,7 +18,9 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.outputs import fleet_json, fleet_text
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
-from tests.builders import WORLDS, engine, holding, judged, pool, seen
+from tests.builders.runs import judged
+from tests.builders.values import engine, holding, pool, seen
+from tests.builders.worlds import WORLDS
 
 OUTPUTS = Path(outputs.__path__[0])
 SCHEMAS = {name: json.loads((OUTPUTS / name).read_text()) for name in ("diagnosis.schema.json", "fleet.schema.json")}

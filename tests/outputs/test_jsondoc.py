@@ -15,7 +15,9 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Quantity, Sample, StepResult, Timeline
 from kvdiag.outputs.jsondoc import audit_document, document
-from tests.builders import GIB, MIB, NO_NVML, WORLDS, World, device, facts, judged, pool
+from tests.builders.runs import judged
+from tests.builders.values import GIB, MIB, NO_NVML, device, pool
+from tests.builders.worlds import WORLDS, World, facts
 from tests.soak_timeline import SOAKS, facts_of, soak
 
 SCHEMA = json.loads((Path(kvdiag.outputs.__path__[0]) / "diagnosis.schema.json").read_text(encoding="utf-8"))

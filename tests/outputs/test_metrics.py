@@ -26,21 +26,10 @@ from kvdiag.model import (
 from kvdiag.outputs.metrics import registry
 from kvdiag.outputs.metrics_page import MAX_PROCESSES
 from kvdiag.sources.prometheus_names import KVDIAG
-from tests.builders import (
-    GIB,
-    MIB,
-    SERVER_PID,
-    World,
-    allocator,
-    device,
-    engine,
-    facts,
-    finding,
-    judged,
-    pool,
-    process,
-    split,
-)
+from tests.builders.answers import finding
+from tests.builders.runs import judged
+from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
+from tests.builders.worlds import World, facts
 from tests.feeds.strategies import FACTS, SAMPLES
 from tests.prometheus.server import PrometheusEnvError, programs
 from tests.support import require

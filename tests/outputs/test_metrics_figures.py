@@ -14,15 +14,8 @@ from kvdiag.model import (
     Status,
 )
 from kvdiag.outputs.metrics_page import MAX_SERIES
-from tests.builders import (
-    MIB,
-    World,
-    allocator,
-    device,
-    engine,
-    facts,
-    pool,
-)
+from tests.builders.values import MIB, allocator, device, engine, pool
+from tests.builders.worlds import World, facts
 from tests.outputs.test_metrics import GROWTH, NEWEST, figures, named, series, snapshot
 
 

@@ -14,7 +14,9 @@ from kvdiag.model import Diagnosis, Facts, FailedAllocation, Gap, Sample, Timeli
 from kvdiag.outputs.report import render
 from kvdiag.outputs.report_series import failures
 from kvdiag.outputs.text import evidence_value
-from tests.builders import GIB, OOM, WORLDS, World, allocator, device, engine, facts, judged, run
+from tests.builders.runs import judged, run
+from tests.builders.values import GIB, OOM, allocator, device, engine
+from tests.builders.worlds import WORLDS, World, facts
 from tests.outputs.report_pages import MAKING, PAGES, holes
 
 MAX_BYTES = 2 * 10**6

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdiag.outputs.scales import counts, moments, shares, sizes
-from tests.builders import GIB, KIB, MIB
+from tests.builders.values import GIB, KIB, MIB
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50))

@@ -14,7 +14,9 @@ from kvdiag.model import Device, Diagnosis, Facts, Gap, Memory, PressureThreshol
 from kvdiag.outputs.chart import Window, chart
 from kvdiag.outputs.markup import MAX_TEXT_CHARACTERS, VOID, Html, element
 from kvdiag.outputs.status_page import REFRESH_SECONDS, SILENT_SECONDS, STALE_SECONDS, headline, page
-from tests.builders import GIB, World, device, engine, judged
+from tests.builders.runs import judged
+from tests.builders.values import GIB, device, engine
+from tests.builders.worlds import World
 from tests.feeds.strategies import FACTS, SAMPLES
 from tests.outputs.test_metrics import NEWEST, snapshot
 from tests.test_server import STARTING

@@ -11,7 +11,9 @@ from kvdiag.commands.show import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.model import Facts, Finding, StepResult, Timeline
 from kvdiag.outputs.text import render
-from tests.builders import GIB, NO_NVML, OOM, WORLDS, World, facts, judged, process, run
+from tests.builders.runs import judged, run
+from tests.builders.values import GIB, NO_NVML, OOM, process
+from tests.builders.worlds import WORLDS, World, facts
 from tests.outputs.texts import harmful, parts, piped
 from tests.soak_timeline import SOAKS, facts_of, soak
 

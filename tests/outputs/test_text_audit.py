@@ -7,7 +7,9 @@ import pytest
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample
 from kvdiag.outputs.text import readable, render_audit
-from tests.builders import GIB, KIB, MIB, NO_ANSWER, NO_NVML, World, device, facts, judged, pool, process
+from tests.builders.runs import judged
+from tests.builders.values import GIB, KIB, MIB, NO_ANSWER, NO_NVML, device, pool, process
+from tests.builders.worlds import World, facts
 from tests.outputs.texts import parts, piped
 
 

@@ -13,7 +13,9 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.ledger import ledger
 from kvdiag.model import Diagnosis, Facts, Gap, Sample, Timeline
 from kvdiag.outputs.text import render, render_audit
-from tests.builders import GIB, OOM, World, device, facts, judged, process, run
+from tests.builders.runs import judged, run
+from tests.builders.values import GIB, OOM, device, process
+from tests.builders.worlds import World, facts
 from tests.outputs.texts import HOSTILE, harmful, on_a_terminal, piped
 
 

@@ -18,19 +18,9 @@ from kvdiag.model import Facts, Finding, Gap, LedgerLine, Sample, ServerState, S
 from kvdiag.outputs.top import DIAGNOSIS_SHOWN_SECONDS, Room, View, frame, verdict
 from kvdiag.outputs.top_gpus import bar, parts
 from kvdiag.outputs.trail import Trend
-from tests.builders import (
-    GIB,
-    NO_ANSWER,
-    NO_NVML,
-    WORLDS,
-    World,
-    device,
-    engine,
-    facts,
-    judged,
-    process,
-    run,
-)
+from tests.builders.runs import judged, run
+from tests.builders.values import GIB, NO_ANSWER, NO_NVML, device, engine, process
+from tests.builders.worlds import WORLDS, World, facts
 from tests.feeds.strategies import FACTS, SAMPLES, TEXTS
 
 SIZES = [(80, 24), (40, 12), (200, 60), (20, 4), (100, 30), (1, 1)]

@@ -9,7 +9,7 @@ import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.outputs.trail import LEAST_SECONDS, POINT_SECONDS, TRAIL_SECONDS, Point, Trend, longer, point, trends
-from tests.builders import GIB, device, engine
+from tests.builders.values import GIB, device, engine
 
 
 def of(*usages: float, every_seconds: float = 1.0) -> tuple[Point, ...]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests import series
-from tests.builders import GIB, allocator, device, engine, pool, process, split
+from tests.builders.values import GIB, allocator, device, engine, pool, process, split
 from tests.prometheus import openmetrics
 from tests.prometheus.openmetrics import Labels, line
 from tests.series import Part

@@ -20,7 +20,8 @@ from kvdiag.server import Pages, Request
 from kvdiag.sources.daemon import MAX_PAGE_CHARACTERS, NAMES, DaemonReading, DaemonSource, parse, parse_diagnosis
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.vllm_page import parse_page
-from tests.builders import NO_NVML, WORLDS, World
+from tests.builders.values import NO_NVML
+from tests.builders.worlds import WORLDS, World
 from tests.fixtures.hostile import Answer, Hostile, reply, reply_json, silent
 from tests.outputs.test_top import eight_gpus, of, screen, unread, view, with_snapshot
 

@@ -8,7 +8,7 @@ from kvdiag.diagnosis.fleet import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.fleet.replica import Growth
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, Finding, Timeline
-from tests.builders import SERVER_PID, pool
+from tests.builders.values import SERVER_PID, pool
 from tests.series import Part, host_part, timeline, torch_part
 
 FACTS = Facts(

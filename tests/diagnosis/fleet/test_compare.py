@@ -12,7 +12,8 @@ from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.bench.fleet_power import life
-from tests.builders import GIB, device, evidence, statuses
+from tests.builders.answers import evidence, statuses
+from tests.builders.values import GIB, device
 from tests.diagnosis.fleet.replicas import FACTS, MB, day, fleet_of, made, of, replica, replicas, unloaded
 from tests.series import MODELS, device_part, hidden_device_part, host_part, torch_part
 

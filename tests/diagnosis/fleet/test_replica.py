@@ -10,7 +10,7 @@ import pytest
 
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
 from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
-from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
+from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
 from tests.diagnosis.fleet.replicas import replica
 
 TICK, HOUR = 600.0, 3600.0

@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.diagnosis.fleet import Version
 from kvdiag.model import Facts, Sample, Timeline
-from tests.builders import GIB, MIB, SERVER_PID, allocator, device, engine, process
+from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, process
 from tests.diagnosis.fleet.replicas import FACTS, day, replica, unloaded
 from tests.series import device_part, hidden_device_part, host_part, torch_part
 

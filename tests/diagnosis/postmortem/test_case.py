@@ -10,7 +10,7 @@ from kvdiag.diagnosis.postmortem.case import agree, asked_for, evidence, serving
 from kvdiag.diagnosis.shortage import Shortage
 from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
 from kvdiag.model import Engine, Sample, Timeline
-from tests.builders import allocator, engine
+from tests.builders.values import allocator, engine
 from tests.diagnosis.postmortem.cases import GIB, MIB, account, split
 
 BARE = Account(origin="the black box", exact=True, shortage=Shortage(kind="torch", message=""))

@@ -8,8 +8,10 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.kv.reported import EngineReport, Settings
 from kvdiag.model import Facts, Gap, Mark, Outcome, Sample, Timeline
-from tests.builders import NO_NVML, OOM, World, engine, run
-from tests.builders import facts as facts_of
+from tests.builders.runs import run
+from tests.builders.values import NO_NVML, OOM, engine
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
 from tests.diagnosis.postmortem.cases import GIB, account, finding
 
 SERVED = "HTTP 500: internal error"

@@ -6,8 +6,9 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
 from kvdiag.model import Finding
-from tests.builders import World, run
-from tests.builders import facts as facts_of
+from tests.builders.runs import run
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
 from tests.diagnosis.postmortem.cases import GIB, MIB, account, case_of, finding, split
 
 REPORT = EngineReport(

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.spikes import judge_activation
 from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
 from kvdiag.model import Diagnosis, Facts, Finding
-from tests.builders import allocator
+from tests.builders.values import allocator
 from tests.diagnosis.postmortem.cases import GIB, MIB, account, finding
 
 ACTIVATION, CAPTURE, HOLES = "spike.activation", "spike.graph_capture", "fragmentation.allocator"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvdiag.model import Mark, Outcome, Phase, Sample, Timeline, Workload
-from tests.builders import engine
+from tests.builders.values import engine
 
 WORKLOAD = Workload(requests=1, prompt_tokens=512, max_tokens=128)
 DONE = Outcome(completed=1, failed=0, prompt_tokens=512, generated_tokens=128)

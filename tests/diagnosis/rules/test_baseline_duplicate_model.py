@@ -5,7 +5,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_duplicate_model import judge
 from kvdiag.model import Engine, Evidence, Facts, Finding, Sample, Timeline
-from tests.builders import GIB, KIB, MIB, NO_NVML, World, device, engine, evidence, facts, pool, process, run
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, KIB, MIB, NO_NVML, device, engine, pool, process
+from tests.builders.worlds import World, facts
 
 
 def verdict(world: World) -> Finding:

@@ -5,21 +5,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
 from kvdiag.model import Evidence, Facts, Finding, Process, Sample, Timeline
-from tests.builders import (
-    GIB,
-    GPU_LOST,
-    MIB,
-    NO_NVML,
-    TRAINING,
-    World,
-    device,
-    engine,
-    evidence,
-    facts,
-    process,
-    run,
-    seen,
-)
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, engine, process, seen
+from tests.builders.worlds import TRAINING, World, facts
 
 SERVER = Facts(server_pids=(100, 101))
 

@@ -9,7 +9,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
 from kvdiag.model import Device, Evidence, Facts, Finding, Mark, Memory, Process, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, device, engine, evidence, pool, process
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
 from tests.series import neighbour_part, timeline
 
 SERVER = Facts(server_pids=(100, 101))

@@ -8,7 +8,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_misconfigured import judge
 from kvdiag.model import Evidence, Facts, Finding, KvPool, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, TRAINING, World, device, engine, evidence, facts, pool, process, run, seen
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process, seen
+from tests.builders.worlds import TRAINING, World, facts
 
 FRACTION = pool(pool_bytes=None)
 """A pool sized by --gpu-memory-utilization 0.92: on a GPU the engine then reports no bytes."""

@@ -9,7 +9,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_misconfigured import judge
 from kvdiag.model import Device, Evidence, Facts, Finding, Gap, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, device, engine, evidence, pool, process
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
 
 FRACTION = pool(pool_bytes=None)
 """A pool sized by a fraction of 0.92."""

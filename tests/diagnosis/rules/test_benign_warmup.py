@@ -5,7 +5,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge
 from kvdiag.model import Evidence, Finding, Timeline
-from tests.builders import MIB, NO_NVML, TRAINING, World, evidence, facts, run
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import MIB, NO_NVML
+from tests.builders.worlds import TRAINING, World, facts
 
 
 def verdict(world: World) -> Finding:

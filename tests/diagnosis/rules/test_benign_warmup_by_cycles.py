@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge
 from kvdiag.model import Facts, Finding, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, device, engine, pool
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
 from tests.diagnosis.rules.cycles import cycles
 from tests.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 

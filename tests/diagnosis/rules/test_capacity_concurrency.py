@@ -7,7 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
-from tests.builders import NO_ANSWER, SMALL_POOL, World, engine, evidence, facts, holding, pool, run, seen
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import NO_ANSWER, engine, holding, pool, seen
+from tests.builders.worlds import SMALL_POOL, World, facts
 
 ONE_POOL = Facts(pools=(pool(),))
 FULL = World(pools=(SMALL_POOL,), max_model_len_tokens=17_600, resident_at_once=7)

@@ -10,7 +10,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_concurrency import judge
 from kvdiag.model import Engine, Facts, Finding, KvPool, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders import NO_ANSWER, engine, evidence, holding, pool, seen
+from tests.builders.answers import evidence
+from tests.builders.values import NO_ANSWER, engine, holding, pool, seen
 
 ONE_POOL = Facts(pools=(pool(),))
 

@@ -7,7 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.capacity_long_context import judge
 from kvdiag.model import Engine, Evidence, Facts, Finding, Load, Mark, Outcome, Sample, Timeline, Workload
-from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, World, engine, evidence, facts, holding, pool, run
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, engine, holding, pool
+from tests.builders.worlds import World, facts
 
 
 def verdict(world: World) -> Finding:

@@ -5,7 +5,9 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Evidence, Finding
-from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, World, facts, run
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM
+from tests.builders.worlds import World, facts
 
 
 def verdict(world: World) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, Facts, Finding, Sample, Timeline
-from tests.builders import GIB, MIB, allocator, pool, split
+from tests.builders.values import GIB, MIB, allocator, pool, split
 from tests.diagnosis.rules.cycles import cycles
 
 SERVER = Facts(pools=(pool(),), server_pids=(100, 101, 102))

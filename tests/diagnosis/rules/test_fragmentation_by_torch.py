@@ -9,7 +9,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, FailedAllocation, Finding, Memory, Sample, Timeline
-from tests.builders import GIB, MIB, World, allocator, device, engine, evidence, facts, run, split
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, allocator, device, engine, split
+from tests.builders.worlds import World, facts
 
 WHO = "VLLM::Worker_TP0 100"
 HOLES = split(

@@ -22,7 +22,8 @@ from kvdiag.model import (
     Sample,
     Timeline,
 )
-from tests.builders import GIB, MIB, OOM, OOM_WITH_ROOM, allocator, engine, evidence, pool, split
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, OOM, OOM_WITH_ROOM, allocator, engine, pool, split
 
 SERVER = Facts(pools=(pool(),), server_pids=(100, 101, 102))
 WHO = "Worker 100"

@@ -5,7 +5,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
 from kvdiag.model import Evidence, Finding
-from tests.builders import World, evidence, facts, pool, run
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import pool
+from tests.builders.worlds import World, facts
 
 
 def verdict(world: World) -> Finding:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
 from kvdiag.model import Engine, Facts, Finding, KvPool, Sample, Timeline
-from tests.builders import engine, evidence, pool
+from tests.builders.answers import evidence
+from tests.builders.values import engine, pool
 from tests.corpus.tape import seeded
 
 POOL = pool(max_concurrency=None)

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
 from kvdiag.model import Engine, Facts, Finding, KvPool, Load, Mark, Outcome, Phase, Sample, Timeline, Workload
-from tests.builders import engine, holding, pool
+from tests.builders.values import engine, holding, pool
 
 POOL = pool(max_concurrency=None)
 

@@ -9,7 +9,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.imbalance_rank import judge
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, device, engine, evidence, pool, process
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
 
 CONTEXT = 256 * MIB
 PIDS = tuple(range(100, 140))

@@ -7,19 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Evidence, Finding, Sample, Timeline
-from tests.builders import (
-    GIB,
-    GPU_LOST,
-    MIB,
-    NO_NVML,
-    TRAINING,
-    World,
-    evidence,
-    facts,
-    process,
-    run,
-    statuses,
-)
+from tests.builders.answers import evidence, statuses
+from tests.builders.runs import run
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, process
+from tests.builders.worlds import TRAINING, World, facts
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 

@@ -10,7 +10,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Allocator, Device, Facts, Finding, Sample, Timeline
-from tests.builders import GIB, KIB, MIB, NO_NVML, allocator, device, engine, pool, process
+from tests.builders.values import GIB, KIB, MIB, NO_NVML, allocator, device, engine, pool, process
 from tests.diagnosis.rules.cycles import cycles
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"

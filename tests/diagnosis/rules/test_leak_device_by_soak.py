@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Finding
-from tests.builders import MIB
+from tests.builders.values import MIB
 from tests.soak_timeline import NONE, Seen, after_cycles, after_requests, facts_of, soak
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"

@@ -11,7 +11,10 @@ from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Finding, KvPool, Timeline
-from tests.builders import GIB, SERVER_PID, World, evidence, facts, run, split, statuses
+from tests.builders.answers import evidence, statuses
+from tests.builders.runs import run
+from tests.builders.values import GIB, SERVER_PID, split
+from tests.builders.worlds import World, facts
 from tests.series import (
     MODELS,
     Part,

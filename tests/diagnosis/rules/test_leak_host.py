@@ -9,7 +9,10 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_host import ID, judge
 from kvdiag.model import Finding, Gap, HostProcess, Sample, Timeline
-from tests.builders import GIB, SERVER_PID, World, evidence, facts, finding, run
+from tests.builders.answers import evidence, finding
+from tests.builders.runs import run
+from tests.builders.values import GIB, SERVER_PID
+from tests.builders.worlds import World, facts
 from tests.series import MODELS, host_part, timeline
 
 FACTS = replace(facts(World()), host_limit_bytes=64 * GIB)

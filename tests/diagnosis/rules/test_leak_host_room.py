@@ -9,7 +9,9 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_host import judge
 from kvdiag.model import Facts, Finding, HostProcess, Sample, Timeline
-from tests.builders import GIB, World, engine, evidence, facts
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, engine
+from tests.builders.worlds import World, facts
 from tests.series import host_part, timeline
 
 HOURS, RATE = 3.0, 500e6

@@ -7,20 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
-from tests.builders import (
-    MIB,
-    NO_ANSWER,
-    World,
-    engine,
-    evidence,
-    facts,
-    finding,
-    holding,
-    judged,
-    pool,
-    run,
-    seen,
-)
+from tests.builders.answers import evidence, finding
+from tests.builders.runs import judged, run
+from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
+from tests.builders.worlds import World, facts
 
 ONE_POOL = Facts(pools=(pool(),))
 

@@ -10,7 +10,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Gap, Mark, Outcome, Sample, Timeline
-from tests.builders import MIB, NO_ANSWER, engine, evidence, holding, pool, seen
+from tests.builders.answers import evidence
+from tests.builders.values import MIB, NO_ANSWER, engine, holding, pool, seen
 
 ONE_POOL = Facts(pools=(pool(),))
 

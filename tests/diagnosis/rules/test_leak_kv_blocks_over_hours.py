@@ -11,7 +11,8 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_kv_blocks import judge
 from kvdiag.model import Engine, Facts, Finding, Sample, Timeline
-from tests.builders import engine, evidence, holding, pool
+from tests.builders.answers import evidence
+from tests.builders.values import engine, holding, pool
 
 ONE_POOL = Facts(pools=(pool(),))
 TICK_SECONDS = 30.0

@@ -9,7 +9,8 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation
 from kvdiag.model import Allocator, Device, Engine, Evidence, Facts, FailedAllocation, Finding, Sample, Timeline
-from tests.builders import GIB, MIB, NO_NVML, allocator, device, engine, evidence, process, split
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, NO_NVML, allocator, device, engine, process, split
 
 SERVER = Facts(server_pids=(100, 101, 102))
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)

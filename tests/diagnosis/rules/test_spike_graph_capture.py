@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation, spike_graph_capture
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
-from tests.builders import GIB, MIB, NO_ANSWER, device, engine, process
+from tests.builders.values import GIB, MIB, NO_ANSWER, device, engine, process
 
 SERVER = Facts(server_pids=(100,))
 BUSY = engine(running=4, usage=0.5)

@@ -10,22 +10,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules import spike_activation, spike_graph_capture
 from kvdiag.model import Allocator, Device, Engine, Facts, FailedAllocation, Finding, Gap, Process, Sample, Timeline
-from tests.builders import (
-    GIB,
-    GPU_LOST,
-    MIB,
-    NO_ANSWER,
-    TRAINING,
-    World,
-    allocator,
-    device,
-    engine,
-    evidence,
-    facts,
-    process,
-    run,
-    split,
-)
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, allocator, device, engine, process, split
+from tests.builders.worlds import TRAINING, World, facts
 
 ONE_GPU = Facts(server_pids=(100,))
 IDLE, BUSY = engine(), engine(running=4, usage=0.5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvdiag.model import Engine, Load, Mark, Outcome, Phase, Sample, Timeline, Workload
-from tests.builders import holding
+from tests.builders.values import holding
 
 SECONDS = 10.0
 """From the begin of a load to that of the next."""

@@ -7,21 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.baseline import judge
 from kvdiag.model import Device, Gap, Quantity, StepResult, Timeline
-from tests.builders import (
-    GIB,
-    GPU_LOST,
-    MIB,
-    NO_NVML,
-    TRAINING,
-    World,
-    device,
-    expected,
-    facts,
-    measured,
-    pool,
-    process,
-    run,
-)
+from tests.builders.answers import expected, measured
+from tests.builders.runs import run
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, pool, process
+from tests.builders.worlds import TRAINING, World, facts
 
 POOL_BYTES = 6145 * 2 * MIB
 

@@ -9,7 +9,9 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.baseline import STEP, judge
 from kvdiag.model import Device, Engine, Gap, Mark, Quantity, Sample, StepResult, Timeline
-from tests.builders import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, World, device, engine, facts, holding, measured
+from tests.builders.answers import measured
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, device, engine, holding
+from tests.builders.worlds import World, facts
 
 EXPLAINED = 6145 * 2 * MIB + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
 """Pool, weights, the driver's share, a context, and 8 % of 24 GiB."""

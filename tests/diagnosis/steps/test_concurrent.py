@@ -5,7 +5,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.concurrent import judge
 from kvdiag.model import Quantity, StepResult, Timeline, Workload
-from tests.builders import MIB, OOM, SMALL_POOL, World, facts, measured, pool, run
+from tests.builders.answers import measured
+from tests.builders.runs import run
+from tests.builders.values import MIB, OOM, pool
+from tests.builders.worlds import SMALL_POOL, World, facts
 
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:

@@ -7,7 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.long_context import judge
 from kvdiag.model import Engine, Load, Quantity, StepResult, Timeline
-from tests.builders import MIB, OOM, World, facts, measured, pool, run
+from tests.builders.answers import measured
+from tests.builders.runs import run
+from tests.builders.values import MIB, OOM, pool
+from tests.builders.worlds import World, facts
 
 
 def result(world: World, timeline: Timeline | None = None) -> StepResult:

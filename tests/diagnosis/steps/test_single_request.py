@@ -7,7 +7,10 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.single_request import judge
 from kvdiag.model import Quantity, StepResult, Timeline
-from tests.builders import MIB, OOM, World, facts, measured, pool, run
+from tests.builders.answers import measured
+from tests.builders.runs import run
+from tests.builders.values import MIB, OOM, pool
+from tests.builders.worlds import World, facts
 
 UNEXPLAINED = (
     "by its own figures a request of 32768 tokens takes 683 blocks, which neither full attention nor the model's "

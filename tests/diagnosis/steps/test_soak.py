@@ -15,7 +15,10 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.soak import judge
 from kvdiag.model import StepResult, Timeline
 from kvdiag.outputs.jsondoc import document
-from tests.builders import KIB, MIB, World, evidence, finding, judged, measured, run, statuses
+from tests.builders.answers import evidence, finding, measured, statuses
+from tests.builders.runs import judged, run
+from tests.builders.values import KIB, MIB
+from tests.builders.worlds import World
 from tests.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
 
 PAGE = 2 * MIB

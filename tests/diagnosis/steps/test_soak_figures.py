@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps.soak import STEP, judge
 from kvdiag.model import Quantity, StepResult, Timeline
-from tests.builders import MIB
+from tests.builders.values import MIB
 from tests.soak_timeline import NONE, Seen, after_requests, facts_of, soak
 
 

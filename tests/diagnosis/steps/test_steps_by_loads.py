@@ -8,7 +8,8 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import concurrent, long_context, single_request
 from kvdiag.model import Facts, StepResult
-from tests.builders import expected, measured, pool
+from tests.builders.answers import expected, measured
+from tests.builders.values import pool
 from tests.diagnosis.steps.loads import Offered, timeline
 
 KNOWN = Facts(pools=(pool(max_concurrency=None),))
