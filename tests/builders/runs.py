@@ -8,25 +8,22 @@ with a quiet lead-in and a settle-out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.model import (
-    Allocator,
-    Device,
     Diagnosis,
     Engine,
     Load,
     Mark,
     Outcome,
     Phase,
-    Process,
     Sample,
     Timeline,
     Workload,
 )
-from tests.builders.values import GIB, MIB, NO_ANSWER, SERVER_PID, START_SECONDS, allocator, device, process
+from tests.builders.gpus import gpu, rank_allocator
+from tests.builders.values import NO_ANSWER, START_SECONDS
 from tests.builders.worlds import World, facts
 
 TICK = 10
@@ -259,68 +256,18 @@ class _Run:
     def _read_devices(self, *, processes: bool) -> None:
         world = self._world
         if world.agents:
-            held = tuple(self._allocator(index) for index in range(world.gpus))
+            held = tuple(rank_allocator(world, index, requests=self._requests) for index in range(world.gpus))
             self._add(Sample(at_seconds=self._time(), allocators=held))
         if world.nvml is not None:
             self._add(Sample(at_seconds=self._time(), gaps=(world.nvml,)))
             return
         indices = sorted({*range(world.gpus), *world.foreign})
-        self._add(
-            Sample(
-                at_seconds=self._time(), devices=tuple(self._device(index, processes=processes) for index in indices)
-            )
+        at_seconds = self._time()
+        devices = tuple(
+            gpu(world, index, requests=self._requests, run_centiseconds=self._now, processes=processes)
+            for index in indices
         )
-
-    def _allocator(self, index: int) -> Allocator:
-        world = self._world
-        grown = self._requests if index == 0 else 0
-        own = self._server_bytes(index)
-        first = own - grown * world.device_growth_bytes - world.overhead_bytes * 3 // 4
-        live = first + grown * world.torch_growth_bytes + sum(world.torch_late_bytes[:grown])
-        return allocator(
-            device_uuid=str(index),
-            pid=SERVER_PID + index,
-            allocated_bytes=live,
-            reserved_bytes=live + 100 * MIB + grown * world.cache_growth_bytes,
-            process_bytes=own if world.outside_told else None,
-            title=f"VLLM::Worker_TP{index}",
-            tensor_rank=index,
-        )
-
-    def _device(self, index: int, *, processes: bool) -> Device:
-        world = self._world
-        reserved = world.driver_reserved_bytes
-        running: list[Process] = []
-        used = reserved or 0
-        if index < world.gpus:
-            own = self._server_bytes(index)
-            used += own
-            running.append(process(SERVER_PID + index, own if world.server_bytes_told else None, "VLLM::EngineCore"))
-        for number, other in enumerate(world.foreign.get(index, ())):
-            grown = world.foreign_growth_bytes.get(index, 0) * self._now // 100 if number == 0 else 0
-            used += (other.used_bytes or 0) + grown
-            told = None if other.used_bytes is None else other.used_bytes + grown
-            running.append(replace(other, used_bytes=told))
-        used += world.zombie_bytes if index == 0 else 0
-        return device(
-            index,
-            used_bytes=used if world.memory_told else None,
-            total_bytes=world.device_bytes,
-            driver_reserved_bytes=reserved,
-            processes=tuple(running) if processes and world.processes_told else None,
-        )
-
-    def _server_bytes(self, index: int) -> int:
-        world = self._world
-        pools = [one.pool_bytes or 12 * GIB for one in world.pools] or [12 * GIB]
-        # One engine has a rank on every GPU; several engines share the GPUs out.
-        mine = [size for number, size in enumerate(pools) if len(pools) == 1 or number % world.gpus == index]
-        ranks = max(world.gpus // len(pools), 1)
-        weights = len(mine) * (6 * GIB if world.weights_bytes is None else world.weights_bytes) // ranks
-        grown = sum(world.first_touch_bytes[: self._requests])
-        if index == 0:
-            grown += world.device_growth_bytes * self._requests
-        return sum(mine) + weights + world.overhead_bytes + world.rank_extra_bytes.get(index, 0) + grown
+        self._add(Sample(at_seconds=at_seconds, devices=devices))
 
     def _add(self, sample: Sample) -> None:
         self._samples.append(sample)
