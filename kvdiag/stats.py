@@ -58,7 +58,6 @@ class Slope:
 
     per_step: float
     error_per_step: float
-    freedom: float
     p_rising: float
 
 
@@ -158,11 +157,10 @@ def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[S
     scale = max((abs(value) for value in values), default=0.0)
     error = max(error, 1e-12 * scale / count)
     if error <= 0.0:
-        return Slope(per_step=0.0, error_per_step=0.0, freedom=freedom, p_rising=0.5)
+        return Slope(per_step=0.0, error_per_step=0.0, p_rising=0.5)
     return Slope(
         per_step=per_step,
         error_per_step=error,
-        freedom=freedom,
         p_rising=student_tail(per_step / error, freedom),
     )
 
@@ -411,22 +409,6 @@ def blocks(
     if last and times[-1] > end_seconds:
         last = bisect_left(times, end_seconds)
     return tuple(tuple(values[lower:upper]) for lower, upper in pairwise([first, *edges, last]))
-
-
-def counter_increase(values: Sequence[float]) -> float:
-    """What a counter counted from its first reading to its last; after each fall it began again at 0."""
-    return sum(later - earlier if later >= earlier else later for earlier, later in pairwise(values))
-
-
-def counter_rate(times: Sequence[float], values: Sequence[float]) -> float | None:
-    """A counter's increase per second over all its readings, across resets; `None` where no time passed."""
-    passed = times[-1] - times[0] if times else 0.0
-    return counter_increase(values) / passed if passed > 0.0 else None
-
-
-def newest_reset(values: Sequence[float]) -> int | None:
-    """The first reading after a counter's newest fall: its process began anew; `None` where it never fell."""
-    return next((place for place in range(len(values) - 1, 0, -1) if values[place] < values[place - 1]), None)
 
 
 def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: float, errors: float) -> Interval | None:

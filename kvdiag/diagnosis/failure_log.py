@@ -55,7 +55,6 @@ class Work:
     requests: int | None
     largest_request: str | None = None
     largest_tokens: int | None = None
-    largest_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +238,6 @@ def _work(lines: list[str], line: int) -> Work | None:
         requests=len(scheduled) or None,
         largest_request=largest,
         largest_tokens=scheduled.get(largest or ""),
-        largest_prompt_tokens=prompts.get(largest or ""),
     )
 
 

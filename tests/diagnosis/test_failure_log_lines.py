@@ -144,11 +144,11 @@ def test_more_than_sixteen_tokens_of_a_request_are_a_prompt(scheduled: str, phas
         ),
         (
             "NewRequestData(req_id='a',prompt_token_ids_len=40), NewRequestData(req_id=b, prompt_token_ids_len=60)",
-            Work(scheduled_tokens=None, requests=None, largest_request="b", largest_prompt_tokens=60),
+            Work(scheduled_tokens=None, requests=None, largest_request="b"),
         ),
         (
             "NewRequestData(req_id=a,prompt_token_ids_len=40), num_scheduled_tokens={'a': 32}",
-            Work(scheduled_tokens=32, requests=1, largest_request="a", largest_tokens=32, largest_prompt_tokens=40),
+            Work(scheduled_tokens=32, requests=1, largest_request="a", largest_tokens=32),
         ),
         ("nothing", Work(scheduled_tokens=None, requests=None)),
     ],
