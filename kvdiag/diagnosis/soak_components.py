@@ -67,8 +67,8 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
         for span, floor in zip(spans, floors, strict=True)
     )
     fresh = sum(cycle.fresh for cycle in cycles)
-    if fresh < limits.soak_cycles:
-        few = f"{fresh} load cycles of new content can be judged, {limits.soak_cycles} are needed"
+    if fresh < limits.soak.cycles:
+        few = f"{fresh} load cycles of new content can be judged, {limits.soak.cycles} are needed"
         return Soak(cycles=cycles, problem=f"{few}{_why(cycles)}")
     readings = _readings(timeline, facts, spans, floors)
     components = []
@@ -117,8 +117,8 @@ def _least(kind: Kind, limits: Limits) -> float:
     if kind == "kv":
         return 0.0
     if kind == "host":
-        return limits.soak_host_bytes
-    return limits.torch_quantum_bytes if kind == "torch_live" else limits.soak_device_bytes
+        return limits.soak.host_bytes
+    return limits.torch_quantum_bytes if kind == "torch_live" else limits.soak.device_bytes
 
 
 Readings = dict[tuple[Kind, str], list[float | None]]

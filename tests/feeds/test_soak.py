@@ -65,7 +65,7 @@ def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longe
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
     assert len(loads) <= MOST_PAIRS
-    assert sum(not load.repeated for load in loads) >= DEFAULT_LIMITS.soak_cycles + 2
+    assert sum(not load.repeated for load in loads) >= DEFAULT_LIMITS.soak.cycles + 2
     assert {0} == {load.requests for load in actual.cycles[::2]}
     assert {load.requests for load in loads} <= {4, 8, 16}
     assert all(1 <= load.prompt_tokens <= 2048 for load in loads)
