@@ -75,12 +75,12 @@ UNTOLD: Moment = (False, None, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The series of every component of table 1 in facts/detection.md that some source tells.
+    """The series of every component that some source tells, in bytes.
 
     On the host the anonymous bytes of each process, of all together while they are the same ones, and the resident
-    bytes of those whose anonymous ones are not told. By torch what
-    lives, what is reserved, what of it does not live, and what the process holds beside torch. On each device the
-    server's own bytes, all bytes, and those that are not the server's.
+    bytes of those whose anonymous ones are not told. By torch what lives, what is reserved, what of it does not live,
+    and what the process holds beside torch. On each device the server's own bytes, all bytes, and those that are not
+    the server's.
     """
 
     engines: Company

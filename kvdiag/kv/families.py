@@ -7,6 +7,7 @@ Names are HF `model_type` values.
 """
 
 from kvdiag.kv.attention_families import (
+    dbrx,
     dense,
     encoder_only,
     falcon,
@@ -16,7 +17,6 @@ from kvdiag.kv.attention_families import (
     qwen_moe,
     step1,
     whisper,
-    with_heads,
 )
 from kvdiag.kv.family import Family
 from kvdiag.kv.latent_families import latent, longcat_flash
@@ -85,7 +85,7 @@ FAMILIES: dict[str, Family] = {
     "RefinedWeb": falcon,
     "RefinedWebModel": falcon,
     "gpt_bigcode": falcon,
-    "dbrx": with_heads(holder="attn_config", kv_heads_field=("kv_n_heads",)),
+    "dbrx": dbrx,
     "minicpm3": minicpm3,
     "gemma2": interleaved(period=2),
     "vaultgemma": interleaved(period=2),
