@@ -21,21 +21,8 @@ from kvdiag.kv.attention_families import (
 from kvdiag.kv.family import Family
 from kvdiag.kv.latent_families import latent, longcat_flash
 from kvdiag.kv.looped_families import hrm_text, loop_coder
-from kvdiag.kv.state_families import (
-    bailing_linear,
-    bamba,
-    falcon_h1,
-    granite_hybrid,
-    jamba,
-    kimi_linear,
-    lfm2,
-    mamba1,
-    mamba2,
-    nemotron_h,
-    olmo_hybrid,
-    qwen_delta,
-    zamba2,
-)
+from kvdiag.kv.mamba_families import bamba, falcon_h1, granite_hybrid, jamba, mamba1, mamba2, nemotron_h, zamba2
+from kvdiag.kv.state_families import bailing_linear, kimi_linear, lfm2, olmo_hybrid, qwen_delta
 from kvdiag.kv.windowed_families import (
     exaone4,
     gemma3,

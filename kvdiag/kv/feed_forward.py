@@ -8,7 +8,7 @@ from kvdiag.kv.family import MOST_LAYERS
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import Architecture, LayerKind
 from kvdiag.kv.linears import LayerParameters, Linear, block
-from kvdiag.kv.state_families import nemotron_pattern
+from kvdiag.kv.mamba_families import nemotron_pattern
 
 MOST_WIDTH = 1 << 24
 _MOST_EXPERTS = 1 << 16
