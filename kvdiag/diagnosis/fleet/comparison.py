@@ -18,6 +18,7 @@ from kvdiag import ranks, stats
 from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.stats import Interval
 
 Course = Literal["grows", "chance", "ended", "flat", "untested"]
@@ -133,8 +134,8 @@ def _version_growth(
         course="untested"
         if len(each) < limits.fleet.replicas
         else _course(middle, later, chance, ratio, component, limits),
-        hours=median(one.watched_seconds for one, _ in each) / 3600.0,
-        age_hours=median(one.age_seconds for one, _ in each) / 3600.0,
+        hours=median(one.watched_seconds for one, _ in each) / HOUR_SECONDS,
+        age_hours=median(one.age_seconds for one, _ in each) / HOUR_SECONDS,
         per_hour=middle,
         later_per_hour=later,
         chance=chance,

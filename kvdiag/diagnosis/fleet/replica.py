@@ -16,9 +16,8 @@ from kvdiag.diagnosis.banks import filled
 from kvdiag.diagnosis.fragmentation import releasable_bytes
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
-
-HOUR_SECONDS = 3600.0
 
 HELD = "kv_held_idle"
 """The one component that does not depend on the load, and has no noise."""

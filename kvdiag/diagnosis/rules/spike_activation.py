@@ -62,7 +62,7 @@ def _gave_up(first: Allocator, last: Allocator) -> bool:
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
     """One process that torch had to refuse an allocation since the first reading."""
-    who = f"{last.title or 'process'} {last.pid}"
+    who = last.who
     times = (last.ooms_total or 0) - (first.ooms_total or 0)
     grown = last.allocated_bytes - first.allocated_bytes
     failure = last.failure
