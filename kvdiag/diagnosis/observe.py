@@ -278,6 +278,11 @@ def whole_number(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(count: int, one: str, several: str) -> str:
+    """A count with what it is of, as `1 request was` and `3 requests were`."""
+    return f"{count:,} {one if count == 1 else several}"
+
+
 def readable_bytes(value: float) -> str:
     """Bytes for a sentence: 1.25 GiB, 12 MiB, with a sign where it is negative."""
     sign, size = ("-" if value < 0 else ""), abs(value)

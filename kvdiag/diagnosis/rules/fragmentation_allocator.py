@@ -25,7 +25,7 @@ from kvdiag.diagnosis.fragmentation import (
     watched,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import block_bytes, readable_bytes, torch_readings
+from kvdiag.diagnosis.observe import block_bytes, counted, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding as of_soak
@@ -120,7 +120,7 @@ def _left_by_the_load(
     who, block = last.who, block_bytes(facts)
     tokens = None if not block else most // block * facts.pools[0].block_tokens
     price = "" if tokens is None else f", room for {tokens:,} tokens"
-    processes = "" if len(kept) == 1 else f", and in {len(kept) - 1} processes more"
+    processes = "" if len(kept) == 1 else f", and in {counted(len(kept) - 1, 'process', 'processes')} more"
     return Finding(
         id=ID,
         status="fault" if seconds >= limits.left_over_seconds else "suspect",
