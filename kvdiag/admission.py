@@ -145,7 +145,7 @@ def _one(
 
 
 def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
-    usable, waiting = numbers.usable_blocks or 0, numbers.waiting_blocks or 0
+    usable, queued = numbers.usable_blocks or 0, (numbers.waiting_blocks or 0) + (numbers.promised_blocks or 0)
     if whole_blocks > usable:
         told = f"{whole_blocks:,} blocks are more than the pool has, {usable:,}: it can never be held"
         return replace(numbers, decision="shed", reason=told)
@@ -154,10 +154,9 @@ def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
     room = _room(numbers)
     if room >= 0:
         return replace(numbers, decision="admit", reason=f"{room:,} blocks would still be free beyond the reserve")
-    if waiting + (numbers.promised_blocks or 0) > MOST_QUEUED_RATIO * usable:
-        return replace(
-            numbers, decision="shed", reason=f"those who wait need {waiting:,} blocks already, more than the whole pool"
-        )
+    if queued > MOST_QUEUED_RATIO * usable:
+        told = f"those who wait or were just let in need {queued:,} blocks already, more than the whole pool"
+        return replace(numbers, decision="shed", reason=told)
     return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of what all of them will need")
 
 

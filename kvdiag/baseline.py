@@ -6,7 +6,7 @@ figure, worse is what takes more memory for the same tokens, or leaves less room
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -237,7 +237,7 @@ def _figure(value: object) -> Figure:
     if (
         isinstance(number, bool)
         or not isinstance(number, int | float)
-        or not math.isfinite(number)
+        or not abs(number) <= sys.float_info.max
         or worse not in ("higher", "lower")
     ):
         raise ValueError(f"the figure {str(told.get('name'))[:40]!r} is none")

@@ -70,7 +70,7 @@ def _device_lines(device: Device, sample: Sample | None, facts: Facts, *, ranks:
     # Where the server is one of several processes and it cannot be told which, none is called another's.
     component = "process" if ranks and not shown else "other_process"
     lines += [
-        _line(device, component, process.used_bytes or 0, "measured", f"{process.name or 'process'} {process.pid}")
+        _line(device, component, process.used_bytes or 0, "measured", process.who)
         for process in processes
         if process not in own
     ]

@@ -59,6 +59,16 @@ def test_a_queue_that_needs_the_whole_pool_sheds() -> None:
     assert "more than the whole pool" in told.reason
 
 
+def test_promises_beyond_the_whole_pool_shed() -> None:
+    """Those who were just let in are counted in the reason, as they are in the decision."""
+    # WHEN nobody waits in the engine, and more was promised than the pool has
+    told = asked(held(100, running=1), promised=(600, 600))
+
+    # THEN
+    assert "shed" == told.decision
+    assert told.reason.startswith("those who wait or were just let in need 1,200 blocks already")
+
+
 def test_nothing_else_runs() -> None:
     """On an idle server even a request that leaves no reserve is let in: it would wait for ever."""
     assert "admit" == asked(held(0, running=0), wish=Wish(prompt_tokens=7000, max_tokens=1000)).decision

@@ -133,6 +133,14 @@ def test_what_is_kept_is_what_is_read() -> None:
             "verdicts": [],
         },
         {"kvdiag_baseline": 1, "figures": [{"name": "a", "unit": "b", "value": 1.0, "worse": "up"}], "verdicts": []},
+        *(
+            {
+                "kvdiag_baseline": 1,
+                "figures": [{"name": "a", "unit": "b", "value": value, "worse": "lower"}],
+                "verdicts": [],
+            }
+            for value in (10**400, -(10**400), float("inf"), float("nan"))
+        ),
         {"kvdiag_baseline": 1, "figures": [{"unit": "b", "value": 1.0, "worse": "lower"}], "verdicts": []},
         {"kvdiag_baseline": 1, "figures": [], "verdicts": ["x"] * 1000},
         {"kvdiag_baseline": 1, "figures": [], "verdicts": ["x" * 5000]},

@@ -258,28 +258,6 @@ def test_blocks_hold_every_reading_of_their_time_once(times: list[float], count:
     )
 
 
-@pytest.mark.parametrize(
-    ("values", "increase", "rate", "reset"),
-    [
-        ([10, 15, 20], 10, 5.0, None),
-        ([10, 15, 3, 4], 9, 3.0, 2),
-        ([10, 0, 5, 1], 6, 2.0, 3),
-        ([10], 0, None, None),
-        ([], 0, None, None),
-    ],
-)
-def test_counters_count_on_across_resets(
-    values: list[float], increase: float, rate: float | None, reset: int | None
-) -> None:
-    """After a fall a counter began again at 0: what it counted since is added, and the newest beginning is found."""
-    times = [float(second) for second in range(len(values))]
-    assert (increase, rate, reset) == (
-        stats.counter_increase(values),
-        stats.counter_rate(times, values),
-        stats.newest_reset(values),
-    )
-
-
 def test_exhaustion_is_an_interval() -> None:
     """A rate known to a fifth gives bounds around the time; one that may be 0 has no latest; a fall has no time."""
     assert stats.Interval(low=50.0, middle=60.0, high=75.0) == stats.exhaustion_seconds(600.0, 10.0, 1.0, 2.0)

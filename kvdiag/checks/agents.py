@@ -22,7 +22,8 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
     if not allocators:
         return Check(id="agent.publications", outcome="fail", found=problem or "nothing is published", fix=install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)
-    found = f"{len(allocators)} processes and devices, the oldest figure {oldest:,.0f} s old"
+    count = "1 allocator" if len(allocators) == 1 else f"{len(allocators)} allocators"
+    found = f"{count}, the oldest figure {oldest:,.0f} s old"
     if problem:
         return Check(id="agent.publications", outcome="warn", found=f"{found}; {problem}", fix=install)
     if oldest > OLD_SECONDS:

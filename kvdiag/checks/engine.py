@@ -96,7 +96,7 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     if pids is None:
         fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
         return Check(id="engine.processes", outcome="warn", found=problem or "not seen", fix=fix)
-    found = f"{len(pids)} processes, {readable} of them tell their memory"
+    found = f"{len(pids)} {'process' if len(pids) == 1 else 'processes'}, the memory of {readable} can be read"
     if readable < len(pids):
         fix = "run kvdiag as the server's user: host memory of the others stays unseen"
         return Check(id="engine.processes", outcome="warn", found=found, fix=fix)

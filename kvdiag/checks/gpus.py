@@ -92,7 +92,7 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
         return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)
-    found = f"{len(listed)} processes hold memory"
+    found = "1 process holds memory" if len(listed) == 1 else f"{len(listed)} processes hold memory"
     if silent:
         fix = "share the host's PID namespace (hostPID: true): here the driver knows the processes, not their memory"
         return Check(

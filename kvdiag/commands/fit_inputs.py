@@ -205,7 +205,7 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
         return [(float(prompt), float(output), float(weight)) for prompt, output, weight in entries]
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise KvdiagError(f"{path} is not a JSON list of [prompt tokens, output tokens, weight]") from error
 
 

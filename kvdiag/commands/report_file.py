@@ -72,11 +72,6 @@ class ReportFile:
         # Nobody can know the name and put a link in its place; it is as long as one that may be.
         return self._target.with_name(f".{self._target.name[:40]}.{secrets.token_hex(6)}.tmp")
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is to be one."""
-        return self._path is not None
-
     def write(self, page: Callable[[Making], str]) -> None:
         """Write what `page` gives, where a report is wanted: beside its place first, then moved there.
 

@@ -24,7 +24,7 @@ def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step:
     """Each process that published after every cycle; empty where there are too few cycles that they did."""
     floors = floors_after_cycles(timeline, facts, limits, step)
     readings = [
-        {_key(each): each for each in floor.allocators if each.may_be_of(facts.server_pids)}
+        {each.identity: each for each in floor.allocators if each.may_be_of(facts.server_pids)}
         for floor in floors
         if floor.allocators
     ]
@@ -36,16 +36,12 @@ def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step:
     return tuple(_growth([reading[key] for reading in readings], warmup, limits) for key in sorted(lasting))
 
 
-def _key(allocator: Allocator) -> tuple[str, int, int]:
-    return allocator.device_uuid, allocator.pid, allocator.start_ticks
-
-
 def _growth(series: list[Allocator], warmup: int, limits: Limits) -> AllocatorGrowth:
     outside = [size for each in series if (size := each.outside_torch_bytes) is not None]
     page = limits.device_quantum_bytes
     return AllocatorGrowth(
         device_uuid=series[0].device_uuid,
-        who=f"{series[0].title or 'process'} {series[0].pid}",
+        who=series[0].who,
         live=climb_of([each.allocated_bytes for each in series], warmup, limits.torch_quantum_bytes, limits),
         reserved=climb_of([each.reserved_bytes for each in series], warmup, page, limits),
         outside=climb_of(outside, warmup, page, limits) if len(outside) == len(series) else None,

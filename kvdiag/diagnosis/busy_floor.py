@@ -14,9 +14,8 @@ from kvdiag import stats
 from kvdiag.diagnosis.banks import filled
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Timeline
-
-HOUR_SECONDS = 3600.0
 
 CELLS = 60
 """Pieces of the time that is looked at, each told by its lowest reading: as many as a bank has."""

@@ -1,7 +1,8 @@
 """Caches of a server on the host that fill up to a bound: growth under the bound is theirs, growth through it a leak.
 
-By its shape a cache that fills is a leak for hours: only the bound tells them apart (facts of 2026: llama.cpp's prompt
-cache takes 6 to 25 hours). A bound that a command line tells is known; the default of a program is assumed.
+By its shape a cache that fills is a leak for hours: only the bound tells them apart (llama.cpp's prompt
+cache takes 6 to 25 hours in reports of 2026). A bound that a command line tells is known; the default of a program is
+assumed.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _newest(timeline: Timeline, holder: Holder) -> Allocator | None:
     """The newest publication of a process, which may be on several devices."""
     for sample in reversed(timeline.samples):
         for each in sample.allocators or ():
-            if each.device_uuid.lower() == holder.device_uuid and f"{each.title or 'process'} {each.pid}" == holder.who:
+            if each.device_uuid.lower() == holder.device_uuid and each.who == holder.who:
                 return each
     return None
 

@@ -18,6 +18,11 @@ from kvdiag.diagnosis.shortage import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, Sho
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
 MAX_STREAMS = 4096
+"""Processes that are told apart."""
+
+_REST = "\0"
+"""The lines of all others: nobody's by name, and not among the main process's own."""
+
 MAX_FAILURES = 1000
 _DUMP_LINES = 3000
 
@@ -55,7 +60,6 @@ class Work:
     requests: int | None
     largest_request: str | None = None
     largest_tokens: int | None = None
-    largest_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +175,7 @@ def _streams(lines: list[str]) -> Mapping[str, _Stream]:
         if level is not None:
             line = line[level.end() :]
         if current not in streams and len(streams) >= MAX_STREAMS:
-            current = ""
+            name, current = "", _REST
         stream = streams.setdefault(current, _Stream(name=name, rank=_rank(name)))
         stream.add(number, line.rstrip())
     return streams
@@ -239,7 +243,6 @@ def _work(lines: list[str], line: int) -> Work | None:
         requests=len(scheduled) or None,
         largest_request=largest,
         largest_tokens=scheduled.get(largest or ""),
-        largest_prompt_tokens=prompts.get(largest or ""),
     )
 
 

@@ -19,7 +19,7 @@ MARGIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class RecentReadings:
     """One process's readings with their times, the samples of the engines beside them, and its device's memory."""
 
     readings: tuple[tuple[float, Allocator], ...]
@@ -49,9 +49,8 @@ class History:
         return counts[-1] - counts[0] if len(counts) > 1 else None
 
 
-def history(timeline: Timeline, last: Allocator, limits: Limits) -> History:
+def recent_readings(timeline: Timeline, last: Allocator, limits: Limits) -> RecentReadings:
     """What is known of the process that a reading is of, as far back as any state looks."""
-    key = (last.device_uuid, last.pid, last.start_ticks)
     end_seconds = next(sample.at_seconds for sample in reversed(timeline.samples) if sample.allocators)
     # A day of eight GPUs has 86,400 samples, of which the last minutes count.
     back_seconds = max(limits.retry_window_seconds, limits.idle_gap_seconds) + MARGIN_SECONDS
@@ -60,10 +59,10 @@ def history(timeline: Timeline, last: Allocator, limits: Limits) -> History:
         (sample.at_seconds - each.age_seconds, each)
         for sample in samples
         for each in sample.allocators or ()
-        if (each.device_uuid, each.pid, each.start_ticks) == key
+        if each.identity == last.identity
     )
     device = (each.memory for sample in reversed(samples) for each in sample.devices or () if last.is_on(each))
-    return History(
+    return RecentReadings(
         readings=readings,
         engines=tuple(sample for sample in samples if sample.engines),
         memory=last.memory or next((memory for memory in device if memory is not None), None),
@@ -85,7 +84,7 @@ def confirmed(failure: FailedAllocation) -> bool:
     return room_bytes >= failure.asked_bytes > split.largest_free_block_bytes
 
 
-def likely(last: Allocator, seen: History, limits: Limits) -> bool:
+def likely(last: Allocator, seen: RecentReadings, limits: Limits) -> bool:
     """State B."""
     stranded, retries = stranded_bytes(last), seen.retries(limits)
     if not retries or stranded is None or seen.tokens(limits.retry_window_seconds) == 0:
@@ -93,7 +92,7 @@ def likely(last: Allocator, seen: History, limits: Limits) -> bool:
     return stranded > limits.stranded_ratio * last.reserved_bytes
 
 
-def watched(seen: History, limits: Limits) -> bool:
+def watched(seen: RecentReadings, limits: Limits) -> bool:
     """State C."""
     end_seconds = seen.readings[-1][0]
     begin_seconds = end_seconds - limits.idle_gap_seconds
@@ -114,12 +113,11 @@ def kept_since_start(timeline: Timeline, last: Allocator, limits: Limits) -> tup
     not by theirs; what they never came to use is no cache of theirs either. `None` where the beginning was not seen, or
     requests explain it.
     """
-    key = (last.device_uuid, last.pid, last.start_ticks)
     seen = [
         (sample.at_seconds, each)
         for sample in timeline.samples
         for each in sample.allocators or ()
-        if (each.device_uuid, each.pid, each.start_ticks) == key
+        if each.identity == last.identity
     ]
     if last.memory is None or seen[-1][0] - seen[0][0] < limits.idle_gap_seconds:
         return None
@@ -139,10 +137,12 @@ def _begins(samples: Sequence[Sample], limits: Limits) -> bool:
         for sample in samples
         if sample.engines and all(engine.prompt_tokens_total is not None for engine in sample.engines)
     ]
-    if not counted or counted[-1][1] <= counted[0][1]:
+    if not counted:
         return False
-    rate = (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
-    return counted[0][1] <= rate * limits.begun_seconds
+    seconds, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
+    if seconds <= 0.0 or tokens <= 0:
+        return False
+    return counted[0][1] <= tokens / seconds * limits.begun_seconds
 
 
 def _usual_bytes(memory: Memory, limits: Limits) -> float:

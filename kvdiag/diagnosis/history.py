@@ -75,12 +75,12 @@ UNTOLD: Moment = (False, None, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The series of every component of table 1 in facts/detection.md that some source tells.
+    """The series of every component that some source tells, in bytes.
 
     On the host the anonymous bytes of each process, of all together while they are the same ones, and the resident
-    bytes of those whose anonymous ones are not told. By torch what
-    lives, what is reserved, what of it does not live, and what the process holds beside torch. On each device the
-    server's own bytes, all bytes, and those that are not the server's.
+    bytes of those whose anonymous ones are not told. By torch what lives, what is reserved, what of it does not live,
+    and what the process holds beside torch. On each device the server's own bytes, all bytes, and those that are not
+    the server's.
     """
 
     engines: Company
@@ -152,10 +152,9 @@ class _Gathering:
                 for each in sample.allocators:
                     if not each.may_be_of(self._pids):
                         continue
-                    key = (each.device_uuid, each.pid, each.start_ticks)
+                    key = each.identity
                     if key not in self._names:
-                        who = f"{each.title or 'process'} {each.pid}"
-                        self._names[key] = Holder(device_uuid=each.device_uuid.lower(), who=who)
+                        self._names[key] = Holder(device_uuid=each.device_uuid.lower(), who=each.who)
                     self._add("live", key, at_seconds, each.allocated_bytes)
                     self._add("reserved", key, at_seconds, each.reserved_bytes)
                     self._add("unused", key, at_seconds, each.reserved_bytes - each.allocated_bytes)
@@ -166,8 +165,7 @@ class _Gathering:
                 for process in sample.host:
                     key_of = (process.pid, process.name)
                     if key_of not in self._names:
-                        who = f"{process.name or 'process'} {process.pid}"
-                        self._names[key_of] = Holder(device_uuid="", who=who)
+                        self._names[key_of] = Holder(device_uuid="", who=process.who)
                     size = process.anonymous_bytes
                     if size is None:
                         self._add("resident", key_of, at_seconds, process.resident_bytes)

@@ -179,13 +179,7 @@ def _company(
     """Why the counters are not of one request alone, in a clause; `None` where they are, or there are none."""
     if min(prompts or 0, queries or 0, hits or 0) < 0 or (hits or 0) > (ours if queries is None else queries):
         return "the server's counters began anew"
-    most = max(
-        (
-            sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
-            for sample in meanwhile
-        ),
-        default=0,
-    )
+    most = max((sample.open_requests for sample in meanwhile), default=0)
     if most > 1 or (prompts is not None and prompts > ours) or (queries is not None and queries > ours):
         return "other traffic"
     return "the server did not count it in time" if prompts is not None and prompts < ours else None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.bank import BANKS, BURST, Bank
+from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
+from kvdiag.diagnosis.soak_limits import SOAK_LIMITS, SoakLimits
 from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
+KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
@@ -44,7 +47,7 @@ class Limits:
     late_blocks_fault_ratio: float = 0.25
     """Share of the pool that is a fault where it comes back later twice: a server of three quarters, for minutes."""
 
-    large_request_bytes: int = 512 * 2**20
+    large_request_bytes: int = 512 * MIB
     """A block that should still find room in torch's holes, as the agents look for one (activations of a batch)."""
 
     busy_floor_seconds: float = 6.0 * 3600.0
@@ -111,7 +114,7 @@ class Limits:
     device_quantum_bytes: int = 2 * MIB
     """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
 
-    torch_quantum_bytes: int = 64 * 2**10
+    torch_quantum_bytes: int = 64 * KIB
     """Torch counts to the 512 bytes; below this per cycle a run of eight cannot tell a leak from tables that fill."""
 
     device_rising_ratio: float = 0.75
@@ -120,63 +123,8 @@ class Limits:
     device_deceleration_ratio: float = 0.5
     """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
 
-    soak_cycles: int = 12
-    """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
-
-    soak_idle_cycles: int = 4
-    """Idle cycles beside nine load cycles (twelve less the first touch) without which the two cannot be told apart."""
-
-    soak_warmup_ratio: float = 0.25
-    soak_warmup_cycles: int = 3
-    """Load cycles left out as first touch: this share, at least so many. With them an allocator's ratchet is called a
-    leak every time, without them in 2 of 1,000."""
-
-    soak_significance: float = 0.01
-    """Chance of as many rises between load cycles without a trend (Mann-Kendall)."""
-
-    soak_load_significance: float = 0.01
-    """Chance that load cycles rise above the idle ones between them by luck (Mann-Whitney): of a neighbour that grows
-    the trend alone accuses the server in 93 of 100 soaks, at 5 % this does in 7 of 100, at 1 % in 1."""
-
-    soak_device_bytes: int = MIB
-    """Least growth per load cycle that counts where the driver's 2-MiB pages are read: a page every other cycle."""
-
-    soak_host_bytes: int = 256 * 2**10
-    """The same for host memory, which moves by malloc's own 128-KiB steps and pages of page tables."""
-
-    soak_host_deviations: float = 3.0
-    """For host memory also: so many deviations of the idle cycles' noise, over the number of cycles."""
-
-    soak_steady_ratio: float = 0.5
-    """The later half's slope over the earlier's, and the last third's gain over its share of the slope: below it growth
-    comes to an end."""
-
-    soak_ended_ratio: float = 0.25
-    """The same ratio below which growth has come to an end; between the two it cannot be told."""
-
-    soak_dose_significance: float = 0.05
-    """Chance that the largest dose leaves more than the smallest by luck: evidence beside the verdict, no gate."""
-
-    soak_block_cycles: int = 6
-    """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
-    that are collected now and then the trend alone accuses a third."""
-
-    soak_most_blocks: int = 6
-    """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
-
-    soak_background_ratio: float = 0.7
-    """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
-
-    soak_certain_blocks: int = 5
-    """Blocks of readings from which a rising host memory is a fault, up to there a suspect: fewer may all lie within
-    one period of a collector."""
-
-    soak_content_ratio: float = 0.25
-    """Growth per request of repeated content over that of new content below which contents are kept, not requests."""
-
-    soak_visible_deviations: float = 2.0
-    """Deviations of the idle cycles' steps that make the smallest leak per cycle that would have shown; at least twice
-    what counts, since half of the leaks of just that size measure smaller."""
+    soak: SoakLimits = SOAK_LIMITS
+    """What a soak takes for a leak."""
 
     banks: tuple[Bank, ...] = BANKS
     """The time scales of growth that is watched and not provoked, the shortest first: none sees 50 MB/h in an hour."""
@@ -318,48 +266,14 @@ class Limits:
     """Errors of the rate on either side of a time to exhaustion: 1.4 would be 10 to 90 % of Student's t with 8 degrees,
     and held the truth of leaks in noise in 7 of 12 cases only, since short series show too small an error."""
 
-    fleet_replicas: int = 6
-    """Replicas of one version without which it is not judged: five that all grow are 1 in 32 by chance, six 1 in 64."""
-
-    fleet_preferred_replicas: int = 12
-    """From here on 20 MB/h show among level steps and wandering memory, too, and among many components."""
-
-    fleet_first_seconds: float = 3600.0
-    """Life of each replica that is left out: after an hour 9 % of a warm-up of 25 minutes are still to come."""
-
-    fleet_least_seconds: float = 6 * 3600.0
-    """Life after that hour without which a replica is not compared: the later half of a warm-up is flat by then."""
-
-    fleet_certain_seconds: float = 20 * 3600.0
-    """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
-
-    fleet_blocks: int = 48
-    """Medians that stand for a replica's life: half hours of a day, each of 60 readings at a scrape in 30 s."""
-
-    fleet_idle_blocks_ratio: float = 0.25
-    """Share of them that must hold idle readings, for blocks held at idle: they are exact, and nights are enough."""
-
-    fleet_least_bytes_per_hour: float = 2e6
-    """Growth of the later half from which it counts: what wanders for a day stays below it in the middle of six."""
-
-    fleet_least_blocks_per_hour: float = 0.25
-    """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
-
-    fleet_significance: float = 0.02
-    """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""
-
-    fleet_falls_significance: float = 0.1
-    """Chance of so many falls beside the rises of all replicas up to which they are the rule: garbage that is collected
-    every few hours only rises once its falls are taken for jumps."""
-
-    fleet_discovery_ratio: float = 0.05
-    """Share of false ones among the components of all versions that are called (Benjamini and Hochberg)."""
-
-    fleet_bounds_ratio: float = 0.9
-    """Probability that the bounds beside a version's growth hold it."""
+    fleet: FleetLimits = FLEET_LIMITS
+    """What the replicas of one version, taken together, have to show."""
 
     context_bytes: int = 1100 * MIB
     """Most that a CUDA context, loaded modules and NCCL take per process (250 to 1100 MiB in public reports)."""
+
+    least_context_bytes: int = 250 * MIB
+    """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
 
     activation_ratio: float = 0.08
     """Share of the device that activations, CUDA graphs and allocator slack may take beside weights and pool."""
@@ -372,9 +286,6 @@ class Limits:
 
     neighbour_seconds: float = 60.0
     """A process counts as a neighbour that two process lists so far apart show: what starts a server comes and goes."""
-
-    least_context_bytes: int = 250 * MIB
-    """Lower end of the same: what is left beyond pool, weights and this has to be something else."""
 
     duplicate_certainty_ratio: float = 1.5
     """Weights over the overhead allowance from which a copy cannot be mistaken for activations, graphs or a drafter."""

@@ -173,9 +173,7 @@ def most_open(timeline: Timeline, span: Span, in_a_row: int) -> int:
         return 0
     end = span.release_seconds if span.release_seconds is not None else float("inf")
     counts = [
-        sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines)
-        for sample in timeline.between(span.offer_seconds, end)
-        if sample.engines is not None
+        sample.open_requests for sample in timeline.between(span.offer_seconds, end) if sample.engines is not None
     ]
     width = min(in_a_row, len(counts))
     return (
@@ -233,11 +231,9 @@ def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, A
     readings = [sample.allocators for sample in timeline.samples if sample.allocators]
     first: dict[tuple[str, int, int], Allocator] = {}
     for each in (one for allocators in readings for one in allocators):
-        first.setdefault((each.device_uuid, each.pid, each.start_ticks), each)
+        first.setdefault(each.identity, each)
     return tuple(
-        (first[each.device_uuid, each.pid, each.start_ticks], each)
-        for each in (readings[-1] if readings else ())
-        if each.may_be_of(facts.server_pids)
+        (first[each.identity], each) for each in (readings[-1] if readings else ()) if each.may_be_of(facts.server_pids)
     )
 
 
@@ -280,6 +276,11 @@ def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
 def whole_number(value: float) -> str:
     """A number for a sentence: 12,345."""
     return f"{value:,.0f}"
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """A count with what it is of, as `1 request was` and `3 requests were`."""
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def readable_bytes(value: float) -> str:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
 
 
@@ -94,7 +95,7 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
         first_ratio=shares[0],
         last_ratio=shares[-1],
         queried_tokens=queries[-1],
-        hours=(times[-1] - times[0]) / 3600.0,
+        hours=(times[-1] - times[0]) / HOUR_SECONDS,
     )
 
 

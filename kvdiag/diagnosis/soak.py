@@ -96,18 +96,18 @@ def judge(
     """
     steps = _steps(readings, cycles)
     fresh = [place for place, step in enumerate(steps) if step.cycle.fresh]
-    warmup = max(limits.soak_warmup_cycles, int(len(fresh) * limits.soak_warmup_ratio))
-    if len(fresh) < limits.soak_cycles:
+    warmup = max(limits.soak.warmup_cycles, int(len(fresh) * limits.soak.warmup_ratio))
+    if len(fresh) < limits.soak.cycles:
         return None
     # Idle cycles count from the last warm-up cycle on, repeated contents not at all but in their own comparison.
     judged = [step for step in steps[fresh[warmup - 1] + 1 : fresh[-1] + 1] if not step.cycle.repeated]
     load = [step for step in judged if step.cycle.requests]
     idle = [step for step in judged if not step.cycle.requests]
-    if len(idle) < limits.soak_idle_cycles:
+    if len(idle) < limits.soak.idle_cycles:
         return None
     levels = [step.level for step in load]
     noise = pstdev([step.rise for step in idle])
-    least = max(least, limits.soak_host_deviations * noise / len(levels)) if noisy else least
+    least = max(least, limits.soak.host_deviations * noise / len(levels)) if noisy else least
     soaked = Soaked(
         shape="flat",
         load_cycles=len(load),
@@ -122,7 +122,7 @@ def judge(
         load_p=rank_sum_tail([step.rise for step in load], [step.rise for step in idle]),
         dose_p=_dose_p(load),
         blocks=len(judged) // _block_size(len(judged), limits),
-        visible_per_cycle=max(2.0 * least, limits.soak_visible_deviations * noise),
+        visible_per_cycle=max(2.0 * least, limits.soak.visible_deviations * noise),
     )
     return replace(soaked, shape=_shape(soaked, steps, judged, limits, least=least, noisy=noisy))
 
@@ -140,20 +140,20 @@ def _shape(
     soaked: Soaked, steps: Sequence[_Step], judged: Sequence[_Step], limits: Limits, *, least: float, noisy: bool
 ) -> Shape:
     levels = [step.level for step in judged if step.cycle.requests]
-    if soaked.trend_p >= limits.soak_significance or soaked.per_cycle < least:
+    if soaked.trend_p >= limits.soak.significance or soaked.per_cycle < least:
         # What came back after all was no first touch.
         stayed = soaked.first_touch + min(soaked.gain, 0.0)
         came_first = stayed >= 2.0 * soaked.visible_per_cycle
-        return "ended" if came_first and soaked.gain < limits.soak_steady_ratio * soaked.first_touch else "flat"
+        return "ended" if came_first and soaked.gain < limits.soak.steady_ratio * soaked.first_touch else "flat"
     half, third = len(levels) // 2, len(levels) // 3
     early, late = theil_sen(levels[: len(levels) - half]), theil_sen(levels[half:])
-    if late < limits.soak_steady_ratio * early:
-        return "ended" if late < max(least, limits.soak_ended_ratio * early) else "unsteady"
-    if levels[-1] - levels[-1 - third] < limits.soak_steady_ratio * soaked.per_cycle * third:
+    if late < limits.soak.steady_ratio * early:
+        return "ended" if late < max(least, limits.soak.ended_ratio * early) else "unsteady"
+    if levels[-1] - levels[-1 - third] < limits.soak.steady_ratio * soaked.per_cycle * third:
         return "unsteady"
-    if soaked.load_p >= limits.soak_load_significance:
+    if soaked.load_p >= limits.soak.load_significance:
         load_rise = fmean(step.rise for step in judged if step.cycle.requests)
-        return "background" if soaked.per_idle_cycle >= limits.soak_background_ratio * load_rise else "unsteady"
+        return "background" if soaked.per_idle_cycle >= limits.soak.background_ratio * load_rise else "unsteady"
     if noisy and not _floors_rise([step.level for step in judged], limits):
         return "unsteady"
     return "content" if _only_new(steps, judged, soaked, limits) else "leak"
@@ -168,16 +168,16 @@ def _floors_rise(levels: Sequence[float], limits: Limits) -> bool:
 
 def _block_size(readings: int, limits: Limits) -> int:
     """Load cycles and idle ones; the longer the soak, the longer a collector's period that a block holds."""
-    return max(2 * limits.soak_block_cycles, readings // limits.soak_most_blocks)
+    return max(2 * limits.soak.block_cycles, readings // limits.soak.most_blocks)
 
 
 def _only_new(steps: Sequence[_Step], judged: Sequence[_Step], soaked: Soaked, limits: Limits) -> bool:
     """Whether repeated contents leave next to nothing behind. The first such cycle brings them, and does not count."""
     repeats = [_beyond(step, soaked) for step in steps if step.cycle.repeated][1:]
     fresh = [_beyond(step, soaked) for step in judged if step.cycle.requests]
-    if len(repeats) < FEWEST_REPEATS or fmean(repeats) >= limits.soak_content_ratio * fmean(fresh):
+    if len(repeats) < FEWEST_REPEATS or fmean(repeats) >= limits.soak.content_ratio * fmean(fresh):
         return False
-    return rank_sum_tail(fresh, repeats) < limits.soak_load_significance
+    return rank_sum_tail(fresh, repeats) < limits.soak.load_significance
 
 
 def _beyond(step: _Step, soaked: Soaked) -> float:

@@ -12,7 +12,7 @@ from kvdiag.diagnosis.growth import other_tokens
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.soak import Cycle, Soaked, judge
-from kvdiag.model import Facts, HostProcess, Sample, Span, Timeline
+from kvdiag.model import Facts, HostProcess, Span, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
 
@@ -67,8 +67,8 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
         for span, floor in zip(spans, floors, strict=True)
     )
     fresh = sum(cycle.fresh for cycle in cycles)
-    if fresh < limits.soak_cycles:
-        few = f"{fresh} load cycles of new content can be judged, {limits.soak_cycles} are needed"
+    if fresh < limits.soak.cycles:
+        few = f"{fresh} load cycles of new content can be judged, {limits.soak.cycles} are needed"
         return Soak(cycles=cycles, problem=f"{few}{_why(cycles)}")
     readings = _readings(timeline, facts, spans, floors)
     components = []
@@ -92,13 +92,9 @@ def disturbance(timeline: Timeline, span: Span) -> str | None:
         return f"requests failed: {reason}"
     ours = 0 if span.workload is None else span.workload.requests
     seen = timeline.between(span.begin_seconds, span.end_seconds or math.inf)
-    if other_tokens(timeline, span) or max(map(_open_requests, seen), default=0) > ours:
+    if other_tokens(timeline, span) or max((sample.open_requests for sample in seen), default=0) > ours:
         return "other traffic"
     return None
-
-
-def _open_requests(sample: Sample) -> int:
-    return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
 
 
 def _why(cycles: Sequence[Cycle]) -> str:
@@ -117,8 +113,8 @@ def _least(kind: Kind, limits: Limits) -> float:
     if kind == "kv":
         return 0.0
     if kind == "host":
-        return limits.soak_host_bytes
-    return limits.torch_quantum_bytes if kind == "torch_live" else limits.soak_device_bytes
+        return limits.soak.host_bytes
+    return limits.torch_quantum_bytes if kind == "torch_live" else limits.soak.device_bytes
 
 
 Readings = dict[tuple[Kind, str], list[float | None]]
@@ -152,11 +148,10 @@ def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Map
         found["kv", "the pool"] = floor.blocks
     for each in floor.allocators or ():
         if each.may_be_of(facts.server_pids):
-            who = f"{each.title or 'process'} {each.pid}"
-            found["torch_live", who] = each.allocated_bytes
-            found["torch_cache", who] = each.reserved_bytes - each.allocated_bytes
+            found["torch_live", each.who] = each.allocated_bytes
+            found["torch_cache", each.who] = each.reserved_bytes - each.allocated_bytes
             if each.outside_torch_bytes is not None:
-                found["beside_torch", who] = each.outside_torch_bytes
+                found["beside_torch", each.who] = each.outside_torch_bytes
     for device in server_devices(floor.devices, own):
         if device.memory is not None:
             who = f"GPU {device.index}" if device.mig_parent_uuid is None else f"GPU {device.index} {device.uuid}"
@@ -177,7 +172,5 @@ def _newest_host(timeline: Timeline, span: Span) -> tuple[HostProcess, ...]:
 
 def _of_host(processes: Sequence[HostProcess]) -> Mapping[tuple[Kind, str], float]:
     return {
-        ("host", f"{process.name or 'process'} {process.pid}"): process.anonymous_bytes
-        for process in processes
-        if process.anonymous_bytes is not None
+        ("host", process.who): process.anonymous_bytes for process in processes if process.anonymous_bytes is not None
     }

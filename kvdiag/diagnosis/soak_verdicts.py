@@ -70,7 +70,7 @@ def visible(component: Component) -> str:
 def follows_dose(component: Component, limits: Limits) -> bool:
     """Whether larger doses leave more behind: the best evidence that it is the requests that do."""
     chance = component.soaked.dose_p
-    return chance is not None and chance < limits.soak_dose_significance
+    return chance is not None and chance < limits.soak.dose_significance
 
 
 def amount(kind: Kind, value: float) -> str:
@@ -86,7 +86,7 @@ def _leak_status(component: Component, limits: Limits) -> Status:
     # The cache may still come to its high-water mark, garbage to its collector.
     if component.kind == "torch_cache":
         return "suspect"
-    certain = component.kind != "host" or component.soaked.blocks >= limits.soak_certain_blocks
+    certain = component.kind != "host" or component.soaked.blocks >= limits.soak.certain_blocks
     return "fault" if certain else "suspect"
 
 

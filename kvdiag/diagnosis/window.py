@@ -146,7 +146,6 @@ class _Figures:
 
     level: Sequence[float]
     floor: Sequence[float]
-    floors: Sequence[float]
     gain: float
     slope: stats.Slope
     smooth: stats.Levelled
@@ -170,7 +169,6 @@ class _Figures:
         return cls(
             level=level,
             floor=floor,
-            floors=floors,
             gain=gain,
             slope=slope,
             smooth=smooth,

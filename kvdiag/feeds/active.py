@@ -17,7 +17,7 @@ from kvdiag.feeds.live import Clock, Recorder, Sampler
 from kvdiag.feeds.marker import Marker
 from kvdiag.feeds.plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.requests import Requests, Speed
-from kvdiag.feeds.seen import crowded, engine_samples, idle_streak, is_engine_reading, open_requests, tokens_counted
+from kvdiag.feeds.seen import crowded, engine_samples, idle_streak, is_engine_reading, tokens_counted
 from kvdiag.feeds.soak import SoakPlan
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
@@ -226,7 +226,7 @@ class ActiveFeed:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
             raise KvdiagError(f"the server's own figures cannot be used: {unreadable}")
-        busy = max((open_requests(sample) for sample in samples), default=0)
+        busy = max((sample.open_requests for sample in samples), default=0)
         if busy or tokens_counted(samples[0]) != tokens_counted(samples[-1]):
             what = f"{busy} requests run or wait" if busy else "tokens are being generated"
             raise KvdiagError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Facts, HostCache
+from kvdiag.model import MAX_BYTES, Facts, Gap, HostCache
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.vllm import Identity, VllmSource, parse_caches, parse_engines, parse_pools
@@ -27,30 +27,32 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
     engines, gaps = parse_engines(page)
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
+    # On a machine of thousands of processes, or beside a slow volume, this takes a while: nobody else should wait.
+    return await asyncio.to_thread(_facts, url, identity, page, gaps, forced=forced), identity
+
+
+def _facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool) -> Facts:
+    """What the server tells of itself, and what this host tells of it."""
     pools, pool_gaps = parse_pools(page, identity.version)
-    # On a machine of thousands of processes this takes a while, and nobody else should wait for it.
-    pids, pid_gaps = await asyncio.to_thread(host.find_server, url)
+    pids, pid_gaps = host.find_server(url)
     ranks = host.parallel_ranks(pids or ())
     weights, weight_gaps = host.weights_bytes(identity.root)
-    return (
-        Facts(
-            url=url,
-            engine_name="vllm",
-            engine_version=identity.version,
-            model=identity.model,
-            max_model_len_tokens=identity.max_model_len_tokens,
-            pools=pools,
-            server_pids=pids,
-            weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
-            host_caches=_caches(page, pids),
-            host_limit_bytes=host.limit_bytes(pids or ()),
-            model_config=host.model_config(identity.root),
-            tensor_parallel=None if ranks is None else ranks[0],
-            pipeline_parallel=None if ranks is None else ranks[1],
-            forced=forced,
-            gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
-        ),
-        identity,
+    return Facts(
+        url=url,
+        engine_name="vllm",
+        engine_version=identity.version,
+        model=identity.model,
+        max_model_len_tokens=identity.max_model_len_tokens,
+        pools=pools,
+        server_pids=pids,
+        weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
+        host_caches=_caches(page, pids),
+        host_limit_bytes=host.limit_bytes(pids or ()),
+        model_config=host.model_config(identity.root),
+        tensor_parallel=None if ranks is None else ranks[0],
+        pipeline_parallel=None if ranks is None else ranks[1],
+        forced=forced,
+        gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
     )
 
 

@@ -34,11 +34,6 @@ class Columns:
         """The columns of one part."""
         return self.parts.get(part, {})
 
-    def last_seconds(self) -> float | None:
-        """The time of the newest reading of all."""
-        newest = [column.times[-1] for keys in self.parts.values() for one in keys.values() for column in one.values()]
-        return max(newest, default=None)
-
 
 def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     """The columns of one replica from all that was read."""

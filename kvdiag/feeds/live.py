@@ -242,9 +242,8 @@ class Sampler:
                 await self._read_agents(agents)
 
     async def _read_agents(self, agents: Patient[AllocatorReading]) -> None:
-        begun_seconds = self._clock.steady_seconds()
-        allocators, gaps = await read_agents(agents, AGENT_SECONDS)
-        self._took("torch_allocator", begun_seconds)
+        with self._timed("torch_allocator"):
+            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
         devices = devices_inside(allocators) if self._driver_absent else None
         self._recorder.add(
             Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
@@ -271,9 +270,8 @@ class Sampler:
     async def read_host(self) -> None:
         """One reading of the server's processes on the host, where they are known."""
         if self._facts.server_pids is not None:
-            begun_seconds = self._clock.steady_seconds()
-            processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
-            self._took("host", begun_seconds)
+            with self._timed("host"):
+                processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
@@ -281,9 +279,8 @@ class Sampler:
         if self._vllm is None:
             return
         before = self._load()
-        begun_seconds = self._clock.steady_seconds()
-        engines, gaps = await self._vllm.read()
-        self._took("vllm", begun_seconds)
+        with self._timed("vllm"):
+            engines, gaps = await self._vllm.read()
         now_seconds = self._clock.now_seconds()
         self._recorder.add(
             Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)
@@ -291,18 +288,23 @@ class Sampler:
 
     async def read_devices(self, *, processes: bool) -> None:
         """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
-        begun_seconds = self._clock.steady_seconds()
-        try:
-            devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
-        except StillBusy as busy:
-            reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
-            devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
-        self._took("nvml", begun_seconds)
+        with self._timed("nvml"):
+            try:
+                devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
+            except StillBusy as busy:
+                reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
+                devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
         self._driver_absent = driver_absent(devices, gaps)
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
 
-    def _took(self, source: str, begun_seconds: float) -> None:
-        self.durations_seconds[source] = self._clock.steady_seconds() - begun_seconds
+    @contextlib.contextmanager
+    def _timed(self, source: str) -> Iterator[None]:
+        """Note how long a reading takes, one that ends in a mistake too: else the last good one would stand for it."""
+        begun_seconds = self._clock.steady_seconds()
+        try:
+            yield
+        finally:
+            self.durations_seconds[source] = self._clock.steady_seconds() - begun_seconds
 
     def _ticks(self, source: str) -> Ticks:
         return self._counted.setdefault(source, Ticks())

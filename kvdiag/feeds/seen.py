@@ -10,7 +10,7 @@ CROWDED_SAMPLES = 3
 
 def crowded(samples: list[Sample]) -> bool:
     """Whether some of our requests waited as long as the load lasted: held longer they would wait longer."""
-    loaded = [sample for sample in engine_samples(samples) if open_requests(sample)]
+    loaded = [sample for sample in engine_samples(samples) if sample.open_requests]
     waiting = [sample for sample in loaded if any(engine.requests_waiting for engine in sample.engines or ())]
     return len(loaded) >= CROWDED_SAMPLES and len(waiting) == len(loaded)
 
@@ -35,11 +35,6 @@ def idle_streak(samples: list[Sample]) -> int:
             break
         streak += 1
     return streak
-
-
-def open_requests(sample: Sample) -> int:
-    """Requests that run or wait, whosesoever."""
-    return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in sample.engines or ())
 
 
 def tokens_counted(sample: Sample) -> int:

@@ -10,7 +10,6 @@ from kvdiag.feeds.plan import admitted
 from kvdiag.feeds.requests import Speed
 from kvdiag.model import Facts, Workload
 
-DEFAULT_SECONDS = 720.0
 LEAST_SECONDS = 300.0
 MOST_SECONDS = 7200.0
 

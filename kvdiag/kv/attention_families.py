@@ -8,7 +8,6 @@ from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.family import (
     MOST_HEADS,
     WIDTH_NAMES,
-    Family,
     Heads,
     Parts,
     full_layer,
@@ -56,18 +55,15 @@ def step1(text: Fields, top: Fields) -> Parts:
     return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
 
 
-def with_heads(*, kv_heads_field: tuple[str, ...], holder: str | None = None) -> Family:
-    """Dense models that keep the number of KV heads somewhere else (dbrx.py: attn_config.kv_n_heads)."""
-
-    def read(text: Fields, top: Fields) -> Parts:
-        del top
-        depth = read_depth(text)
-        source = text if holder is None else text.child(holder)
-        kv_heads = None if source is None else source.maybe_integer(*kv_heads_field, high=MOST_HEADS)
-        heads = read_heads(text, kv_heads=kv_heads)
-        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
-
-    return read
+def dbrx(text: Fields, top: Fields) -> Parts:
+    """DBRX (dbrx.py): the number of KV heads stands in attn_config."""
+    del top
+    depth = read_depth(text)
+    attention = text.child("attn_config")
+    heads = read_heads(
+        text, kv_heads=None if attention is None else attention.maybe_integer("kv_n_heads", high=MOST_HEADS)
+    )
+    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
 
 
 def falcon(text: Fields, top: Fields) -> Parts:

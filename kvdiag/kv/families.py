@@ -7,6 +7,7 @@ Names are HF `model_type` values.
 """
 
 from kvdiag.kv.attention_families import (
+    dbrx,
     dense,
     encoder_only,
     falcon,
@@ -16,26 +17,12 @@ from kvdiag.kv.attention_families import (
     qwen_moe,
     step1,
     whisper,
-    with_heads,
 )
 from kvdiag.kv.family import Family
 from kvdiag.kv.latent_families import latent, longcat_flash
 from kvdiag.kv.looped_families import hrm_text, loop_coder
-from kvdiag.kv.state_families import (
-    bailing_linear,
-    bamba,
-    falcon_h1,
-    granite_hybrid,
-    jamba,
-    kimi_linear,
-    lfm2,
-    mamba1,
-    mamba2,
-    nemotron_h,
-    olmo_hybrid,
-    qwen_delta,
-    zamba2,
-)
+from kvdiag.kv.mamba_families import bamba, falcon_h1, granite_hybrid, jamba, mamba1, mamba2, nemotron_h, zamba2
+from kvdiag.kv.state_families import bailing_linear, kimi_linear, lfm2, olmo_hybrid, qwen_delta
 from kvdiag.kv.windowed_families import (
     exaone4,
     gemma3,
@@ -85,7 +72,7 @@ FAMILIES: dict[str, Family] = {
     "RefinedWeb": falcon,
     "RefinedWebModel": falcon,
     "gpt_bigcode": falcon,
-    "dbrx": with_heads(holder="attn_config", kv_heads_field=("kv_n_heads",)),
+    "dbrx": dbrx,
     "minicpm3": minicpm3,
     "gemma2": interleaved(period=2),
     "vaultgemma": interleaved(period=2),

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.fields import Fields
-from kvdiag.kv.layers import AttentionLayer, Layer, LayerKind
+from kvdiag.kv.layers import AttentionLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.states import StateShape
 
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MOST_LAYERS = 1024
@@ -13,6 +14,9 @@ MOST_HEADS = 4096
 # The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
 WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _LARGEST_HEAD = 1 << 14
+# Names in `layer_types` of models that have layers with a state as well.
+ATTENTION_NAMES = frozenset({"full_attention", "attention"})
+_STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +189,20 @@ def typed_layers(
                 layers.append(chunked_layer(index, heads, text.integer("attention_chunk_size", high=1 << 30)))
             case _:
                 raise unknown_layer(text, name)
+    return tuple(layers)
+
+
+def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
+    """Attention where the name says so, a state elsewhere."""
+    heads = read_heads(text)
+    layers: list[Layer] = []
+    for index, name in enumerate(names):
+        if name in ATTENTION_NAMES:
+            layers.append(full_layer(index, heads))
+        elif name in _STATE_NAMES:
+            layers.append(StateLayer(index=index, kind=kind, state=state))
+        else:
+            raise unknown_layer(text, name)
     return tuple(layers)
 
 

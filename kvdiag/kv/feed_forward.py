@@ -8,7 +8,7 @@ from kvdiag.kv.family import MOST_LAYERS
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import Architecture, LayerKind
 from kvdiag.kv.linears import LayerParameters, Linear, block
-from kvdiag.kv.state_families import nemotron_pattern
+from kvdiag.kv.mamba_families import nemotron_pattern
 
 MOST_WIDTH = 1 << 24
 _MOST_EXPERTS = 1 << 16
@@ -94,6 +94,7 @@ def _into_experts(index: int, hidden: int, inner: int) -> LayerParameters:
 
 
 def _up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
     return -(-value // step) * step
 
 
@@ -157,7 +158,7 @@ def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     width = ffn.maybe_integer("intermediate_size", high=MOST_WIDTH)
     if width is None:
         multiple = ffn.number("ffn_mult", default=0.0, low=0.0, high=1024.0)
-        width = -(-int(2 * multiple * hidden / 3) // 256) * 256
+        width = _up(int(2 * multiple * hidden / 3), 256)
     if ffn.flag("replace_with_linear", default=False):
         return LayerParameters(index=index, linears=(Linear(name="mlp.linear_mlp", parameters=hidden * hidden),))
     return block(index, "mlp", inputs=hidden, width=width)
@@ -313,5 +314,5 @@ def dense_width(text: Fields, model_type: str, hidden: int) -> int:
     if model_type in ("lfm2", "lfm2_moe") and text.flag("block_auto_adjust_ff_dim", default=model_type == "lfm2"):
         # lfm2.py::Lfm2MLP: two thirds, rounded up to block_multiple_of.
         step = text.integer("block_multiple_of", default=256, high=1 << 16)
-        width = -(-(2 * width // 3) // step) * step
+        width = _up(2 * width // 3, step)
     return width

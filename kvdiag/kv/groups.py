@@ -39,14 +39,17 @@ class PageGroup:
     def bytes_per_block(self, layers: frozenset[int] | None = None) -> int:
         """Bytes that one block of this group takes, of all its layers or of those in `layers`."""
         return sum(
-            page.stride_bytes
+            page.page_bytes
             for layer, page in zip(self.layers, self.pages, strict=True)
             if layers is None or layer in layers
         )
 
 
 def group_pages(pages: Sequence[PageSpec], *, hybrid_manager: bool = True) -> tuple[PageGroup, ...]:
-    """Split layers into groups (get_kv_cache_groups). No layers give no groups: the model keeps no cache."""
+    """Split layers into groups (get_kv_cache_groups). No layers give no groups: the model keeps no cache.
+
+    `pages` are as large as what they hold: grouping alone pads.
+    """
     specs = list(pages)
     if not specs:
         return ()
@@ -144,16 +147,7 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
 def _as_full(spec: PageSpec, block_size_tokens: int) -> PageSpec:
     if spec.kind not in (PageKind.SLIDING, PageKind.CHUNKED):
         return spec
-    resized = replace(
-        spec,
-        kind=PageKind.FULL,
-        retained_tokens=0,
-        block_size_tokens=block_size_tokens,
-        padded_page_bytes=None,
-    )
-    if spec.padded_page_bytes is None:
-        return resized
-    return replace(resized, padded_page_bytes=max(spec.padded_page_bytes, resized.content_bytes))
+    return replace(spec, kind=PageKind.FULL, retained_tokens=0, block_size_tokens=block_size_tokens)
 
 
 def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
@@ -169,7 +163,7 @@ def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
             unified.append(spec)
         elif spec.kind is PageKind.STATE:
             unified.append(replace(spec, padded_page_bytes=largest))
-        elif largest % spec.page_bytes == 0 and spec.padded_page_bytes is None:
+        elif largest % spec.page_bytes == 0:
             ratio = largest // spec.page_bytes
             unified.append(replace(spec, block_size_tokens=spec.block_size_tokens * ratio))
         elif spec.kind is not PageKind.MLA:

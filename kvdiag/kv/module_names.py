@@ -162,7 +162,8 @@ def _wildcard(entry: str, field: str) -> re.Pattern[str]:
     """A wildcard begins and ends where a part of a name does, and all below what it names is meant."""
     if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MOST_REPEATS:
         raise KvModelError(f"{field} has the wildcard {entry[:60]!a}, which is not read; pass --weights BYTES", field)
-    body = fnmatch.translate(entry).removeprefix("(?s:").removesuffix(")\\Z")
+    # Without the frame that `translate` puts around it: "(?s:" and ")\Z", or ")\z" from Python 3.14 on.
+    body = fnmatch.translate(entry)[len("(?s:") : -len(r")\Z")]
     before = "" if entry.startswith("*") else r"(?:.*\.)?"
     return re.compile(rf"(?s:{before}{body}(?:\..*)?)\Z")
 

@@ -83,7 +83,6 @@ class PageSpec:
     speculative_blocks: int = 0
     checkpoint_blocks: int = 0
     padded_page_bytes: int | None = None
-    stride_alignment_bytes: int = 1
     dcp_sharded: bool = True
 
     def __post_init__(self) -> None:
@@ -110,10 +109,6 @@ class PageSpec:
             raise KvModelError(
                 "retained tokens, speculative blocks and checkpoint blocks cannot be negative", "speculative_blocks"
             )
-        if self.stride_alignment_bytes < 1:
-            raise KvModelError(
-                f"a stride alignment of {self.stride_alignment_bytes} bytes is impossible", "stride_alignment_bytes"
-            )
 
     @property
     def content_bytes(self) -> int:
@@ -126,11 +121,6 @@ class PageSpec:
     def page_bytes(self) -> int:
         """Bytes of one block (KVCacheSpec.page_size_bytes)."""
         return self.content_bytes if self.padded_page_bytes is None else self.padded_page_bytes
-
-    @property
-    def stride_bytes(self) -> int:
-        """Bytes from one block to the next (kv_cache_utils.py::_get_layer_block_stride)."""
-        return ceil_div(self.page_bytes, self.stride_alignment_bytes) * self.stride_alignment_bytes
 
     def admission_blocks(self, tokens: int, terms: RequestTerms) -> int:
         """Blocks the engine plans for one request of `tokens` tokens.

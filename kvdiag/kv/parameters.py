@@ -14,6 +14,7 @@ from kvdiag.kv.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_exp
 from kvdiag.kv.fields import Fields
 from kvdiag.kv.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.linears import LayerParameters, Linear, Parameters, Spread, block
+from kvdiag.kv.pages import ceil_div
 
 _OUTPUT_GATED = frozenset(
     {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
@@ -27,6 +28,9 @@ _TIED_BY_DEFAULT = frozenset(
         "whisper", "zamba2",
     }
 )  # fmt: skip
+
+# The rank of what makes Mamba's step sizes; "auto", as a missing one, is a sixteenth of the width.
+_STEP_RANKS = ("mamba_dt_rank", "time_step_rank")
 
 
 def count_parameters(config: Mapping[str, object], architecture: Architecture) -> Parameters:
@@ -77,13 +81,15 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
     if architecture.model_type == "zamba2":
         return parts + _zamba2_block(text, architecture, index, hidden)
     return (
-        parts + _beside(text, architecture.model_type, index, hidden) + feed_forward(text, architecture, index, hidden)
+        parts
+        + _gemma_extras(text, architecture.model_type, index, hidden)
+        + feed_forward(text, architecture, index, hidden)
     )
 
 
-def _beside(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
-    """What Gemma 3n and 4 have beside attention and feed-forward (gemma3n.py, gemma4.py): a gate and a projection of
-    the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
+def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
+    """What layers of Gemma 3n and 4 have beside attention and feed-forward (gemma3n.py, gemma4.py): a gate and a
+    projection of the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
     """
     linears: tuple[Linear, ...] = ()
     plain = 0
@@ -281,7 +287,8 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
     match layer.kind:
         case LayerKind.GATED_DELTA_NET:
             heads = state.recurrent_heads
-            # transformers OlmoHybridConfig: a value is twice as long as a key where the config does not say.
+            # A head's elements are key x value, and where the config does not say, a value is twice as long as a key
+            # (transformers OlmoHybridConfig): value squared over 2.
             size = text.maybe_integer("linear_value_head_dim") or math.isqrt(2 * state.recurrent_head_elements)
             value = heads * size
             # Projections into q, k, v, z, then b and a, then out (qwen_gdn_linear_attn.py).
@@ -299,8 +306,10 @@ def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
             return LayerParameters(index=layer.index, linears=linears, plain=channels * (kernel + 1))
         case LayerKind.MAMBA1:
             inner = state.conv_channels
-            rank = text.maybe_integer("mamba_dt_rank", "time_step_rank", high=MOST_WIDTH) if _is_number(text) else None
-            rank = rank or -(-hidden // 16)
+            rank = None
+            if not any(isinstance(text.raw(name), str) for name in _STEP_RANKS):
+                rank = text.maybe_integer(*_STEP_RANKS, high=MOST_WIDTH)
+            rank = rank or ceil_div(hidden, 16)
             small = inner * (rank + 2 * state.recurrent_head_elements) + rank * inner
             return LayerParameters(
                 index=layer.index,
@@ -351,7 +360,3 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
         ),
         plain=state.conv_channels * (state.conv_steps + 1),
     )
-
-
-def _is_number(text: Fields) -> bool:
-    return not isinstance(text.raw("mamba_dt_rank"), str) and not isinstance(text.raw("time_step_rank"), str)

@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kvdiag.kv.capacity import (
-    NULL_BLOCKS,
-    CacheLayout,
-    Capacity,
-    longest_context_tokens,
-    pool_capacity,
-)
+from kvdiag.kv.capacity import NULL_BLOCKS, Capacity, longest_context_tokens, pool_capacity
 from kvdiag.kv.deployment import Deployment, deployed_layout
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.layers import Architecture
@@ -172,26 +166,6 @@ def make_plan(
         return _cacheless_plan(budgets, demand)
     if len(budgets) != layout.ranks:
         raise KvModelError(f"{len(budgets)} budgets were given for {layout.ranks} pipeline stages", "pipeline_parallel")
-    return plan_layout_demand(
-        layout,
-        architecture=architecture,
-        deployment=deployment,
-        budgets=budgets,
-        demand=demand,
-        most_context_tokens=most_context_tokens,
-    )
-
-
-def plan_layout_demand(
-    layout: CacheLayout,
-    *,
-    architecture: Architecture,
-    deployment: Deployment,
-    budgets: Sequence[Budget],
-    demand: Demand,
-    most_context_tokens: int | None = None,
-) -> Plan:
-    """make_plan for a layout that is already known (grids ask many times)."""
     terms = deployment.request_terms(architecture)
     pools = tuple(budget.pool_bytes for budget in budgets)
     capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)

@@ -16,6 +16,7 @@ from typing import Any
 from kvdiag.kv.architecture import text_fields
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads
+from kvdiag.kv.family import WIDTH_NAMES
 from kvdiag.kv.layers import Architecture, AttentionLayer
 from kvdiag.kv.reported import EngineReport, RankReport
 
@@ -25,6 +26,13 @@ _MOST_BYTES = 1 << 50
 _MOST_TEXT = 512
 _SAME_GPU_RATIO = 0.05
 """The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
+
+_WIDTHS = (
+    WIDTH_NAMES,
+    ("intermediate_size", "ffn_dim", "n_inner"),
+    ("moe_intermediate_size",),
+    ("vocab_size", "padded_vocab_size"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +130,6 @@ def model_key(config: Mapping[str, object], architecture: Architecture, *, name:
     ]
     digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
     return ModelKey(digest=digest, name=name[:_MOST_TEXT])
-
-
-_WIDTHS = (
-    ("hidden_size", "n_embd", "d_model"),
-    ("intermediate_size", "ffn_dim", "n_inner"),
-    ("moe_intermediate_size",),
-    ("vocab_size", "padded_vocab_size"),
-)
 
 
 def find_profile(profiles: Sequence[Profile], query: ProfileQuery) -> Profile | None:
@@ -237,7 +237,9 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
         raise KvModelError("it has no list of profiles", "profiles")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise KvModelError(f"its schema_version is {str(version)[:20]!r}, and this kvdiag reads 1", "schema_version")
+        raise KvModelError(
+            f"its schema_version is {str(version)[:20]!r}, and this kvdiag reads {SCHEMA_VERSION}", "schema_version"
+        )
     entries = document["profiles"]
     if len(entries) > MOST_PROFILES:
         raise KvModelError(f"it has {len(entries)} profiles, more than {MOST_PROFILES}", "profiles")

@@ -134,6 +134,16 @@ class Allocator:
             ),
         )
 
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """Which process on which device, by what stays the same from one reading to the next."""
+        return self.device_uuid, self.pid, self.start_ticks
+
+    @property
+    def who(self) -> str:
+        """The process in words: its title and number."""
+        return f"{self.title or 'process'} {self.pid}"
+
     def is_on(self, device: Device) -> bool:
         """Whether this is the device's."""
         return cuda_uuid(device.uuid) == self.device_uuid.lower()

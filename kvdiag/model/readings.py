@@ -72,6 +72,11 @@ class Process:
             first(count_problem("pid", self.pid, 2**32), count_problem("used_bytes", self.used_bytes, MAX_BYTES)),
         )
 
+    @property
+    def who(self) -> str:
+        """The process in words: its name and number."""
+        return f"{self.name or 'process'} {self.pid}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -172,3 +177,8 @@ class HostProcess:
                 count_problem("anonymous_bytes", self.anonymous_bytes, self.resident_bytes),
             ),
         )
+
+    @property
+    def who(self) -> str:
+        """The process in words: its name and number."""
+        return f"{self.name or 'process'} {self.pid}"

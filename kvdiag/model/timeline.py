@@ -80,6 +80,11 @@ class Sample:
             told = told and idle is not None
         return True if told else None
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that run or wait in the engines, whosesoever, as far as they are counted."""
+        return sum((engine.requests_running or 0) + (engine.requests_waiting or 0) for engine in self.engines or ())
+
     def sees_whole(self, requests: int) -> bool:
         """Whether all `requests` of a load of our own were resident in the engines from before to after the reading."""
         # A preempted request has had its first token, and waits: its tokens are not resident any more.

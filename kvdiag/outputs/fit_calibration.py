@@ -13,7 +13,7 @@ from rich.text import Text
 from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.profiles import Profile
 from kvdiag.kv.reported import EngineReport, RankReport, Size
-from kvdiag.outputs.text import plain, readable
+from kvdiag.outputs.text import grid, heading, plain, readable
 
 SCHEMA_VERSION = 1
 MOST_RANKS_SHOWN = 8
@@ -73,16 +73,16 @@ def render_calibration(
     else:
         headline.append(f"WITHIN {DRIFT_LIMIT_RATIO:.0%}", style="bold green")
         headline.append("  what the engine reports is what the model predicts")
-    subject = _grid()
+    subject = grid()
     version = report.settings.version
     subject.add_row(Text("model", style="dim"), plain(model))
     subject.add_row(Text("engine", style="dim"), plain(origin + (f" (vllm {version})" if version else "")))
     parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration.comparisons), (1, 0, 0, 0))]
     parts += [plain(f"  {', '.join(names)}: {reason}") for reason, names in _reasons(calibration.comparisons).items()]
     if len(report.ranks) > 1:
-        parts += [_heading("Every rank that spoke"), _ranks(report.ranks)]
+        parts += [heading("Every rank that spoke"), _ranks(report.ranks)]
     if profile is not None:
-        parts += [_heading("Measured, on one GPU"), _measured(profile)]
+        parts += [heading("Measured, on one GPU"), _measured(profile)]
     notes = [
         *calibration.notes,
         *([f"not told: {', '.join(calibration.missing)}"] if calibration.missing else []),
@@ -128,7 +128,7 @@ def _value(figure: Figure, interval: Interval) -> str:
 
 
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
-    table = _grid()
+    table = grid()
     for rank in ranks[:MOST_RANKS_SHOWN]:
         told = [f"{name.replace('_', ' ')} {readable(size.nominal_bytes)}" for name, size in _sizes(rank).items()]
         table.add_row(plain(rank.name, "dim"), ", ".join(told))
@@ -138,7 +138,7 @@ def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
 
 
 def _measured(profile: Profile) -> RenderableType:
-    table = _grid()
+    table = grid()
     graphs = "graphs" if profile.graphs_in_fraction else "graphs, outside the memory fraction"
     for name, size in (
         ("context", profile.context_bytes),
@@ -213,14 +213,3 @@ def _sizes(rank: RankReport) -> dict[str, Size]:
 
 def _bytes(size: Size | None) -> int | None:
     return None if size is None else size.nominal_bytes
-
-
-def _heading(text: str) -> RenderableType:
-    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
-
-
-def _grid() -> Table:
-    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    return table

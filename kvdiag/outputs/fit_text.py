@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvdiag.kv.plan import Budget, Outcome, Plan
 from kvdiag.kv.scenario import Lever, Scenario
-from kvdiag.outputs.text import readable
+from kvdiag.outputs.text import grid, heading, readable
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
@@ -50,9 +50,9 @@ def render_fit(
     parts: list[RenderableType] = [headline, _figures(scenario, plan, origin, block_waste_ratio)]
     budget = plan.budgets[plan.limiting_stage]
     title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
-    parts += [_heading(title), _bar(budget), _partition(budget, pool_name="KV pool" if plan.keeps_cache else "free")]
+    parts += [heading(title), _bar(budget), _partition(budget, pool_name="KV pool" if plan.keeps_cache else "free")]
     if levers:
-        parts += [_heading("What would help, each on its own"), _levers(levers)]
+        parts += [heading("What would help, each on its own"), _levers(levers)]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)
@@ -67,12 +67,12 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
     for row in rows:
         cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
         table.add_row(f"{row[0].demand.context_tokens:,}", *cells)
-    return Group(_heading("Context down, requests at once across"), table)
+    return Group(heading("Context down, requests at once across"), table)
 
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
-    table = _grid()
+    table = grid()
     rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{readable(plan.headroom_bytes)} per GPU")]
     rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: weights and overheads decide alone")]
     if block_waste_ratio is not None:
@@ -131,7 +131,7 @@ def _partition(budget: Budget, *, pool_name: str) -> RenderableType:
 
 
 def _levers(levers: Sequence[Lever]) -> RenderableType:
-    table = _grid()
+    table = grid()
     for lever in levers:
         plan = lever.plan
         effect = f"+{readable(lever.gained_bytes)} per GPU"
@@ -141,15 +141,4 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
             Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
             Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),
         )
-    return table
-
-
-def _heading(text: str) -> RenderableType:
-    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
-
-
-def _grid() -> Table:
-    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     return table

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.model import Diagnosis, Gap, Status
-
-ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
+from kvdiag.outputs.text import ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

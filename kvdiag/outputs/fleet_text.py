@@ -12,7 +12,7 @@ from rich.text import Text
 from kvdiag.model import Diagnosis
 from kvdiag.outputs import text, versions_text
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged, Source
-from kvdiag.outputs.text import ORDER, STYLES, WORDS, gap_list, plain
+from kvdiag.outputs.text import STYLES, WORDS, gap_list, plain, problems_of
 
 MAX_ROWS = 40
 """Of the table, all that are not ok before the others; the rest is counted, and is in the JSON document."""
@@ -61,8 +61,7 @@ def sentence(result: FleetDiagnosis) -> str:
     """The verdict in a sentence."""
     counts = ", ".join(f"{count} {status}" for status, count in result.by_worst.items() if count)
     replicas = "1 replica" if len(result.judged) == 1 else f"{len(result.judged)} replicas"
-    called = [one for one in result.fleet.findings if one.status in ("fault", "suspect")]
-    called.sort(key=lambda one: ORDER.index(one.status))
+    called = problems_of(result.fleet.findings)
     return f"{replicas}: {counts}" + (f"; all together {called[0].id}" if called else "")
 
 
@@ -95,9 +94,8 @@ def _table(result: FleetDiagnosis) -> RenderableType:
 
 def found(diagnosis: Diagnosis) -> str:
     """What a replica shows, in one sentence."""
-    problems = [one for one in diagnosis.findings if one.status in ("fault", "suspect")]
+    problems = problems_of(diagnosis.findings)
     if problems:
-        problems.sort(key=lambda one: ORDER.index(one.status))
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return f"{problems[0].id}{more}: {problems[0].summary}"
     if diagnosis.worst == "unknown":

@@ -16,7 +16,7 @@ class Html(str):
 
 
 VOID = frozenset({"meta", "rect", "line", "path"})
-"""Elements that have no content."""
+"""Elements that close themselves where they have no content."""
 
 
 def element(tag: str, /, *content: str, **attributes: str | float) -> Html:
@@ -27,7 +27,7 @@ def element(tag: str, /, *content: str, **attributes: str | float) -> Html:
     told = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_printable(str(value)))}"' for key, value in attributes.items()
     )
-    if tag in VOID:
+    if tag in VOID and not content:
         return Html(f"<{tag}{told}>" if tag == "meta" else f"<{tag}{told}/>")
     return Html(f"<{tag}{told}>{joined(*content)}</{tag}>")
 

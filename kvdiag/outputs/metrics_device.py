@@ -32,7 +32,7 @@ def device_families(newest: Sample) -> Iterator[Metric]:
         ]
         yield gauge(f"kvdiag_gpu_memory_{name}_bytes", text, GPU, rows)
     processes = [
-        ((*gpu_labels(device), _of_device(process)), float(process.used_bytes or 0))
+        ((*gpu_labels(device), process.who), float(process.used_bytes or 0))
         for device in devices
         for process in _largest(device)
     ]
@@ -43,10 +43,6 @@ def device_families(newest: Sample) -> Iterator[Metric]:
 def _largest(device: Device) -> list[Process]:
     told = [process for process in device.processes or () if process.used_bytes is not None]
     return sorted(told, key=lambda one: -(one.used_bytes or 0))[:MAX_PROCESSES]
-
-
-def _of_device(process: Process) -> str:
-    return f"{process.name or 'process'} {process.pid}"
 
 
 def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -129,11 +125,7 @@ def _failures(allocators: list[tuple[tuple[str, ...], Allocator]], at_seconds: f
 def _ranked(one: Allocator, devices: tuple[Device, ...] | None) -> tuple[str, ...]:
     device = next((device for device in devices or () if one.is_on(device)), None)
     gpu = ("", f"GPU-{one.device_uuid}") if device is None else gpu_labels(device)
-    return (*gpu, _of_torch(one), _rank(one.tensor_rank))
-
-
-def _of_torch(one: Allocator) -> str:
-    return f"{one.title or 'process'} {one.pid}"
+    return (*gpu, one.who, _rank(one.tensor_rank))
 
 
 def _rank(rank: int | None) -> str:
@@ -167,9 +159,9 @@ def process_families(newest: Sample) -> Iterator[Metric]:
     """Which rank each process is that another series names by its label `process`."""
     allocators = bounded(newest.allocators)
     ranks = {one.pid: one for one in allocators if one.pid_seen}
-    named: list[tuple[str, int, Allocator | None]] = [(_of_torch(one), one.pid, one) for one in allocators]
+    named: list[tuple[str, int, Allocator | None]] = [(one.who, one.pid, one) for one in allocators]
     for device in bounded(newest.devices):
-        named += [(_of_device(one), one.pid, ranks.get(one.pid)) for one in _largest(device)]
+        named += [(one.who, one.pid, ranks.get(one.pid)) for one in _largest(device)]
     named += [(_of_host(one), one.pid, ranks.get(one.pid)) for one in _resident(newest)]
     yield gauge(
         "kvdiag_process_info",

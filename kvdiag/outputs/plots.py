@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import zip_longest
 
 from kvdiag.outputs.envelope import Run, thinned
 from kvdiag.outputs.markup import Html, element, joined
-from kvdiag.outputs.scales import Scale, moments
+from kvdiag.outputs.scales import Scale, moments, utc
 
 COLUMNS = 480
 """Of a plot on a wide page: two pixels each."""
@@ -289,7 +288,7 @@ def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: fl
 
 def date(seconds: float) -> str:
     """A moment in full, UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return utc(seconds).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def page_part(plot: Plot, *more: str) -> Html:

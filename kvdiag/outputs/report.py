@@ -102,7 +102,7 @@ def mark(status: Status) -> Html:
 def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     """Everything that a diagnosis says, below its verdict."""
     yield _about(diagnosis, timeline)
-    problems = problems_of(diagnosis)
+    problems = problems_of(diagnosis.findings)
     if problems:
         yield element("h2", "Found")
         yield from map(problem, problems)

@@ -10,7 +10,7 @@ from kvdiag.outputs.fleet_text import found, name_of, sentence
 from kvdiag.outputs.markup import Html, element
 from kvdiag.outputs.plots import date
 from kvdiag.outputs.report import Making, body, document, mark, problem, unknowns
-from kvdiag.outputs.text import ORDER
+from kvdiag.outputs.text import problems_of
 from kvdiag.outputs.text import sentence as verdict
 
 MAX_ROWS = 500
@@ -33,10 +33,10 @@ def _content(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) 
     yield _table(result)
     if len(result.judged) > MAX_ROWS:
         yield element("p", f"and {len(result.judged) - MAX_ROWS} more: --output json has them all")
-    called = [one for one in result.fleet.findings if one.status in ("fault", "suspect")]
+    called = problems_of(result.fleet.findings)
     if called:
         yield element("h2", "All replicas together")
-        yield from map(problem, sorted(called, key=lambda one: ORDER.index(one.status)))
+        yield from map(problem, called)
     left = [one for one in result.fleet.findings if one.status == "unknown"]
     if left and len(result.judged) > 1:
         yield element("h2", "Could not tell of all replicas together")

@@ -12,6 +12,9 @@ MOST_MOMENTS = 6
 
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
+LAST_SECONDS = 253_402_300_799
+"""9999-12-31T23:59:59Z, the end of Python's calendar: a trace may tell any time."""
+
 DAY_SECONDS = 86_400
 MINUTE_SECONDS = 60
 STEPS_SECONDS = (
@@ -78,6 +81,11 @@ def _size(value: float, unit: str, digits: int, *, signed: bool) -> str:
     return f"{value:{'+' if signed else ''},.{digits}f} {unit}"
 
 
+def utc(seconds: float) -> datetime:
+    """A moment by the clock of UTC; one beyond the calendar is its last."""
+    return datetime.fromtimestamp(min(seconds, LAST_SECONDS), UTC)
+
+
 def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str], ...]:
     """Ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
     span = max(end_seconds - start_seconds, 1.0)
@@ -92,7 +100,7 @@ def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str]
 
 
 def _moment(seconds: int, step: int) -> str:
-    at = datetime.fromtimestamp(seconds, UTC)
+    at = utc(seconds)
     if step < MINUTE_SECONDS:
         return at.strftime("%H:%M:%S")
     return at.strftime("%b %d" if step >= DAY_SECONDS or seconds % DAY_SECONDS == 0 else "%H:%M")

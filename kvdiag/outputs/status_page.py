@@ -15,7 +15,7 @@ from kvdiag.model import Device, Finding, LedgerLine, PressureThresholds, Sample
 from kvdiag.outputs.chart import Points, Window, chart
 from kvdiag.outputs.markup import Html, element, joined
 from kvdiag.outputs.status_style import STYLE
-from kvdiag.outputs.text import ORDER, WORDS, evidence_value, readable
+from kvdiag.outputs.text import WORDS, evidence_value, problems_of, readable
 from kvdiag.pressure import pressures
 
 REFRESH_SECONDS = 15
@@ -90,7 +90,7 @@ def headline(snapshot: Snapshot, now_seconds: float) -> Headline:
         return Headline(status="unknown", sentence=f"Nothing has been read {ago}.")
     if diagnosis is None or at_seconds is None:
         return Headline(status="unknown", sentence="There is no diagnosis yet.")
-    problems = _problems(diagnosis.findings)
+    problems = problems_of(diagnosis.findings)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     found = f"{problems[0].id}: {problems[0].summary}{more}" if problems else ""
     if now_seconds - at_seconds > STALE_SECONDS:
@@ -107,16 +107,11 @@ def headline(snapshot: Snapshot, now_seconds: float) -> Headline:
     return Headline(status="ok", sentence=f"No fault found in what could be seen{unseen}.")
 
 
-def _problems(findings: Iterable[Finding]) -> list[Finding]:
-    found = [one for one in findings if one.status in ("fault", "suspect")]
-    return sorted(found, key=lambda one: ORDER.index(one.status))
-
-
 def _findings(snapshot: Snapshot) -> Iterable[Html]:
     if snapshot.diagnosis is None:
         return
     findings = snapshot.diagnosis.findings
-    problems = _problems(findings)
+    problems = problems_of(findings)
     for one in problems[:MAX_PROBLEMS]:
         yield _problem(one)
     if len(problems) > MAX_PROBLEMS:

@@ -26,7 +26,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = [_headline(diagnosis), _subject(diagnosis.facts)]
     if diagnosis.steps:
         parts += [heading("Test steps"), _steps(diagnosis.steps)]
-    for finding in problems_of(diagnosis):
+    for finding in problems_of(diagnosis.findings):
         parts += [heading(finding.id), problem(finding)]
     explained = explained_of(diagnosis)
     healthy = [one for one in diagnosis.findings if one.status == "ok" and one not in explained]
@@ -76,9 +76,9 @@ def _headline(diagnosis: Diagnosis) -> Text:
     return Text.assemble((WORDS[diagnosis.worst], f"bold {STYLES[diagnosis.worst]}"), "  ", plain(sentence(diagnosis)))
 
 
-def problems_of(diagnosis: Diagnosis) -> list[Finding]:
-    """The findings that accuse, the worst first."""
-    found = [finding for finding in diagnosis.findings if finding.status in ("fault", "suspect")]
+def problems_of(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that accuse, the worst first."""
+    found = [finding for finding in findings if finding.status in ("fault", "suspect")]
     return sorted(found, key=lambda finding: ORDER.index(finding.status))
 
 
@@ -89,7 +89,7 @@ def explained_of(diagnosis: Diagnosis) -> list[Finding]:
 
 def sentence(diagnosis: Diagnosis) -> str:
     """The verdict in a sentence: the worst finding, or the step that accuses or could not be told."""
-    problems = problems_of(diagnosis)
+    problems = problems_of(diagnosis.findings)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return f"{problems[0].id}: {problems[0].summary}{more}"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from kvdiag.model import Diagnosis, Finding, Status
 from kvdiag.outputs.cells import duration, wrapped
-from kvdiag.outputs.text import ORDER, STYLES, WORDS, plain
+from kvdiag.outputs.text import STYLES, WORDS, plain, problems_of
 
 DETAILS = (4, 3, 2, 1, 0)
 """Forms of the findings, the longest first; see `findings`."""
@@ -26,11 +26,9 @@ def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[
     """
     if diagnosis is None:
         return []
-    wrong = [one for one in diagnosis.findings if one.status in ("fault", "suspect")]
-    wrong.sort(key=lambda one: ORDER.index(one.status))
     most = MOST_ROWS if detail >= WITH_SENTENCES else 1
     rows: list[Text] = []
-    for one in wrong:
+    for one in problems_of(diagnosis.findings):
         rows += wrapped(_sentence(one), columns, most, indent=2)
         if detail in WITH_REMEDIES and one.remedy:
             rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
@@ -76,12 +74,12 @@ def _names(what: str, told: Iterable[Finding], status: Status) -> Text:
 def exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
     """How long the room lasts by the findings, from all that was recorded."""
     found = []
-    for finding in diagnosis.findings if diagnosis is not None else ():
+    for finding in problems_of(diagnosis.findings if diagnosis is not None else ()):
         told = {one.name: one.value for one in finding.evidence}
-        middle = told.get("time_toexhaustion")
+        middle = told.get("time_to_exhaustion")
         if isinstance(middle, int | float):
-            bounds = [told.get(f"time_toexhaustion_{name}") for name in ("earliest", "latest")]
-            between = [duration(one) if isinstance(one, int | float) else "unknown" for one in bounds]
+            bounds = [told.get(f"time_to_exhaustion_{name}") for name in ("earliest", "latest")]
+            between = [duration(one) if isinstance(one, int | float) else "never" for one in bounds]
             line = Text.assemble(plain(finding.id, "bold"), (f"  room for {duration(middle)}", "bold"))
             found.append(line.append(f" ({' to '.join(between)})", style="dim"))
     return found

@@ -15,7 +15,7 @@ from kvdiag.diagnosis.fleet.comparison import Course
 from kvdiag.diagnosis.fleet.components import BY_NAME
 from kvdiag.diagnosis.fleet.verdicts import amount
 from kvdiag.model import Finding, Status
-from kvdiag.outputs.text import ORDER, STYLES, WORDS, heading, plain, problem, unknowns
+from kvdiag.outputs.text import ORDER, STYLES, WORDS, heading, plain, problem, problems_of, unknowns
 from kvdiag.stats import Interval
 
 MAX_ROWS = 20
@@ -46,10 +46,7 @@ def parts(fleet: Fleet) -> list[RenderableType]:
         shown += [heading("What grows, per hour, in the middle one of a version's replicas"), _growths(fleet.growths)]
     if fleet.changes:
         shown += [heading("Per hour more than in the version before"), _changes(fleet.changes)]
-    called = sorted(
-        (one for one in fleet.findings if one.status in ("fault", "suspect")), key=lambda one: ORDER.index(one.status)
-    )
-    for finding in called:
+    for finding in problems_of(fleet.findings):
         shown += [heading(f"All replicas: {finding.id}"), problem(finding)]
     left: list[Finding] = [one for one in fleet.findings if one.status == "unknown"]
     if left:

@@ -126,10 +126,6 @@ class RemoteNvml:
         name: str = self._known()["devices"][handle]["name"]
         return name
 
-    def nvmlDeviceGetIndex(self, handle: int) -> int:
-        """The device's index."""
-        return handle
-
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> MemoryV1 | MemoryV2:
         """The device's memory, of structure version 2 where asked for."""
         device = self._read()["devices"][handle]
@@ -157,10 +153,6 @@ class RemoteNvml:
                     name: str = process["name"]
                     return name
         raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
-
-    def nvmlDeviceGetMigMode(self, _handle: int) -> tuple[int, int]:
-        """Current and pending: MIG is off."""
-        return (0, 0)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle: int) -> int:
         """The device cannot be sliced."""

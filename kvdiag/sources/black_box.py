@@ -138,7 +138,7 @@ class NewestBoxes:
         for _, box in self._read.values():
             if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
                 continue
-            owner = (box.allocator.device_uuid, box.allocator.pid, box.allocator.start_ticks)
+            owner = box.allocator.identity
             known = newest.get(owner)
             if known is None or box.at_seconds > (known.at_seconds or 0.0):
                 newest[owner] = box

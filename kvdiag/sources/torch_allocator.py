@@ -100,7 +100,7 @@ class TorchAllocatorSource:
             ]
         failures, refused = self._boxes.read(folder, present, found)
         gaps += refused
-        found = [replace(each, failure=failures.get((each.device_uuid, each.pid, each.start_ticks))) for each in found]
+        found = [replace(each, failure=failures.get(each.identity)) for each in found]
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
             self._ask_for_splits(folder)
         if living and not found:

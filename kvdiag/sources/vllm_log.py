@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -314,11 +314,9 @@ def _report(start: _Start) -> EngineReport:
 
 
 def _smallest_engine(start: _Start) -> int:
-    by_size: Callable[[int], int] | None = None
     for figures in (start.tokens, start.blocks):
         if figures:
-            by_size = figures.__getitem__
-            return min(figures, key=by_size)
+            return min(figures, key=figures.__getitem__)
     return min((_data_rank(process.name) for process in start.processes.values()), default=0)
 
 

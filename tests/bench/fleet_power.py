@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(name, *(f"{share:.1%}" for share in shares))
         most_accused = max(most_accused, *shares[:: len(LEAKS)])
         found.append([shares[LEAKS.index(20.0) + place * len(LEAKS)] for place in range(len(SIZES))])
-        accused += [name] if max(shares[:: len(LEAKS)]) > DEFAULT_LIMITS.fleet_significance else []
-    bar = DEFAULT_LIMITS.fleet_significance
+        accused += [name] if max(shares[:: len(LEAKS)]) > DEFAULT_LIMITS.fleet.significance else []
+    bar = DEFAULT_LIMITS.fleet.significance
     kind = f"the worst of {len(found)} kinds of healthy memory"
     note(f"fleets: accused, {kind}", 100 * most_accused, 100 * bar, than="what is asked", unit="%")
     middle = [100 * median(column) for column in zip(*found, strict=True)]

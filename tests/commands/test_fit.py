@@ -154,6 +154,25 @@ def test_lengths_come_from_a_file_as_well(capsys: pytest.CaptureFixture[str], tm
     assert 2116 == document["context_tokens"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    ['{"a": 1}', "[[1, 2]]", f"[[1{'0' * 400}, 1, 1]]", "[" * 100_000],
+    ids=["object", "two", "huge", "nested"],
+)
+def test_a_file_that_holds_no_lengths_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    """Whatever it holds, one line says what has to be in it."""
+    # GIVEN
+    path = tmp_path / "lengths.json"
+    path.write_text(content)
+
+    # THEN
+    assert "[prompt tokens, output tokens, weight]" in refusal(
+        capsys, "llama_70b", "--request-rate", "2", "--lengths", str(path)
+    )
+
+
 def test_the_grid_has_a_plan_for_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     """Four contexts by five concurrencies, and more of either never turns a no into a yes."""
     _, document = answer(capsys, "llama_70b", "--gpu", "h200", "--tp", "4", "--grid")

@@ -44,7 +44,6 @@ def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
         requests=3,
         largest_request="cmpl-7",
         largest_tokens=6012,
-        largest_prompt_tokens=6012,
     )
     assert actual is not None
     assert expected == actual.work

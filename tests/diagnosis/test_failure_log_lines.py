@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvdiag.diagnosis.failure_log import LoggedFailure, Work, read_failures
+from kvdiag.diagnosis.failure_log import MAX_STREAMS, LoggedFailure, Work, read_failures
 from tests.builders.values import GIB, MIB
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -144,11 +144,11 @@ def test_more_than_sixteen_tokens_of_a_request_are_a_prompt(scheduled: str, phas
         ),
         (
             "NewRequestData(req_id='a',prompt_token_ids_len=40), NewRequestData(req_id=b, prompt_token_ids_len=60)",
-            Work(scheduled_tokens=None, requests=None, largest_request="b", largest_prompt_tokens=60),
+            Work(scheduled_tokens=None, requests=None, largest_request="b"),
         ),
         (
             "NewRequestData(req_id=a,prompt_token_ids_len=40), num_scheduled_tokens={'a': 32}",
-            Work(scheduled_tokens=32, requests=1, largest_request="a", largest_tokens=32, largest_prompt_tokens=40),
+            Work(scheduled_tokens=32, requests=1, largest_request="a", largest_tokens=32),
         ),
         ("nothing", Work(scheduled_tokens=None, requests=None)),
     ],
@@ -243,3 +243,16 @@ def test_figures_of_the_next_message_are_not_the_firsts() -> None:
     """A message ends where the next one begins."""
     found = read(f"CUDA error: out of memory\nTraceback (most recent call last):\n{OOM}")
     assert ("driver", None, 1) == (found.shortage.kind, found.shortage.asked_bytes, found.later)
+
+
+def test_processes_beyond_those_that_are_told_apart_are_nobody_s() -> None:
+    """A log of more processes than are kept apart names none of the later ones, rather than the wrong one."""
+    # GIVEN
+    told_apart = [f"(Worker pid={pid}) it works" for pid in range(1, MAX_STREAMS + 1)]
+    beyond = ["(First rank=7 pid=900001) it works", f"(Second rank=8 pid=900002) {OOM}"]
+
+    # WHEN
+    actual = read("\n".join([*told_apart, *beyond]))
+
+    # THEN
+    assert ("", None, MAX_STREAMS + 2) == (actual.process, actual.rank, actual.line)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.fragmentation import (
-    History,
+    RecentReadings,
     confirmed,
-    history,
     kept_since_start,
     likely,
     recent_failure,
+    recent_readings,
     releasable_bytes,
     stranded_bytes,
     watched,
@@ -58,9 +58,11 @@ def test_failure_of_an_hour_ago_still_speaks() -> None:
     assert recent_failure(allocator(), DEFAULT_LIMITS) is None
 
 
-def past(*readings: tuple[float, Allocator], engines: Sequence[Sample] = (), memory: Memory | None = MEMORY) -> History:
+def past(
+    *readings: tuple[float, Allocator], engines: Sequence[Sample] = (), memory: Memory | None = MEMORY
+) -> RecentReadings:
     """What is known of a process."""
-    return History(readings=readings, engines=tuple(engines), memory=memory)
+    return RecentReadings(readings=readings, engines=tuple(engines), memory=memory)
 
 
 def served(seconds: float, generated: int | None, running: int | None = 0) -> Sample:
@@ -200,14 +202,16 @@ def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
     later = Sample(at_seconds=1001.0, engines=(engine(),), devices=devices)
 
     # WHEN
-    actual = history(Timeline(samples=(early, first, last, later)), own, DEFAULT_LIMITS)
+    actual = recent_readings(Timeline(samples=(early, first, last, later)), own, DEFAULT_LIMITS)
 
     # THEN
     assert ((338.0, own), (998.0, own)) == actual.readings
     assert (first,) == actual.engines
     assert devices[1].memory == actual.memory
     told = replace(own, memory=MEMORY)
-    assert MEMORY == history(Timeline(samples=(replace(last, allocators=(told,)),)), told, DEFAULT_LIMITS).memory
+    assert (
+        MEMORY == recent_readings(Timeline(samples=(replace(last, allocators=(told,)),)), told, DEFAULT_LIMITS).memory
+    )
 
 
 def loaded(*gaps: int | None, served_first: int | None = 0, served_last: int = 3600, step: float = 600.0) -> Timeline:
@@ -256,6 +260,23 @@ def test_what_loading_left_is_what_no_request_came_to_use(seen: Timeline, expect
     assert last is not None
     assert expected == kept_since_start(seen, last[0], DEFAULT_LIMITS)
     assert kept_since_start(seen, replace(last[0], memory=None), DEFAULT_LIMITS) is None
+
+
+def test_tokens_of_one_moment_tell_no_rate() -> None:
+    """Engines that were read twice in the same instant, and never else, do not say whether a beginning was seen."""
+    # GIVEN
+    held = split_of(USUAL_BYTES + 1)
+    twice = [replace(engine(), prompt_tokens_total=count) for count in (0, 5)]
+    seen = Timeline(
+        samples=(
+            Sample(at_seconds=0.0, allocators=(held,)),
+            Sample(at_seconds=600.0, engines=(twice[0],)),
+            Sample(at_seconds=600.0, engines=(twice[1],), allocators=(held,)),
+        )
+    )
+
+    # THEN
+    assert kept_since_start(seen, held, DEFAULT_LIMITS) is None
 
 
 def test_stranded_bytes_are_told_by_blocks_else_by_torchs_count() -> None:

@@ -41,7 +41,7 @@ def test_garbage_is_rarely_a_leak() -> None:
     # THEN
     called_leaks = [one for one in found if one.shape == "leak"]
     assert len(called_leaks) <= 0.15 * SOAKS
-    assert all(one.blocks < DEFAULT_LIMITS.soak_certain_blocks for one in called_leaks)
+    assert all(one.blocks < DEFAULT_LIMITS.soak.certain_blocks for one in called_leaks)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_leak_per_request_is_measured() -> None:
 def test_too_few_cycles_are_not_judged() -> None:
     """Eleven load cycles of new content give no answer at all."""
     # GIVEN idle and load in turns, up to the eleventh load
-    cycles = DEFAULT[: 2 * (DEFAULT_LIMITS.soak_cycles - 1)]
+    cycles = DEFAULT[: 2 * (DEFAULT_LIMITS.soak.cycles - 1)]
 
     # THEN
     assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
@@ -136,7 +136,7 @@ def judged(sizes: list[int]) -> Soaked:
 
 def verdict(sizes: list[int | None]) -> Soaked | None:
     """What is said of readings after the default soak's cycles."""
-    return judge(sizes, DEFAULT, DEFAULT_LIMITS, least=DEFAULT_LIMITS.soak_device_bytes)
+    return judge(sizes, DEFAULT, DEFAULT_LIMITS, least=DEFAULT_LIMITS.soak.device_bytes)
 
 
 @settings(deadline=None)

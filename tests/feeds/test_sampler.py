@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import httpx2
+import pytest
 
 from kvdiag.feeds.live import DRIVER_SECONDS, Clock, DeviceReading, Pace, Recorder, Sampler
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
@@ -172,6 +173,45 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
     reason = "kvdiag failed to read it (ZeroDivisionError); please report that with a log of -vv"
     assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_a_reading_that_broke_took_its_time_too() -> None:
+    """How long the newest reading of a source took is told of one that ended in a mistake, not of the one before it."""
+    # GIVEN a driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
+    now = [0.0]
+
+    def breaks_later(*, processes: bool) -> DeviceReading:
+        now[0] += 3.0 if processes else 1.0
+        if processes:
+            raise ZeroDivisionError
+        return (GPU,), ()
+
+    nvml = Patient(breaks_later, "nvml")
+    sampler = Sampler(
+        vllm=None,
+        nvml=nvml,
+        facts=Facts(),
+        recorder=Recorder(),
+        pace=QUICK,
+        clock=Clock(wall=lambda: 0.0, steady=lambda: now[0]),
+        load=lambda: None,
+    )
+
+    async def work() -> list[dict[str, float]]:
+        await sampler.read_devices(processes=False)
+        told = [dict(sampler.durations_seconds)]
+        with pytest.raises(ZeroDivisionError):
+            await sampler.read_devices(processes=True)
+        return [*told, sampler.durations_seconds]
+
+    # WHEN
+    try:
+        actual = asyncio.run(work())
+    finally:
+        nvml.close()
+
+    # THEN
+    assert [{"nvml": 1.0}, {"nvml": 3.0}] == actual
 
 
 def test_slow_driver_is_asked_seldom() -> None:

@@ -16,7 +16,6 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.active import SPOILT_CYCLES
 from kvdiag.feeds.requests import Speed
 from kvdiag.feeds.soak import (
-    DEFAULT_SECONDS,
     LEAST_PROMPT_TOKENS,
     LEAST_SECONDS,
     MOST_PAIRS,
@@ -27,6 +26,8 @@ from kvdiag.model import Facts, KvPool
 from tests.builders.answers import step
 from tests.feeds.test_active import PAGE, STREAM, page_with, run
 from tests.fixtures.hostile import Answer, Peer, reply
+
+TWELVE_MINUTES_SECONDS = 720.0
 
 lengths = st.integers(int(LEAST_SECONDS), int(MOST_SECONDS)).map(float)
 speeds = st.none() | st.builds(
@@ -45,7 +46,7 @@ def pools(blocks: int) -> tuple[KvPool, ...]:
 def test_default_soak() -> None:
     """Twelve minutes: thirty pairs, of which five repeat their contents, the warm-up's largest shape first."""
     # WHEN
-    actual = plan_soak(DEFAULT_SECONDS, Facts())
+    actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts())
 
     # THEN
     assert (60, 12.0, 720.0) == (len(actual.cycles), actual.cycle_seconds, actual.seconds)
@@ -64,7 +65,7 @@ def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longe
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
     assert len(loads) <= MOST_PAIRS
-    assert sum(not load.repeated for load in loads) >= DEFAULT_LIMITS.soak_cycles + 2
+    assert sum(not load.repeated for load in loads) >= DEFAULT_LIMITS.soak.cycles + 2
     assert {0} == {load.requests for load in actual.cycles[::2]}
     assert {load.requests for load in loads} <= {4, 8, 16}
     assert all(1 <= load.prompt_tokens <= 2048 for load in loads)
@@ -101,7 +102,7 @@ def test_slow_server_gets_shorter_prompts() -> None:
     speed = Speed(first_token_seconds=1.0, tokens_per_second=20.0, prompt_tokens_per_second=500.0)
 
     # WHEN
-    actual = plan_soak(DEFAULT_SECONDS, Facts(), speed)
+    actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts(), speed)
 
     # THEN
     assert 150 == actual.cycles[1].prompt_tokens

@@ -107,7 +107,7 @@ def test_groups_are_as_large_as_the_rarer_kind(fewer: int, more: int, sizes: lis
 
 
 def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
-    """A third of the bytes, three times the tokens; a page that was padded already is padded on."""
+    """A third of the bytes, three times the tokens."""
     # GIVEN
     third = replace(SLIDING, heads=8, row_bytes=512)
     wide = replace(FULL, heads=24)
@@ -115,10 +115,6 @@ def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
     # WHEN / THEN
     assert [(16, 196_608), (48, 196_608)] == [
         (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([wide, third])
-    ]
-    assert [(16, 196_608), (16, 196_608)] == [
-        (group.page.block_size_tokens, group.page.page_bytes)
-        for group in group_pages([wide, replace(third, padded_page_bytes=65_536)])
     ]
 
 
@@ -174,16 +170,6 @@ def test_without_the_hybrid_manager_local_layers_take_the_full_ones_blocks(local
         (page.kind, page.block_size_tokens, page.retained_tokens) for page in group.pages
     ]
     assert 65_536 + 131_072 == group.bytes_per_block()
-
-
-@pytest.mark.parametrize(("padded_bytes", "expected"), [(70_000, 131_072), (140_000, 140_000)])
-def test_without_the_hybrid_manager_padding_stays_where_it_is_larger(padded_bytes: int, expected: int) -> None:
-    """A window's page of 16 tokens was padded; with 32 it holds 131,072 bytes."""
-    # WHEN
-    (group,) = group_pages([DOUBLE, replace(SLIDING, padded_page_bytes=padded_bytes)], hybrid_manager=False)
-
-    # THEN
-    assert expected == group.pages[1].page_bytes
 
 
 def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_apart() -> None:

@@ -183,11 +183,6 @@ def test_drafts_lengthen_a_window_by_what_they_reread() -> None:
     assert 194 == replace(SLIDING, retained_tokens=16).admission_blocks(131_072, TERMS)
 
 
-def test_a_stride_alignment_pads_each_block() -> None:
-    """Blocks lie a whole number of kernel blocks apart."""
-    assert 1024 == replace(INDEXER, block_size_tokens=7, stride_alignment_bytes=512).stride_bytes
-
-
 def test_the_smallest_rank_decides() -> None:
     """Two stages with different pools get the blocks of the poorer one."""
     layout = plan_layout([FULL] * 4, stages=[0, 0, 1, 1])
@@ -225,7 +220,6 @@ def test_a_pool_of_exactly_one_request_is_refused_for_the_null_block() -> None:
         {"kind": PageKind.SLIDING},
         {"kind": PageKind.CHUNKED},
         {"speculative_blocks": -1},
-        {"stride_alignment_bytes": 0},
     ],
 )
 def test_impossible_pages_cannot_be_made(change: dict[str, Any]) -> None:

@@ -14,6 +14,10 @@ from kvdiag.kv.architecture import parse_architecture
 from kvdiag.kv.attention_families import encoder_only
 from kvdiag.kv.families import FAMILIES
 from kvdiag.kv.hf_defaults import HF_DEFAULTS
+from kvdiag.kv.hf_defaults.attention import ATTENTION
+from kvdiag.kv.hf_defaults.latent import LATENT
+from kvdiag.kv.hf_defaults.state import STATE
+from kvdiag.kv.hf_defaults.windowed import WINDOWED
 from kvdiag.kv.layers import AttentionLayer
 from kvdiag.kv.parameters import count_parameters
 from tests.kv.vectors import DATA
@@ -51,6 +55,22 @@ LEFT_OUT = {
     # Encoders keep no cache.
     *(name for name, family in FAMILIES.items() if family is encoder_only),
 }
+
+
+@pytest.mark.parametrize(
+    ("table", "readers"),
+    [
+        (ATTENTION, {"attention_families", "looped_families"}),
+        (WINDOWED, {"windowed_families"}),
+        (LATENT, {"latent_families"}),
+        (STATE, {"mamba_families", "state_families"}),
+    ],
+    ids=["attention", "windowed", "latent", "state"],
+)
+def test_the_defaults_of_a_type_stand_beside_its_family(table: dict[str, object], readers: set[str]) -> None:
+    """Each type once, in the file whose name is that of the functions which read it."""
+    assert readers == {FAMILIES[name].__module__.rpartition(".")[2] for name in table}
+    assert len(HF_DEFAULTS) == sum(map(len, (ATTENTION, WINDOWED, LATENT, STATE)))
 
 
 def test_the_table_is_what_the_config_classes_say() -> None:

@@ -83,24 +83,18 @@ def test_states_of_a_request(mode: StateCacheMode, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "page_bytes", "stride_bytes"),
+    ("change", "page_bytes"),
     [
-        ({}, 4096, 4096),
-        ({"block_size_tokens": 16}, 65_536, 65_536),
-        ({"padded_page_bytes": 4096}, 4096, 4096),
-        ({"padded_page_bytes": 5000}, 5000, 5000),
-        ({"padded_page_bytes": 5000, "stride_alignment_bytes": 512}, 5000, 5120),
-        ({"stride_alignment_bytes": 4096}, 4096, 4096),
-        ({"kind": PageKind.STATE, "block_size_tokens": 16}, 512, 512),
+        ({}, 4096),
+        ({"block_size_tokens": 16}, 65_536),
+        ({"padded_page_bytes": 4096}, 4096),
+        ({"padded_page_bytes": 5000}, 5000),
+        ({"kind": PageKind.STATE, "block_size_tokens": 16}, 512),
     ],
 )
-def test_bytes_of_a_page(change: dict[str, Any], page_bytes: int, stride_bytes: int) -> None:
-    """Heads x tokens x row, padded and aligned; a state is one row however many tokens a block has."""
-    # GIVEN
-    page = replace(PAGE, **change)
-
-    # THEN
-    assert (page_bytes, stride_bytes) == (page.page_bytes, page.stride_bytes)
+def test_bytes_of_a_page(change: dict[str, Any], page_bytes: int) -> None:
+    """Heads x tokens x row, or padded; a state is one row however many tokens a block has."""
+    assert page_bytes == replace(PAGE, **change).page_bytes
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,6 @@ def test_bytes_of_a_page(change: dict[str, Any], page_bytes: int, stride_bytes: 
         ({"retained_tokens": -1}, "speculative_blocks"),
         ({"speculative_blocks": -1}, "speculative_blocks"),
         ({"checkpoint_blocks": -1}, "speculative_blocks"),
-        ({"stride_alignment_bytes": 0}, "stride_alignment_bytes"),
     ],
 )
 def test_pages_that_cannot_be_name_the_field(change: dict[str, Any], field: str) -> None:

@@ -314,6 +314,27 @@ def test_what_decides_weights_and_activation_makes_another_model(change: dict[st
 
 
 @pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (
+            {"model_type": "bloom", "n_layer": 24, "n_head": 16, "n_embed": 1024, "vocab_size": 250880},
+            {"n_embed": 1536},
+        ),
+        (
+            {"model_type": "moondream3", "config": {"text": {"dim": 2048, "n_layers": 24, "n_heads": 32}}},
+            {"config": {"text": {"dim": 1024, "n_layers": 24, "n_heads": 32}}},
+        ),
+    ],
+    ids=["BLOOM 560M and 1B1", "Moondream"],
+)
+def test_a_width_makes_another_model_whatever_its_field_is_called(
+    config: dict[str, Any], width: dict[str, Any]
+) -> None:
+    """Two sizes of a family may be as deep as each other, with as many heads."""
+    assert digest(config) != digest(config | width)
+
+
+@pytest.mark.parametrize(
     "change", [{"quantization_config": {"bits": 4}}, {"quantization_config": {}}, {"rope_theta": 1e6}]
 )
 def test_what_does_not_decide_leaves_the_model_the_same(change: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.model import Diagnosis, Facts, FailedAllocation, Gap, Sample, Timeline
 from kvdiag.outputs.report import render
 from kvdiag.outputs.report_series import failures
-from kvdiag.outputs.text import evidence_value
+from kvdiag.outputs.text import evidence_value, readable
 from tests.builders.runs import judged, run
 from tests.builders.values import GIB, OOM, allocator, device, engine
 from tests.builders.worlds import WORLDS, World, facts
@@ -131,6 +131,22 @@ def test_every_picture_has_a_title_and_the_same_in_figures() -> None:
     assert 5 == len(pictures)
     assert all(attrs["aria-labelledby"] for attrs in pictures)
     assert 4 == page.text.count("In figures")
+
+
+def test_every_part_of_the_memory_says_what_it_is_under_the_mouse() -> None:
+    """A piece of the bar has its component and its size as its title."""
+    # GIVEN a page with one GPU
+    diagnosis = judged(World())
+
+    # WHEN
+    content = render(diagnosis, run(World()), MAKING)
+
+    # THEN
+    titles = re.findall(r'<rect [^>]*class="part [^>]*><title>([^<]*)</title></rect>', content)
+    expected = [
+        f"{line.component.replace('_', ' ')}: {readable(line.bytes)}" for line in diagnosis.ledger if line.bytes
+    ]
+    assert expected == titles
 
 
 def test_the_same_run_gives_the_same_page() -> None:

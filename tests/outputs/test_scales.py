@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdiag.outputs.plots import date
 from kvdiag.outputs.scales import counts, moments, shares, sizes
 from tests.builders.values import GIB, KIB, MIB
 
@@ -72,3 +73,10 @@ def test_times_stand_at_whole_moments(seconds: int, labels: list[str]) -> None:
     """Seconds, minutes, hours or days of UTC, as the stretch is long."""
     # THEN
     assert labels == [label for _, label in moments(1000.0, 1000.0 + seconds)]
+
+
+def test_a_time_beyond_the_calendar_is_its_last() -> None:
+    """A trace may tell any time, and its report is written all the same."""
+    # THEN
+    assert "9999-12-31 23:59:59 UTC" == date(1e300)
+    assert 1 <= len(moments(1e15, 1e15 + 3600.0)) <= 7

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvdiag.ledger import ledger
-from kvdiag.model import Facts, Finding, Gap, LedgerLine, Sample, ServerState, Snapshot, SourceHealth, Status
+from kvdiag.model import Evidence, Facts, Finding, Gap, LedgerLine, Sample, ServerState, Snapshot, SourceHealth, Status
 from kvdiag.outputs.top import DIAGNOSIS_SHOWN_SECONDS, Room, View, frame, verdict
 from kvdiag.outputs.top_gpus import bar, parts
 from kvdiag.outputs.trail import Trend
@@ -307,6 +307,33 @@ def test_where_it_is_going(trend: Trend, told: str) -> None:
 
     # THEN
     assert [line for line in lines if line.rstrip().endswith(told)] != []
+
+
+@pytest.mark.parametrize(
+    ("latest_seconds", "told"),
+    [(14_400.0, "leak.host  room for 2.0 h (60 min to 4.0 h)"), (None, "leak.host  room for 2.0 h (60 min to never)")],
+    ids=["bounded", "no end"],
+)
+def test_how_long_the_room_lasts_by_a_finding(latest_seconds: float | None, told: str) -> None:
+    """With its bounds, of which the later one may be that it never runs out; of what is wrong alone."""
+    # GIVEN
+    usual = view().snapshot
+    assert usual.diagnosis is not None
+    times = {
+        "time_to_exhaustion_earliest": 3600.0,
+        "time_to_exhaustion": 7200.0,
+        "time_to_exhaustion_latest": latest_seconds,
+    }
+    evidence = tuple(Evidence(name=name, value=value, unit="seconds", source="") for name, value in times.items())
+    leak = Finding(id="leak.host", status="fault", summary="grows", evidence=evidence)
+    healthy = replace(leak, id="leak.kv_blocks", status="ok")
+    found = replace(usual.diagnosis, worst="fault", findings=(leak, healthy))
+
+    # WHEN
+    lines = screen(of(replace(usual, diagnosis=found)))
+
+    # THEN
+    assert [told] == [line.rstrip() for line in lines if "room for 2.0 h" in line]
 
 
 def test_a_terminal_of_ascii_gets_ascii() -> None:

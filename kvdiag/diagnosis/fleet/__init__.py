@@ -21,6 +21,7 @@ from kvdiag.diagnosis.fleet.comparison import (
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.fleet.verdicts import findings
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Finding, Status
 
 __all__ = [
@@ -70,7 +71,7 @@ def compare(summaries: Iterable[ReplicaSummary], limits: Limits = DEFAULT_LIMITS
             version=version,
             replicas=len(each),
             compared=sum(bool(one.growths) for one in each),
-            hours=median(one.watched_seconds for one in each) / 3600.0,
+            hours=median(one.watched_seconds for one in each) / HOUR_SECONDS,
             restarts=sum(one.restarts for one in each),
         )
         for version, each in versions.items()

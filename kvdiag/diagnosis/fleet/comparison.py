@@ -18,6 +18,7 @@ from kvdiag import ranks, stats
 from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.stats import Interval
 
 Course = Literal["grows", "chance", "ended", "flat", "untested"]
@@ -69,7 +70,7 @@ class VersionChange:
 
 def least_per_hour(component: Component, limits: Limits) -> float:
     """The growth from which a component counts, in its unit."""
-    return limits.fleet_least_blocks_per_hour if component.unit == "blocks" else limits.fleet_least_bytes_per_hour
+    return limits.fleet.least_blocks_per_hour if component.unit == "blocks" else limits.fleet.least_bytes_per_hour
 
 
 def by_version(summaries: Iterable[ReplicaSummary]) -> dict[Version, list[ReplicaSummary]]:
@@ -100,7 +101,7 @@ def version_growths(versions: dict[Version, list[ReplicaSummary]], limits: Limit
     told = [one for one in told if one[2]]
     slopes = [_slopes([growth for _, growth in each], limits)[0] for _, _, each in told]
     # Of figures that are all 0 none could ever be called: they are no comparison (Tarone 1990, Gilbert 2005).
-    able = [2.0 ** -sum(slope != 0.0 for slope in each) <= limits.fleet_significance for each in slopes]
+    able = [2.0 ** -sum(slope != 0.0 for slope in each) <= limits.fleet.significance for each in slopes]
     chances = [ranks.signed_rank_tail(each) for each in slopes]
     ratios = _false_ratios(chances, able)
     return tuple(
@@ -125,16 +126,16 @@ def _version_growth(
 ) -> VersionGrowth:
     slopes, late = _slopes([growth for _, growth in each], limits)
     later = median(late)
-    middle = ranks.median_interval(slopes, limits.fleet_bounds_ratio)
+    middle = ranks.median_interval(slopes, limits.fleet.bounds_ratio)
     return VersionGrowth(
         version=version,
         component=component.name,
         replicas=len(each),
         course="untested"
-        if len(each) < limits.fleet_replicas
+        if len(each) < limits.fleet.replicas
         else _course(middle, later, chance, ratio, component, limits),
-        hours=median(one.watched_seconds for one, _ in each) / 3600.0,
-        age_hours=median(one.age_seconds for one, _ in each) / 3600.0,
+        hours=median(one.watched_seconds for one, _ in each) / HOUR_SECONDS,
+        age_hours=median(one.age_seconds for one, _ in each) / HOUR_SECONDS,
         per_hour=middle,
         later_per_hour=later,
         chance=chance,
@@ -149,7 +150,7 @@ def _slopes(each: Sequence[Growth], limits: Limits) -> tuple[list[float], list[f
     Levels that move either way do so by chance: of all replicas together as many rise as fall.
     """
     ups, downs = sum(one.jumps_up for one in each), sum(one.jumps_down for one in each)
-    if stats.binomial_tail(downs, ups + downs) < limits.fleet_falls_significance:
+    if stats.binomial_tail(downs, ups + downs) < limits.fleet.falls_significance:
         return [one.floor_per_hour for one in each], [one.later_floor_per_hour for one in each]
     return [one.per_hour for one in each], [one.later_per_hour for one in each]
 
@@ -158,11 +159,11 @@ def _course(
     middle: Interval, later: float, chance: float, ratio: float, component: Component, limits: Limits
 ) -> Course:
     least = least_per_hour(component, limits)
-    if chance >= limits.fleet_significance or middle.middle <= least:
+    if chance >= limits.fleet.significance or middle.middle <= least:
         return "flat"
     if later <= max(least, limits.growth_deceleration_ratio * middle.middle):
         return "ended"
-    return "grows" if ratio <= limits.fleet_discovery_ratio else "chance"
+    return "grows" if ratio <= limits.fleet.discovery_ratio else "chance"
 
 
 def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limits) -> tuple[VersionChange, ...]:
@@ -175,7 +176,7 @@ def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limit
         if min(
             len(before := _told(versions[older], component.name)), len(after := _told(versions[newer], component.name))
         )
-        >= limits.fleet_replicas
+        >= limits.fleet.replicas
     ]
     slopes = [(_slopes(after, limits)[0], _slopes(before, limits)[0]) for _, _, _, before, after in pairs]
     chances = [ranks.rank_sum_tail(after, before) for after, before in slopes]
@@ -202,7 +203,7 @@ def _version_change(
 ) -> VersionChange:
     slopes_after, late_after = _slopes(after, limits)
     slopes_before, late_before = _slopes(before, limits)
-    shift = ranks.shift_interval(slopes_after, slopes_before, limits.fleet_bounds_ratio)
+    shift = ranks.shift_interval(slopes_after, slopes_before, limits.fleet.bounds_ratio)
     later = median(late_after) - median(late_before)
     least = least_per_hour(BY_NAME[component], limits)
     still = later > max(least, limits.growth_deceleration_ratio * shift.middle)
@@ -216,8 +217,8 @@ def _version_change(
         later_per_hour=later,
         chance=chance,
         false_ratio=ratio,
-        faster=chance < limits.fleet_significance
-        and ratio <= limits.fleet_discovery_ratio
+        faster=chance < limits.fleet.significance
+        and ratio <= limits.fleet.discovery_ratio
         and shift.middle > least
         and still,
     )

@@ -16,9 +16,8 @@ from kvdiag.diagnosis.banks import filled
 from kvdiag.diagnosis.fragmentation import releasable_bytes
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
-
-HOUR_SECONDS = 3600.0
 
 HELD = "kv_held_idle"
 """The one component that does not depend on the load, and has no noise."""
@@ -128,7 +127,7 @@ def summarise(
     seen_to_begin = engines.restarts[-1] if engines.restarts else first
     started = facts.started_seconds
     began = seen_to_begin if started is None else min(max([started, *engines.restarts]), last)
-    start = max(began + limits.fleet_first_seconds, first)
+    start = max(began + limits.fleet.first_seconds, first)
     return ReplicaSummary(
         replica=replica,
         version=Version(
@@ -140,7 +139,7 @@ def summarise(
         age_seconds=last - began,
         watched_seconds=max(last - start, 0.0),
         restarts=len(engines.restarts),
-        growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet_least_seconds else (),
+        growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
     )
 
 
@@ -241,7 +240,7 @@ def _growths(
 
     told = {name: cells(one) for name, one in series.items()}
     live, reserved = told["live"], told["reserved"]
-    found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet_idle_blocks_ratio)}
+    found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found["torch_live"] = live
         # What the driver could have back is no hole, where that is told apart.
@@ -263,7 +262,7 @@ def _growths(
     beside = [] if load is None or highest is None else [load, highest]
     return tuple(
         # What is held at idle does not depend on a load.
-        _growth(name, values, [] if name == HELD else beside, (last - start) / limits.fleet_blocks, limits)
+        _growth(name, values, [] if name == HELD else beside, (last - start) / limits.fleet.blocks, limits)
         for name, values in found.items()
         if values is not None
     )
@@ -312,6 +311,6 @@ def _blocks(series: _Series, start: float, last: float, filled_ratio: float, lim
     times, values = series.since(start)
     if not times:
         return None
-    count = limits.fleet_blocks
+    count = limits.fleet.blocks
     cells = stats.blocks(times, values, last, (last - start) / count, count)
     return filled([median(cell) if cell else None for cell in cells], filled_ratio)

@@ -13,6 +13,7 @@ from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
@@ -62,12 +63,13 @@ def _judged(
     growth: VersionGrowth, component: Component, change: VersionChange | None, limits: Limits
 ) -> tuple[Status, str]:
     faster = change is not None and change.faster
-    who = f"{growth.version.title}, {_count(growth.replicas, 'replica')}: {component.title}"
+    who = f"{growth.version.title}, {_replicas(growth.replicas)}: {component.title}"
     rate = _rate(growth.per_hour, component.unit)
     more = "" if change is None or not faster else _more(change, component.unit)
     if growth.course == "untested":
-        needed = f"{limits.fleet_replicas} are needed, {limits.fleet_preferred_replicas} are better"
-        told = f"{_count(growth.replicas, 'replica')} of {growth.version.title} tell {component.title} for long enough"
+        needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
+        tell = "tells" if growth.replicas == 1 else "tell"
+        told = f"{_replicas(growth.replicas)} of {growth.version.title} {tell} {component.title} for long enough"
         return "unknown", f"cannot tell: {told}; {needed}"
     if growth.course == "grows":
         doubts = _doubts(growth, component, limits, faster=faster)
@@ -76,7 +78,7 @@ def _judged(
     if faster:
         return "suspect", f"{who} grow {rate}{more}; more replicas or a longer life would tell whether that is a leak"
     if growth.course == "chance":
-        needed = f"{max(limits.fleet_preferred_replicas, 2 * growth.replicas)} replicas would decide"
+        needed = f"{max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas would decide"
         return "unknown", f"cannot tell: {who} grow {rate}, which may be chance among so many comparisons; {needed}"
     if growth.course == "ended":
         return "ok", f"{who} grew, {rate}, and have come to an end: warm-up or a cache that fills, not a leak"
@@ -88,7 +90,7 @@ def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, fast
     doubts = []
     if component.lookalike is not None and not (component.around and faster):
         doubts.append(component.lookalike)
-    if growth.age_hours * 3600.0 < limits.fleet_certain_seconds and component.unit == "bytes":
+    if growth.age_hours * HOUR_SECONDS < limits.fleet.certain_seconds and component.unit == "bytes":
         doubts.append(FILLING)
     if not growth.beside_load and not faster:
         doubts.append(LOAD)
@@ -105,15 +107,16 @@ def _hidden(verdict: str, finding: Finding) -> Finding:
 
 def _untold(verdict: str, version: Version, replicas: int, compared: int, limits: Limits) -> Finding:
     summary = f"{version.title}: {WANTED[verdict]}"
-    if compared < limits.fleet_replicas:
-        hours = (limits.fleet_first_seconds + limits.fleet_least_seconds) / 3600.0
-        lived = f"{compared} of {_count(replicas, 'replica')} of {version.title} have been watched for {hours:.0f} h"
-        summary = f"{lived}; {limits.fleet_replicas} are needed, {limits.fleet_preferred_replicas} are better"
+    if compared < limits.fleet.replicas:
+        hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
+        have = "has" if compared == 1 else "have"
+        lived = f"{compared} of {_replicas(replicas)} of {version.title} {have} been watched for {hours:.0f} h"
+        summary = f"{lived}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
     return Finding(id=verdict, status="unknown", summary=f"cannot tell: {summary}")
 
 
-def _count(number_of: int, what: str) -> str:
-    return f"{number_of:,} {what}" if number_of == 1 else f"{number_of:,} {what}s"
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'' if count == 1 else 's'}"
 
 
 def _rate(interval: Interval, unit: Unit) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvdiag.diagnosis.failure_log import Work
@@ -68,10 +69,7 @@ class Case:
         """The account that is judged: the first one, its missing parts filled from those that agree with it."""
         if not self.accounts:
             return None
-        first, *others = sorted(self.accounts, key=lambda one: not one.exact)
-        for other in others:
-            if agree(first, other):
-                first = _filled(first, other)
+        first = _heard(self.accounts).first
         if first.phase is None and self.serving_before:
             first = replace(first, phase="request", phase_told_by="the trace")
         return first
@@ -81,25 +79,25 @@ class Case:
         """Which sources tell of this failure."""
         if not self.accounts:
             return ""
-        first, *others = sorted(self.accounts, key=lambda one: not one.exact)
-        same = [other.origin for other in others if agree(first, other)]
-        return f"{first.origin}; {', '.join(same)} agrees" if same else first.origin
+        heard = _heard(self.accounts)
+        same = [one.origin for one in heard.agreeing]
+        told = f"{', '.join(same)} {'agrees' if len(same) == 1 else 'agree'}"
+        return f"{heard.first.origin}; {told}" if same else heard.first.origin
 
     @property
     def contradictions(self) -> tuple[Gap, ...]:
         """The accounts that tell of another failure than the one that is judged."""
         if not self.accounts:
             return ()
-        first, *others = sorted(self.accounts, key=lambda one: not one.exact)
+        heard = _heard(self.accounts)
         return tuple(
             Gap(
                 source="postmortem",
                 kind="failed",
-                reason=f"{other.origin} contradicts {first.origin}: it tells of {_said(other)}, the other of "
-                f"{_said(first)}; the latter is judged",
+                reason=f"{other.origin} contradicts {heard.first.origin}: it tells of {_said(other)}, the other of "
+                f"{_said(heard.first)}; the latter is judged",
             )
-            for other in others
-            if not agree(first, other)
+            for other in heard.contradicting
         )
 
     @property
@@ -131,6 +129,28 @@ class Case:
             return None
         told = self.report.settings
         return told.fraction_ratio if told.memory_fraction_ratio or told.version else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heard:
+    """The first of several accounts, filled by those that agree with it, and those that do not."""
+
+    first: Account
+    agreeing: tuple[Account, ...]
+    contradicting: tuple[Account, ...]
+
+
+def _heard(accounts: Sequence[Account]) -> _Heard:
+    """Hear one after the other, exact ones first: each has to agree with all that was filled in before it."""
+    first, *others = sorted(accounts, key=lambda one: not one.exact)
+    agreeing, contradicting = [], []
+    for other in others:
+        if agree(first, other):
+            first = _filled(first, other)
+            agreeing.append(other)
+        else:
+            contradicting.append(other)
+    return _Heard(first=first, agreeing=tuple(agreeing), contradicting=tuple(contradicting))
 
 
 def agree(one: Account, other: Account) -> bool:

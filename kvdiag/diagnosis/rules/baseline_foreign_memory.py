@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.device_banks import watched_others
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.observe import counted, gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
 
@@ -162,7 +162,8 @@ def _judge_device(
         )
         return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
     if len(known) < len(others):
-        summary = f"cannot tell: NVML does not say how much {len(others) - len(known)} other processes on {where} hold"
+        silent = counted(len(others) - len(known), "other process", "other processes")
+        summary = f"cannot tell: NVML does not say how much is held by {silent} on {where}"
         return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
     if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
         summary = f"cannot tell: NVML does not say whose {readable_bytes(hidden)} on {where} are, the server's or not"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import gap_reason
+from kvdiag.diagnosis.observe import counted, gap_reason
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
@@ -38,10 +38,11 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
-        summary = f"{preempted} requests were preempted and computed again, up to {most} waited for room{limit}"
+        who = counted(preempted, "request was", "requests were")
+        summary = f"{who} preempted and computed again, up to {most} waited for room{limit}"
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if streak >= limits.waiting_samples:
-        summary = f"up to {most} requests waited for room in the pool{limit}"
+        summary = f"up to {counted(most, 'request', 'requests')} waited for room in the pool{limit}"
         share = _work_share(timeline, facts, limits)
         evidence = (*evidence, number("work_while_waiting_over_other_times", share, "ratio", "computed"))
         if share is not None and share < limits.queue_collapse_ratio:

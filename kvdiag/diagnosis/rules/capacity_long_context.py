@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes, readings_of, whole_load
+from kvdiag.diagnosis.observe import counted, readable_bytes, readings_of, whole_load
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
 
@@ -107,7 +107,7 @@ def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limit
         id=ID,
         status="fault",
         summary=f"one request holds all of the pool ({capacity:,} tokens) and got no token in {seconds / 60:.0f} "
-        f"minutes, {waiting} wait behind it: its context needs more than there is",
+        f"minutes, {counted(waiting, 'waits', 'wait')} behind it: its context needs more than there is",
         evidence=(
             number("capacity", capacity, "tokens", "vllm"),
             number("running", 1, "requests", "vllm"),

@@ -14,26 +14,26 @@ from kvdiag.diagnosis.allocator_growth import allocator_growths
 from kvdiag.diagnosis.device_banks import watched_cache
 from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.fragmentation import (
-    History,
+    RecentReadings,
     confirmed,
-    history,
     kept_since_start,
     likely,
     recent_failure,
+    recent_readings,
     releasable_bytes,
     stranded_bytes,
     watched,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import block_bytes, readable_bytes, torch_readings
+from kvdiag.diagnosis.observe import block_bytes, counted, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding as of_soak
+from kvdiag.diagnosis.window import MINUTE_SECONDS
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
 ID = "fragmentation.allocator"
 CYCLES = "single_request"
-SECONDS_PER_MINUTE = 60.0
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -62,7 +62,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
-    judged = [_judge_process(last, history(timeline, last, limits), limits) for last in newest]
+    judged = [_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest]
     found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
@@ -117,10 +117,10 @@ def _left_by_the_load(
     if not kept or not facts.pools:
         return None
     most, seconds, last = min(kept, key=lambda one: (-one[0], one[2].title or "", one[2].pid, one[2].device_uuid))
-    who, block = f"{last.title or 'process'} {last.pid}", block_bytes(facts)
+    who, block = last.who, block_bytes(facts)
     tokens = None if not block else most // block * facts.pools[0].block_tokens
     price = "" if tokens is None else f", room for {tokens:,} tokens"
-    processes = "" if len(kept) == 1 else f", and in {len(kept) - 1} processes more"
+    processes = "" if len(kept) == 1 else f", and in {counted(len(kept) - 1, 'process', 'processes')} more"
     return Finding(
         id=ID,
         status="fault" if seconds >= limits.left_over_seconds else "suspect",
@@ -131,7 +131,7 @@ def _left_by_the_load(
             number("least_unused_since_start", most, "bytes", "torch"),
             number("processes", len(kept), "processes", "torch"),
             number("kv_tokens_lost", tokens, "tokens", "computed"),
-            *_parts(who, last, history(timeline, last, limits), limits)[1:],
+            *_parts(who, last, recent_readings(timeline, last, limits), limits)[1:],
         ),
         likely_cause="Buffers of the weights' loading that torch keeps: its cache was not emptied before the pool and "
         "the batch were sized.",
@@ -145,9 +145,9 @@ def _gap_bytes(allocator: Allocator) -> int:
     return allocator.reserved_bytes - allocator.allocated_bytes
 
 
-def _judge_process(last: Allocator, seen: History, limits: Limits) -> Finding:
+def _judge_process(last: Allocator, seen: RecentReadings, limits: Limits) -> Finding:
     """One process, by the first of the states that its readings bear out."""
-    who = f"{last.title or 'process'} {last.pid}"
+    who = last.who
     if last.backend is not None and last.backend != NATIVE:
         return _unknown(f"{who} allocates by {last.backend}, which has no blocks to look at")
     evidence = _parts(who, last, seen, limits)
@@ -171,7 +171,9 @@ def _judge_process(last: Allocator, seen: History, limits: Limits) -> Finding:
     return _by_the_gap(who, last, seen, evidence, limits)
 
 
-def _by_the_gap(who: str, last: Allocator, seen: History, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
+def _by_the_gap(
+    who: str, last: Allocator, seen: RecentReadings, evidence: tuple[Evidence, ...], limits: Limits
+) -> Finding:
     """The plain "reserved - allocated", by its parts: what is in it decides, and how long it has been there."""
     split, gap = last.split, last.reserved_bytes - last.allocated_bytes
     if gap <= limits.reserved_gap_bytes:
@@ -205,7 +207,7 @@ def _shown_by_metrics(last: Allocator) -> bool:
 
 
 def _by_what_is_kept(
-    who: str, last: Allocator, seen: History, evidence: tuple[Evidence, ...], limits: Limits
+    who: str, last: Allocator, seen: RecentReadings, evidence: tuple[Evidence, ...], limits: Limits
 ) -> Finding:
     """The gap by the two of its parts that a Prometheus keeps: whether a block would fit is not among them."""
     gap, releasable, stranded = _gap_bytes(last), releasable_bytes(last) or 0, stranded_bytes(last) or 0
@@ -222,9 +224,9 @@ def _by_what_is_kept(
 
 
 def _ago(failure: FailedAllocation) -> str:
-    if failure.age_seconds < SECONDS_PER_MINUTE:
+    if failure.age_seconds < MINUTE_SECONDS:
         return "just now"
-    return f"{failure.age_seconds / SECONDS_PER_MINUTE:.0f} minutes ago"
+    return f"{failure.age_seconds / MINUTE_SECONDS:.0f} minutes ago"
 
 
 def _lay(failure: FailedAllocation) -> str:
@@ -235,7 +237,7 @@ def _unknown(reason: str, evidence: tuple[Evidence, ...] = ()) -> Finding:
     return Finding(id=ID, status="unknown", summary=f"cannot tell: {reason}", evidence=evidence)
 
 
-def _parts(who: str, last: Allocator, seen: History, limits: Limits) -> tuple[Evidence, ...]:
+def _parts(who: str, last: Allocator, seen: RecentReadings, limits: Limits) -> tuple[Evidence, ...]:
     split, failure = last.split, recent_failure(last, limits)
     retries = seen.retries(limits)
     found: tuple[Evidence, ...] = (

@@ -38,8 +38,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ended = [death for death in deaths(timeline, facts, limits) if death.answered_before]
     if ended:
         last_death = ended[-1]
+        times = "once" if len(ended) == 1 else f"{len(ended)} times"
         summary = (
-            f"cannot tell: the server ended {len(ended)} times while it served, with at least "
+            f"cannot tell: the server ended {times} while it served, with at least "
             f"{readable_bytes(last_death.free_before_bytes)} of GPU {last_death.gpu} free before; what it asked for "
             "its log, or the agent's black box, tells (--postmortem)"
         )
@@ -48,7 +49,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             number("gpu", last_death.gpu, "index", "nvml"),
             number("least_free_before", last_death.free_before_bytes, "bytes", "nvml"),
         )
-        return (Finding(id=ID, status="unknown", summary=summary.replace("1 times", "once"), evidence=evidence),)
+        return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
     return (_of_devices(timeline, facts, limits),)
 
 
@@ -62,7 +63,7 @@ def _gave_up(first: Allocator, last: Allocator) -> bool:
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
     """One process that torch had to refuse an allocation since the first reading."""
-    who = f"{last.title or 'process'} {last.pid}"
+    who = last.who
     times = (last.ooms_total or 0) - (first.ooms_total or 0)
     grown = last.allocated_bytes - first.allocated_bytes
     failure = last.failure

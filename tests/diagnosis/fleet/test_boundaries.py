@@ -266,7 +266,7 @@ def test_held_blocks_fill_no_cache() -> None:
             six(SIX[:1]),
             "unknown",
             (
-                "cannot tell: 1 replica of vllm 0.32.0 tell torch's live bytes for long enough; 6 are needed, "
+                "cannot tell: 1 replica of vllm 0.32.0 tells torch's live bytes for long enough; 6 are needed, "
                 "12 are better"
             ),
         ),

@@ -122,7 +122,7 @@ def test_sources_are_named_by_whether_they_agree() -> None:
     # THEN
     assert "" == Case().agreement
     assert "a log" == Case(accounts=(log,)).agreement
-    assert "the black box; a log, standard input agrees" == (
+    assert "the black box; a log, standard input agree" == (
         Case(accounts=(log, replace(log, origin="standard input"), box)).agreement
     )
     assert "a log" == Case(accounts=(log, other)).agreement
@@ -143,6 +143,25 @@ def test_contradiction_says_what_the_other_tells(other: Account, told: str) -> N
     (gap,) = Case(accounts=(account(origin="a"), other)).contradictions
     assert f"b contradicts a: it tells of {told}, the other of 1.00 GiB on GPU 0; the latter is judged" == gap.reason
     assert ("postmortem", "failed") == (gap.source, gap.kind)
+
+
+def test_what_contradicts_a_filled_account_is_not_said_to_agree() -> None:
+    """One that leaves the size open agrees with any; once one has told it, a third of another size is no witness."""
+    # GIVEN a box without a size, and two logs that differ in it
+    one = account(origin="one log", device=None, asked_bytes=GIB)
+    other = account(origin="another log", device=None, asked_bytes=3 * GIB)
+
+    # WHEN
+    case = Case(accounts=(BARE, one, other))
+
+    # THEN
+    assert case.chief is not None
+    assert GIB == case.chief.shortage.asked_bytes
+    assert "the black box; one log agrees" == case.agreement
+    (gap,) = case.contradictions
+    assert (
+        "another log contradicts the black box: it tells of 3.00 GiB, the other of 1.00 GiB; the latter is judged"
+    ) == gap.reason
 
 
 def test_evidence_has_every_figure_with_its_unit_and_source() -> None:

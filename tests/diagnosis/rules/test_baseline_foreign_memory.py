@@ -77,7 +77,7 @@ def test_a_server_alone_on_its_gpu_is_ok() -> None:
         (World(processes_told=False), "NVML lists no processes here"),
         (
             World(foreign={0: (process(7, None),)}),
-            "NVML does not say how much 1 other processes on GPU 0 hold",
+            "NVML does not say how much is held by 1 other process on GPU 0",
         ),
         (
             World(server_seen=False, foreign={0: (TRAINING,)}, device_bytes=48 * GIB),

@@ -117,7 +117,7 @@ def test_sizes_that_are_not_told_are_left_open() -> None:
     # THEN
     untold = (process(7, None), process(8, None))
     small = once(gpu(OWN, *untold, process(9, MIB)))
-    assert ("unknown", "cannot tell: NVML does not say how much 2 other processes on GPU 0 hold") == (
+    assert ("unknown", "cannot tell: NVML does not say how much is held by 2 other processes on GPU 0") == (
         small.status,
         small.summary,
     )

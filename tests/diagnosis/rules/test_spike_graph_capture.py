@@ -36,7 +36,7 @@ def dies(times: int, *, serves: bool = True) -> Timeline:
     return Timeline(samples=tuple(samples))
 
 
-@pytest.mark.parametrize(("times", "told", "least"), [(1, "once", 120), (3, "3 times", 140)])
+@pytest.mark.parametrize(("times", "told", "least"), [(1, "once", 120), (3, "3 times", 140), (11, "11 times", 220)])
 def test_deaths_while_serving_are_counted(times: int, told: str, least: int) -> None:
     """Its last words are not seen: how often it ended and what was free before are, of the newest."""
     # WHEN

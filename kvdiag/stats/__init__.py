@@ -1,0 +1,44 @@
+"""Numbers in, numbers out: what a series of readings says of its trend, and with what confidence.
+
+Nothing here knows what is measured, or judges it. Series are equally spaced, oldest first, without holes; a figure
+that cannot be had is `None`. Times are seconds of any origin: adding a constant to them changes nothing.
+"""
+
+from __future__ import annotations
+
+from kvdiag.stats.jumps import Change, Levelled, change, steps_share, without_jumps
+from kvdiag.stats.series import (
+    Interval,
+    blocks,
+    deviation,
+    evenly,
+    exhaustion_seconds,
+    quantile,
+    running_minima,
+    theil_sen,
+)
+from kvdiag.stats.slopes import Slope, bend, beside_load, drift_tail, slope
+from kvdiag.stats.tails import binomial_tail, student_tail
+
+__all__ = [
+    "Change",
+    "Interval",
+    "Levelled",
+    "Slope",
+    "bend",
+    "beside_load",
+    "binomial_tail",
+    "blocks",
+    "change",
+    "deviation",
+    "drift_tail",
+    "evenly",
+    "exhaustion_seconds",
+    "quantile",
+    "running_minima",
+    "slope",
+    "steps_share",
+    "student_tail",
+    "theil_sen",
+    "without_jumps",
+]

@@ -1,0 +1,111 @@
+"""Series cut, levelled and summed up: blocks, floors, quantiles, another clock, and how long room lasts."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+MAD_TO_SD_RATIO = 1.4826
+"""Standard deviation of a normal sample over its median absolute deviation."""
+
+FEWEST_FOR_CHANGE = 4
+"""Two values on each side: below that a step and a line explain a series equally well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure between two bounds; `high` is infinite where nothing bounds it."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def quantile(values: Sequence[float], ratio: float) -> float:
+    """The value below which a share of the values lies, between neighbours by straight line."""
+    ordered = sorted(values)
+    place = ratio * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation that the median absolute deviation gives: outliers do not count."""
+    middle = median(values)
+    return MAD_TO_SD_RATIO * median([abs(value - middle) for value in values])
+
+
+def theil_sen(values: Sequence[float]) -> float:
+    """The median slope over all pairs, per step: up to 29 % of the values may be anything (Sen 1968)."""
+    return median(
+        [
+            (later - earlier) / (second - first)
+            for first, earlier in enumerate(values)
+            for second, later in enumerate(values[first + 1 :], start=first + 1)
+        ]
+    )
+
+
+def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...] | None:
+    """The values at equal steps of another clock (work done, say), by straight line; `None` where it stands still.
+
+    The clock never runs back.
+    """
+    count, whole = len(values), clock[-1] - clock[0] if clock else 0.0
+    if count < FEWEST_FOR_CHANGE or whole <= 0.0:
+        return None
+    found, place = [values[0]], 0
+    for step in range(1, count):
+        mark = clock[0] + whole * step / (count - 1)
+        while place < count - 2 and clock[place + 1] < mark:
+            place += 1
+        width = clock[place + 1] - clock[place]
+        share = min((mark - clock[place]) / width, 1.0) if width > 0.0 else 1.0
+        found.append(values[place] + share * (values[place + 1] - values[place]))
+    return tuple(found)
+
+
+def running_minima(times: Sequence[float], values: Sequence[float], window_seconds: float) -> tuple[float, ...]:
+    """For each reading the lowest within the window that ends with it: the floor that load and garbage stand on."""
+    lowest: deque[int] = deque()
+    floors: list[float] = []
+    for place, (at_seconds, value) in enumerate(zip(times, values, strict=True)):
+        while lowest and values[lowest[-1]] >= value:
+            lowest.pop()
+        lowest.append(place)
+        while times[lowest[0]] < at_seconds - window_seconds:
+            lowest.popleft()
+        floors.append(values[lowest[0]])
+    return tuple(floors)
+
+
+def blocks(
+    times: Sequence[float], values: Sequence[float], end_seconds: float, block_seconds: float, count: int
+) -> tuple[tuple[float, ...], ...]:
+    """The readings in each of `count` equal blocks that end at `end_seconds`, oldest first; empty where none fell."""
+    start = end_seconds - count * block_seconds
+    # Counted back from the end, so that the newest reading always closes the last block.
+    edges = [bisect_left(times, start + number * block_seconds) for number in range(1, count)]
+    first, last = bisect_left(times, start), len(times)
+    if last and times[-1] > end_seconds:
+        last = bisect_left(times, end_seconds)
+    return tuple(tuple(values[lower:upper]) for lower, upper in pairwise([first, *edges, last]))
+
+
+def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: float, errors: float) -> Interval | None:
+    """How long `room` lasts at a rate known to within so many of its errors; `None` where nothing is being used up."""
+    if rate_per_second <= 0.0:
+        return None
+    fast, slow = rate_per_second + errors * error_per_second, rate_per_second - errors * error_per_second
+    left = max(room, 0.0)
+    return Interval(
+        low=left / fast,
+        middle=left / rate_per_second,
+        high=left / slow if slow > 0.0 else math.inf,
+    )

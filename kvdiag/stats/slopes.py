@@ -1,0 +1,170 @@
+"""The trend of a series, and with what confidence: its slope beside the load, its drift against a random walk.
+
+The significance of a slope is what most tools get wrong on memory: readings depend on those before them. On synthetic
+server memory at a nominal 1 %, Mann-Kendall on raw samples gave 25 to 87 % false alarms, least squares 27 to 100 %. The
+slope here stays below 1 % on noise without memory and at 3 to 5 % where each value keeps 0.6 to 0.8 of the one before
+(8 % at 0.9), with the load beside it also under load. It is one gate among others, not a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
+
+from kvdiag.stats.tails import student_tail
+
+BANDWIDTH_FACTOR = 1.3
+"""Lags of the long-run variance are 1.3 sqrt(n): Lazarus, Lewis, Stock and Watson (2018), Bartlett's kernel."""
+
+FREEDOM_FACTOR = 1.5
+"""Effective degrees of freedom are 1.5 n / lags for Bartlett's kernel, from the same: fixed-b critical values by t."""
+
+STRONGEST_CORRELATION_RATIO = 0.97
+"""Andrews and Monahan (1992) bound the correlation that prewhitening removes: nearer to 1 the variance explodes."""
+
+WALK_RATIO = 1.5
+"""Variance of a walk's drift over that of as many independent increments: 1 + 2/4, both neighbours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """A least-squares slope per step of the series, with its standard error under autocorrelation.
+
+    `p_rising` is the probability of a slope as steep where there is none (one-sided).
+    """
+
+    per_step: float
+    error_per_step: float
+    p_rising: float
+
+
+def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
+    """The trend of a series beside other series that may explain it; `None` where too few values are left to tell.
+
+    Regress on time and on each of `beside` (the load); a long-run variance of the scores, prewhitened by their own
+    lag-1 correlation, Bartlett's kernel, Student's t with the degrees of freedom that the kernel leaves.
+    """
+    count = len(values)
+    others = [list(series) for series in beside if max(series) > min(series)]
+    if count < 2 * (len(others) + 3):
+        return None
+    return _effect(values, [float(step) for step in range(count)], others)
+
+
+def bend(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
+    """How a series' slope changes, per step and step: the square of the time beside the time; else as `slope`.
+
+    `p_rising` is the probability of a slope that grows so much where it stays the same; near 1 the slope falls.
+    """
+    count = len(values)
+    others = [list(series) for series in beside if max(series) > min(series)]
+    if count < 2 * (len(others) + 4):
+        return None
+    steps = [step - (count - 1) / 2.0 for step in range(count)]
+    return _effect(values, [step * step for step in steps], [steps, *others])
+
+
+def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[Sequence[float]]) -> Slope | None:
+    """What a series has of `column` beside others, with an error that allows for autocorrelation."""
+    # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
+    count = len(values)
+    basis = _orthogonal([[1.0] * count, *others])
+    time = _unexplained(list(column), basis)
+    rest = _unexplained(list(values), basis)
+    weight = sum(each * each for each in time)
+    if weight < count * 1e-9:
+        return None
+    per_step = sum(each * value for each, value in zip(time, rest, strict=True)) / weight
+    scores = [each * (value - per_step * each) for each, value in zip(time, rest, strict=True)]
+    lags = math.ceil(BANDWIDTH_FACTOR * math.sqrt(count))
+    fitted = count - 2 - len(others)
+    error = math.sqrt(count * _long_run_variance(scores, lags) * count / fitted) / weight
+    freedom = FREEDOM_FACTOR * count / lags
+    # What rounding leaves of a straight line is no noise to test against.
+    scale = max((abs(value) for value in values), default=0.0)
+    error = max(error, 1e-12 * scale / count)
+    if error <= 0.0:
+        return Slope(per_step=0.0, error_per_step=0.0, p_rising=0.5)
+    return Slope(
+        per_step=per_step,
+        error_per_step=error,
+        p_rising=student_tail(per_step / error, freedom),
+    )
+
+
+def beside_load(values: Sequence[float], beside: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The series as it would be at the mean of each of `beside`; what they share with the time stays with the time."""
+    others = [list(series) for series in beside if max(series, default=0.0) > min(series, default=0.0)]
+    trend = slope(values, others) if others else None
+    if trend is None:
+        return tuple(values)
+    count = len(values)
+    steps = [float(step) for step in range(count)]
+    left = _unexplained(list(values), _orthogonal([[1.0] * count, steps, *others]))
+    level = mean(values) - trend.per_step * (count - 1) / 2.0
+    return tuple(level + trend.per_step * step + rest for step, rest in zip(steps, left, strict=True))
+
+
+def _orthogonal(columns: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Columns of length 1 at right angles (modified Gram-Schmidt); those that the others already hold are left out."""
+    basis: list[list[float]] = []
+    for column in columns:
+        left = _unexplained(list(column), basis)
+        length = math.sqrt(sum(each * each for each in left))
+        whole = math.sqrt(sum(each * each for each in column))
+        if length > 1e-9 * whole:
+            basis.append([each / length for each in left])
+    return basis
+
+
+def _unexplained(values: list[float], basis: Sequence[Sequence[float]]) -> list[float]:
+    for column in basis:
+        share = sum(value * each for value, each in zip(values, column, strict=True))
+        values = [value - share * each for value, each in zip(values, column, strict=True)]
+    return values
+
+
+def _long_run_variance(scores: Sequence[float], lags: int) -> float:
+    """The variance of the scores' sum over n, whatever their correlation over a few steps.
+
+    Never less than that of independent scores: what a sample shows of negative correlation is mostly chance, and
+    taken at its word it makes a quiet series' slope significant (2.7 % instead of 0.3 % at a nominal 1 %).
+    """
+    count = len(scores)
+    whole = sum(score * score for score in scores)
+    if whole <= 0.0:
+        return 0.0
+    correlation = sum(earlier * later for earlier, later in pairwise(scores)) / whole
+    # A short sample shows too little correlation (Kendall 1954).
+    correlation = (count * correlation + 1.0) / (count - 3.0)
+    correlation = max(-STRONGEST_CORRELATION_RATIO, min(correlation, STRONGEST_CORRELATION_RATIO))
+    white = [later - correlation * earlier for earlier, later in pairwise(scores)]
+    total = sum(each * each for each in white)
+    for lag in range(1, min(lags, len(white) - 1) + 1):
+        product = sum(white[step] * white[step - lag] for step in range(lag, len(white)))
+        total += 2.0 * (1.0 - lag / (lags + 1)) * product
+    return max(total / len(white) / (1.0 - correlation) ** 2, whole / count)
+
+
+def drift_tail(values: Sequence[float], pieces: int) -> float | None:
+    """The probability of so much drift where a series only wanders (a random walk), one-sided; `None` if too short.
+
+    The increments between the medians of `pieces` + 1 equal pieces are tested against 0: a trend test assumes that a
+    series comes back, and a random walk does not. Increments between means of adjacent pieces of a walk have a
+    correlation of 1/4 (Working 1960), by which their mean varies half as much again.
+    """
+    parts = pieces + 1
+    if len(values) < parts:
+        return None
+    edges = [len(values) * part // parts for part in range(parts + 1)]
+    middles = [median(values[start:end]) for start, end in pairwise(edges)]
+    increments = [later - earlier for earlier, later in pairwise(middles)]
+    average = mean(increments)
+    spread = sum((each - average) ** 2 for each in increments) / (pieces - 1)
+    error = math.sqrt(WALK_RATIO * spread / pieces)
+    if error <= 1e-12 * max(map(abs, values), default=0.0):
+        return 0.0 if average > error else 1.0
+    return student_tail(average / error, pieces - 1)
