@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -29,6 +31,8 @@ from kvdiag.ledger import ledger
 from kvdiag.model import Sample, Snapshot
 from kvdiag.outputs import jsondoc, status_page
 from kvdiag.outputs.metrics import registry
+
+_log = structlog.get_logger()
 
 MAX_HEAD_BYTES = 16 * 2**10
 REQUEST_SECONDS = 5.0
@@ -45,8 +49,16 @@ MAX_CONNECTIONS = 256
 A Prometheus has one, a person's browser six."""
 
 MAX_NAMES = 256
-MAX_PAGES = 8
-"""Forms of the page that are kept: text and OpenMetrics, plain and packed."""
+
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_VERSION = "1.0.0"
+
+VERSION = re.compile(r"HTTP/1\.\d", re.ASCII)
+HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)")
+"""A header's line. A line feed within it would hide another header from us that a proxy before us has seen."""
+
+NEVER = re.compile(r"q=0(\.0*)?")
+"""Of a form that the client asks not to be sent (RFC 9110, 12.4.2)."""
 
 STATUS_SECONDS = 2.0
 """How long the status page is kept: who asks more often gets the same one."""
@@ -69,7 +81,8 @@ class Request:
     path: str
     names: tuple[str, ...] = ()
     query: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    accept: str = ""
+    openmetrics: bool = False
+    """Whether the page is wanted as OpenMetrics, and not as Prometheus' text."""
     authorization: str = ""
     packed: bool = False
     keeps: bool = False
@@ -150,7 +163,10 @@ class Pages:
         return self._status[1]
 
     def _metrics(self, request: Request) -> Answer:
-        encoder, content_type = choose_encoder(request.accept)
+        # Never the client's own words: what prometheus_client does not know of them it raises, or answers with.
+        encoder, content_type = choose_encoder(
+            f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
+        )
         if request.names:
             return _page(encoder(registry(self.newest, request.names)), content_type, packed=False)
         now, key = self.newest(), (content_type, request.packed)
@@ -158,10 +174,7 @@ class Pages:
             self._of = now
             self._rendered.clear()
         if key not in self._rendered:
-            answer = _page(encoder(self._registry), content_type, packed=request.packed)
-            if len(self._rendered) >= MAX_PAGES:
-                return answer
-            self._rendered[key] = answer
+            self._rendered[key] = _page(encoder(self._registry), content_type, packed=request.packed)
         return self._rendered[key]
 
 
@@ -193,32 +206,45 @@ def parse_request(head: bytes) -> Request:
         BadRequestError: it is none.
 
     """
-    first, *rest = head.decode("latin-1").split("\r\n")
+    first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     try:
         method, target, version = first.split(" ")
         parts = urlsplit(target)
         query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
     except ValueError as error:
         raise BadRequestError from error
-    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+    if VERSION.fullmatch(version) is None or not target.startswith("/"):
         raise BadRequestError
     headers: dict[str, str] = {}
     for line in rest:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
+        found = HEADER.fullmatch(line)
+        if found is None:
+            raise BadRequestError
+        name, value = found[1].lower(), found[2].strip()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return Request(
         method=method,
         path=parts.path.rstrip("/") or "/",
         names=tuple(query.get("name[]", ())),
         query=query,
-        accept=headers.get("accept", ""),
+        openmetrics=_takes(headers.get("accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
         authorization=headers.get("authorization", ""),
-        packed="gzip" in headers.get("accept-encoding", ""),
+        packed=_takes(headers.get("accept-encoding", ""), "gzip"),
         keeps=version == "HTTP/1.1"
         and "close" not in headers.get("connection", "").lower()
         and headers.get("content-length", "0") == "0"
         and "transfer-encoding" not in headers,
     )
+
+
+def _takes(accepted: str, form: str, version: str | None = None) -> bool:
+    """Whether a client accepts a form, of this version where it names one, and does not refuse it."""
+    for each in accepted.lower().split(","):
+        kind, *parameters = (part.strip() for part in each.split(";"))
+        versions = [one.removeprefix("version=") for one in parameters if one.startswith("version=")]
+        if kind == form and (version is None or versions in ([], [version])):
+            return not any(NEVER.fullmatch(one) for one in parameters)
+    return False
 
 
 class WebServer:
@@ -246,6 +272,7 @@ class WebServer:
         self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         """Those of the connections that wait for their next request, the longest waiting first."""
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Open the port, any free one for 0, and return it.
@@ -254,8 +281,9 @@ class WebServer:
             OSError: it is taken, or may not be used.
 
         """
-        bounds = {} if tls is None else {"ssl_handshake_timeout": self._request_seconds, "ssl_shutdown_timeout": 1.0}
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, ssl=tls, **bounds)
+        # Not with the server's own TLS: nobody would count connections whose handshake does not end.
+        self._tls = tls
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -287,6 +315,9 @@ class WebServer:
             return
         self._connections[task] = writer.transport
         try:
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
+                self._connections[task] = writer.transport
             begun = b""
             while await self._exchange(begun, reader, writer):
                 self._idle[task] = writer.transport
@@ -326,9 +357,15 @@ class WebServer:
         async with asyncio.timeout(self._request_seconds):
             try:
                 request = parse_request(begun + await reader.readuntil(b"\r\n\r\n"))
-                answer, bodiless, keeps = await self._answer(request), request.method == "HEAD", request.keeps
+                bodiless = request.method == "HEAD"
+                answer, keeps = await self._answer(request), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
                 answer = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+            except (OSError, asyncio.IncompleteReadError):
+                raise
+            except Exception:  # noqa: BLE001  what nobody foresaw costs this answer alone
+                _log.error("mistake", exc_info=True)
+                answer = _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
         writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()
