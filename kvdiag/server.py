@@ -329,6 +329,8 @@ class WebServer:
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or is not worth waiting for
+        except asyncio.CancelledError:
+            pass  # by `stop` alone; asyncio's streams before 3.12 take a cancelled task for a mistake
         finally:
             self._idle.pop(task, None)
             self._connections.pop(task, None)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server import Pages, WebServer
+from kvdiag.server import Access, Pages, WebServer
 from tests.fixtures.certificates import make_certificate
 from tests.fixtures.hostile import eventually
 from tests.outputs.test_metrics import page, snapshot
@@ -452,6 +452,32 @@ def test_idle_connections_make_room() -> None:
 
         # THEN
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))
+
+
+def test_answers_under_way_end_in_silence() -> None:
+    """Who is still to be answered when the port closes is hung up on, which is no mistake to be logged."""
+    # GIVEN a request of somebody whose password is being looked at
+    looked_at = threading.Event()
+    mistakes: list[dict[str, object]] = []
+
+    async def allow(_: str) -> bool:
+        looked_at.set()
+        await asyncio.Event().wait()
+        return True
+
+    with shell(snapshot()) as serving, kept(serving) as connection:
+        serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
+        serving.web.access = Access(allow=allow)
+        connection.request("GET", "/-/ready")
+        assert looked_at.wait(20)
+
+        # WHEN
+        asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
+
+        # THEN
+        with pytest.raises(ConnectionError):
+            connection.getresponse()
+    assert [] == mistakes
 
 
 def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
