@@ -48,6 +48,10 @@ MAX_CONNECTIONS = 256
 """At once. One more takes the place of the one that has waited longest for its next request, or is closed at the door.
 A Prometheus has one, a person's browser six."""
 
+MAX_TLS_CONNECTIONS = 64
+"""The same with TLS, where Python keeps some 280 KiB for each: 256 of them would take more than all else, and more than
+the manifests give."""
+
 MAX_NAMES = 256
 
 OPENMETRICS = "application/openmetrics-text"
@@ -283,6 +287,8 @@ class WebServer:
         """
         # Not with the server's own TLS: nobody would count connections whose handshake does not end.
         self._tls = tls
+        if tls is not None:
+            self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound

@@ -9,14 +9,14 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server import Access, Pages, WebServer
+from kvdiag.server import MAX_TLS_CONNECTIONS, Access, Pages, WebServer
 from tests.fixtures.certificates import make_certificate
 from tests.fixtures.hostile import eventually
 from tests.outputs.test_metrics import page, snapshot
@@ -435,6 +435,25 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
 
     # THEN
     assert ("at the door", (200, 200)) == (actual, afterwards)
+
+
+def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
+    """Each takes a quarter of a MiB: those that wait make room before the daemon is as large as its container."""
+    # GIVEN
+    certificate = make_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate.certificate)
+    with shell(snapshot(), tls=certificate.server_context) as serving, ExitStack() as stack:
+
+        def another() -> http.client.HTTPSConnection:
+            connection = http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=20, context=trust)
+            return stack.enter_context(closing(connection))
+
+        # WHEN one more comes than there are places
+        answers = [asked(another()) for _ in range(MAX_TLS_CONNECTIONS + 1)]
+
+        # THEN
+        assert {200} == set(answers)
+        assert eventually(lambda: len(serving.web._connections) == MAX_TLS_CONNECTIONS)  # noqa: SLF001 - no client can see it
 
 
 def test_idle_connections_make_room() -> None:
