@@ -38,6 +38,9 @@ MAX_HEAD_BYTES = 16 * 2**10
 REQUEST_SECONDS = 5.0
 """For a whole request; as long again for its answer."""
 
+SLOW_SECONDS = 1.0
+"""After which a request that is not whole gives way like a connection without any: scrapers send theirs at once."""
+
 IDLE_SECONDS = 150.0
 """Until the next request of a connection: two of the slowest usual scrapes, each minute, and some to spare."""
 
@@ -45,8 +48,8 @@ STOP_SECONDS = 0.5
 """For answers that are being made when the port closes."""
 
 MAX_CONNECTIONS = 256
-"""At once. One more takes the place of the one that has waited longest for its next request, or is closed at the door.
-A Prometheus has one, a person's browser six."""
+"""At once. One more takes the place of the one that has waited longest for its next request, or else for the rest of
+one, or is closed at the door. A Prometheus has one, a person's browser six."""
 
 MAX_TLS_CONNECTIONS = 64
 """The same with TLS, where Python keeps some 280 KiB for each: 256 of them would take more than all else, and more than
@@ -259,22 +262,27 @@ class WebServer:
         pages: Pages,
         *,
         request_seconds: float = REQUEST_SECONDS,
+        slow_seconds: float = SLOW_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
         most_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Answer with `pages`; `start` opens the port.
 
-        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one.
+        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one. A
+        request that takes `slow_seconds` loses its place where others want it.
         """
         self._pages = pages
         self.access = Access()
         """Whom requests from now on are answered, anybody unless told otherwise."""
         self._request_seconds = request_seconds
+        self._slow_seconds = slow_seconds
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
         self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._idle: dict[asyncio.Task[None], None] = {}
         """Those of the connections that wait for their next request, the longest waiting first."""
+        self._begun: dict[asyncio.Task[None], float] = {}
+        """Those whose handshake or request is under way, and since when, the longest first."""
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
 
@@ -297,8 +305,8 @@ class WebServer:
         """Close the port and hang up."""
         if self._server is not None:
             self._server.close()
-        for transport in self._connections.values():
-            transport.abort()
+        for task in self._connections:
+            self._hang_up(task)
         if self._connections:
             _, answering = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
             for task in answering:
@@ -320,41 +328,57 @@ class WebServer:
             writer.transport.abort()
             return
         self._connections[task] = writer.transport
+        self._begun[task] = asyncio.get_running_loop().time()
         try:
             if self._tls is not None:
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
                 self._connections[task] = writer.transport
             begun = b""
-            while await self._exchange(begun, reader, writer):
-                self._idle[task] = writer.transport
+            while await self._exchange(task, begun, reader, writer):
+                self._idle[task] = None
                 async with asyncio.timeout(self._idle_seconds):
                     begun = await reader.readexactly(1)
                 self._idle.pop(task, None)
+                self._begun[task] = asyncio.get_running_loop().time()
             async with asyncio.timeout(self._request_seconds):
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or is not worth waiting for
         except asyncio.CancelledError:
-            pass  # by `stop` alone; asyncio's streams before 3.12 take a cancelled task for a mistake
+            pass  # hung up on; asyncio's streams before 3.12 take a cancelled task for a mistake
         finally:
             self._idle.pop(task, None)
+            self._begun.pop(task, None)
             self._connections.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
 
     def _has_room(self) -> bool:
-        """Whether one more connection may be served; the one that has been idle for longest makes room for it."""
+        """Whether one more connection may be served; one that has been idle, or slow, for longest makes room for it."""
         if len(self._connections) < self._most_connections:
             return True
         longest = next(iter(self._idle), None)
         if longest is None:
-            return False
-        self._idle.pop(longest).abort()
-        self._connections.pop(longest, None)
+            longest, since_seconds = next(iter(self._begun.items()), (None, 0.0))
+            if longest is None or asyncio.get_running_loop().time() - since_seconds < self._slow_seconds:
+                return False
+        self._hang_up(longest)
+        self._idle.pop(longest, None)
+        self._begun.pop(longest, None)
+        self._connections.pop(longest)
         return True
 
-    async def _exchange(self, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    def _hang_up(self, task: asyncio.Task[None]) -> None:
+        if task in self._begun:
+            # asyncio takes a handshake whose transport is aborted for one that is done.
+            task.cancel()
+        else:
+            self._connections[task].abort()
+
+    async def _exchange(
+        self, task: asyncio.Task[None], begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Answer a request whose first bytes were read; whether the connection is good for another one.
 
         Raises:
@@ -364,7 +388,9 @@ class WebServer:
         keeps = bodiless = False
         async with asyncio.timeout(self._request_seconds):
             try:
-                request = parse_request(begun + await reader.readuntil(b"\r\n\r\n"))
+                head = begun + await reader.readuntil(b"\r\n\r\n")
+                self._begun.pop(task, None)
+                request = parse_request(head)
                 bodiless = request.method == "HEAD"
                 answer, keeps = await self._answer(request), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):

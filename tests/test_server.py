@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -473,6 +474,26 @@ def test_idle_connections_make_room() -> None:
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))
 
 
+def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
+    """Who has not said anything yet when the port closes is hung up on at once, which is no mistake to be logged."""
+    # GIVEN
+    mistakes: list[dict[str, object]] = []
+    with (
+        shell(snapshot(), make_certificate(tmp_path).server_context, request_seconds=1_000.0) as serving,
+        socket.create_connection(("127.0.0.1", serving.port), timeout=20) as silent,
+    ):
+        serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert eventually(lambda: len(places) == 1)
+
+        # WHEN
+        asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
+
+        # THEN
+        assert b"" == silent.recv(1)
+    assert [] == mistakes
+
+
 def test_answers_under_way_end_in_silence() -> None:
     """Who is still to be answered when the port closes is hung up on, which is no mistake to be logged."""
     # GIVEN a request of somebody whose password is being looked at
@@ -497,6 +518,38 @@ def test_answers_under_way_end_in_silence() -> None:
         with pytest.raises(ConnectionError):
             connection.getresponse()
     assert [] == mistakes
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["half a request", "no handshake"])
+def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
+    """Clients that never end their requests keep nobody out for long: after a moment they are idle like others."""
+    # GIVEN two places, both taken by such clients for as long as they want
+    certificate = make_certificate(tmp_path)
+    tls = certificate.server_context if encrypted else None
+    trust = ssl.create_default_context(cafile=certificate.certificate)
+    with shell(snapshot(), tls, most_connections=2, slow_seconds=0.1, request_seconds=1_000.0) as serving:
+        slow = [socket.create_connection(("127.0.0.1", serving.port)) for _ in range(2)]
+        for each in slow:
+            each.sendall(b"\x16" if encrypted else b"GET")
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert eventually(lambda: len(places) == 2)
+
+        # WHEN
+        def served() -> bool:
+            try:
+                with (
+                    socket.create_connection(("127.0.0.1", serving.port), timeout=20) as plain,
+                    trust.wrap_socket(plain, server_hostname="127.0.0.1") if encrypted else plain as connection,
+                ):
+                    connection.sendall(b"GET /-/ready HTTP/1.1\r\n\r\n")
+                    return connection.recv(4096).startswith(b"HTTP/1.1 200")
+            except OSError:
+                return False  # they are not slow yet
+
+        # THEN
+        assert eventually(served)
+        for each in slow:
+            each.close()
 
 
 def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
