@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -30,9 +32,14 @@ from kvdiag.model import Sample, Snapshot
 from kvdiag.outputs import jsondoc, status_page
 from kvdiag.outputs.metrics import registry
 
+_log = structlog.get_logger()
+
 MAX_HEAD_BYTES = 16 * 2**10
 REQUEST_SECONDS = 5.0
 """For a whole request; as long again for its answer."""
+
+SLOW_SECONDS = 1.0
+"""After which a request that is not whole gives way like a connection without any: scrapers send theirs at once."""
 
 IDLE_SECONDS = 150.0
 """Until the next request of a connection: two of the slowest usual scrapes, each minute, and some to spare."""
@@ -41,12 +48,24 @@ STOP_SECONDS = 0.5
 """For answers that are being made when the port closes."""
 
 MAX_CONNECTIONS = 256
-"""At once. One more takes the place of the one that has waited longest for its next request, or is closed at the door.
-A Prometheus has one, a person's browser six."""
+"""At once. One more takes the place of the one that has waited longest for its next request, or else for the rest of
+one, or is closed at the door. A Prometheus has one, a person's browser six."""
+
+MAX_TLS_CONNECTIONS = 64
+"""The same with TLS, where Python keeps some 280 KiB for each: 256 of them would take more than all else, and more than
+the manifests give."""
 
 MAX_NAMES = 256
-MAX_PAGES = 8
-"""Forms of the page that are kept: text and OpenMetrics, plain and packed."""
+
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_VERSION = "1.0.0"
+
+VERSION = re.compile(r"HTTP/1\.\d", re.ASCII)
+HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)")
+"""A header's line. A line feed within it would hide another header from us that a proxy before us has seen."""
+
+NEVER = re.compile(r"q=0(\.0*)?")
+"""Of a form that the client asks not to be sent (RFC 9110, 12.4.2)."""
 
 STATUS_SECONDS = 2.0
 """How long the status page is kept: who asks more often gets the same one."""
@@ -69,7 +88,8 @@ class Request:
     path: str
     names: tuple[str, ...] = ()
     query: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    accept: str = ""
+    openmetrics: bool = False
+    """Whether the page is wanted as OpenMetrics, and not as Prometheus' text."""
     authorization: str = ""
     packed: bool = False
     keeps: bool = False
@@ -150,7 +170,10 @@ class Pages:
         return self._status[1]
 
     def _metrics(self, request: Request) -> Answer:
-        encoder, content_type = choose_encoder(request.accept)
+        # Never the client's own words: what prometheus_client does not know of them it raises, or answers with.
+        encoder, content_type = choose_encoder(
+            f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
+        )
         if request.names:
             return _page(encoder(registry(self.newest, request.names)), content_type, packed=False)
         now, key = self.newest(), (content_type, request.packed)
@@ -158,10 +181,7 @@ class Pages:
             self._of = now
             self._rendered.clear()
         if key not in self._rendered:
-            answer = _page(encoder(self._registry), content_type, packed=request.packed)
-            if len(self._rendered) >= MAX_PAGES:
-                return answer
-            self._rendered[key] = answer
+            self._rendered[key] = _page(encoder(self._registry), content_type, packed=request.packed)
         return self._rendered[key]
 
 
@@ -193,32 +213,45 @@ def parse_request(head: bytes) -> Request:
         BadRequestError: it is none.
 
     """
-    first, *rest = head.decode("latin-1").split("\r\n")
+    first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     try:
         method, target, version = first.split(" ")
         parts = urlsplit(target)
         query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
     except ValueError as error:
         raise BadRequestError from error
-    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+    if VERSION.fullmatch(version) is None or not target.startswith("/"):
         raise BadRequestError
     headers: dict[str, str] = {}
     for line in rest:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
+        found = HEADER.fullmatch(line)
+        if found is None:
+            raise BadRequestError
+        name, value = found[1].lower(), found[2].strip()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return Request(
         method=method,
         path=parts.path.rstrip("/") or "/",
         names=tuple(query.get("name[]", ())),
         query=query,
-        accept=headers.get("accept", ""),
+        openmetrics=_takes(headers.get("accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
         authorization=headers.get("authorization", ""),
-        packed="gzip" in headers.get("accept-encoding", ""),
+        packed=_takes(headers.get("accept-encoding", ""), "gzip"),
         keeps=version == "HTTP/1.1"
         and "close" not in headers.get("connection", "").lower()
         and headers.get("content-length", "0") == "0"
         and "transfer-encoding" not in headers,
     )
+
+
+def _takes(accepted: str, form: str, version: str | None = None) -> bool:
+    """Whether a client accepts a form, of this version where it names one, and does not refuse it."""
+    for each in accepted.lower().split(","):
+        kind, *parameters = (part.strip() for part in each.split(";"))
+        versions = [one.removeprefix("version=") for one in parameters if one.startswith("version=")]
+        if kind == form and (version is None or versions in ([], [version])):
+            return not any(NEVER.fullmatch(one) for one in parameters)
+    return False
 
 
 class WebServer:
@@ -229,23 +262,29 @@ class WebServer:
         pages: Pages,
         *,
         request_seconds: float = REQUEST_SECONDS,
+        slow_seconds: float = SLOW_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
         most_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Answer with `pages`; `start` opens the port.
 
-        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one.
+        `request_seconds` is for a request, and again for its answer; `idle_seconds` for the wait for the next one. A
+        request that takes `slow_seconds` loses its place where others want it.
         """
         self._pages = pages
         self.access = Access()
         """Whom requests from now on are answered, anybody unless told otherwise."""
         self._request_seconds = request_seconds
+        self._slow_seconds = slow_seconds
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
         self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._idle: dict[asyncio.Task[None], None] = {}
         """Those of the connections that wait for their next request, the longest waiting first."""
+        self._begun: dict[asyncio.Task[None], float] = {}
+        """Those whose handshake or request is under way, and since when, the longest first."""
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Open the port, any free one for 0, and return it.
@@ -254,8 +293,11 @@ class WebServer:
             OSError: it is taken, or may not be used.
 
         """
-        bounds = {} if tls is None else {"ssl_handshake_timeout": self._request_seconds, "ssl_shutdown_timeout": 1.0}
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, ssl=tls, **bounds)
+        # Not with the server's own TLS: nobody would count connections whose handshake does not end.
+        self._tls = tls
+        if tls is not None:
+            self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -263,8 +305,8 @@ class WebServer:
         """Close the port and hang up."""
         if self._server is not None:
             self._server.close()
-        for transport in self._connections.values():
-            transport.abort()
+        for task in self._connections:
+            self._hang_up(task)
         if self._connections:
             _, answering = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
             for task in answering:
@@ -286,36 +328,57 @@ class WebServer:
             writer.transport.abort()
             return
         self._connections[task] = writer.transport
+        self._begun[task] = asyncio.get_running_loop().time()
         try:
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
+                self._connections[task] = writer.transport
             begun = b""
-            while await self._exchange(begun, reader, writer):
-                self._idle[task] = writer.transport
+            while await self._exchange(task, begun, reader, writer):
+                self._idle[task] = None
                 async with asyncio.timeout(self._idle_seconds):
                     begun = await reader.readexactly(1)
                 self._idle.pop(task, None)
+                self._begun[task] = asyncio.get_running_loop().time()
             async with asyncio.timeout(self._request_seconds):
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or is not worth waiting for
+        except asyncio.CancelledError:
+            pass  # hung up on; asyncio's streams before 3.12 take a cancelled task for a mistake
         finally:
             self._idle.pop(task, None)
+            self._begun.pop(task, None)
             self._connections.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
 
     def _has_room(self) -> bool:
-        """Whether one more connection may be served; the one that has been idle for longest makes room for it."""
+        """Whether one more connection may be served; one that has been idle, or slow, for longest makes room for it."""
         if len(self._connections) < self._most_connections:
             return True
         longest = next(iter(self._idle), None)
         if longest is None:
-            return False
-        self._idle.pop(longest).abort()
-        self._connections.pop(longest, None)
+            longest, since_seconds = next(iter(self._begun.items()), (None, 0.0))
+            if longest is None or asyncio.get_running_loop().time() - since_seconds < self._slow_seconds:
+                return False
+        self._hang_up(longest)
+        self._idle.pop(longest, None)
+        self._begun.pop(longest, None)
+        self._connections.pop(longest)
         return True
 
-    async def _exchange(self, begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    def _hang_up(self, task: asyncio.Task[None]) -> None:
+        if task in self._begun:
+            # asyncio takes a handshake whose transport is aborted for one that is done.
+            task.cancel()
+        else:
+            self._connections[task].abort()
+
+    async def _exchange(
+        self, task: asyncio.Task[None], begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Answer a request whose first bytes were read; whether the connection is good for another one.
 
         Raises:
@@ -325,10 +388,18 @@ class WebServer:
         keeps = bodiless = False
         async with asyncio.timeout(self._request_seconds):
             try:
-                request = parse_request(begun + await reader.readuntil(b"\r\n\r\n"))
-                answer, bodiless, keeps = await self._answer(request), request.method == "HEAD", request.keeps
+                head = begun + await reader.readuntil(b"\r\n\r\n")
+                self._begun.pop(task, None)
+                request = parse_request(head)
+                bodiless = request.method == "HEAD"
+                answer, keeps = await self._answer(request), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
                 answer = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+            except (OSError, asyncio.IncompleteReadError):
+                raise
+            except Exception:  # noqa: BLE001  what nobody foresaw costs this answer alone
+                _log.error("mistake", exc_info=True)
+                answer = _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
         writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()

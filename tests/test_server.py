@@ -6,15 +6,19 @@ import asyncio
 import gzip
 import http.client
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server import Pages, WebServer
+from kvdiag.server import MAX_TLS_CONNECTIONS, Access, Pages, WebServer
+from tests.fixtures.certificates import make_certificate
 from tests.fixtures.hostile import eventually
 from tests.outputs.test_metrics import page, snapshot
 
@@ -33,12 +37,14 @@ class Answer:
 class Shell:
     """A server on a loop of its own, asked with bytes of all kinds."""
 
-    def __init__(self, shown: Snapshot, loop: asyncio.AbstractEventLoop, **bounds: float) -> None:
+    def __init__(
+        self, shown: Snapshot, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None = None, **bounds: float
+    ) -> None:
         """Show this snapshot, within other bounds than usual where they are given."""
         self.shown = shown
         self.loop = loop
         self.web = WebServer(Pages(newest=lambda: self.shown, now_seconds=lambda: 1_001.0), **bounds)  # type: ignore[arg-type]
-        self.port = asyncio.run_coroutine_threadsafe(self.web.start("127.0.0.1", 0), loop).result(10)
+        self.port = asyncio.run_coroutine_threadsafe(self.web.start("127.0.0.1", 0, tls), loop).result(10)
 
     async def exchange(self, *pieces: bytes, end: bool = False) -> Answer:
         """Send pieces on a connection of their own, and read what comes until it is closed."""
@@ -64,12 +70,12 @@ class Shell:
 
 
 @contextmanager
-def shell(shown: Snapshot, **bounds: float) -> Iterator[Shell]:
+def shell(shown: Snapshot, tls: ssl.SSLContext | None = None, **bounds: float) -> Iterator[Shell]:
     """The server for the length of a block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    serving = Shell(shown, loop, **bounds)
+    serving = Shell(shown, loop, tls, **bounds)
     try:
         yield serving
     finally:
@@ -97,6 +103,67 @@ def test_metrics_are_the_page(serving: Shell) -> None:
     assert plain.headers["content-type"].startswith("text/plain; version=")
     assert packed.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert gzip.decompress(packed.body).endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "openmetrics-text"),
+        ("application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5", "plain"),
+        ("application/openmetrics-text", "openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0;q=0", "plain"),
+        ("application/openmetrics-text;version=abc", "plain"),
+        ("application/openmetrics-text;version=9.9.9", "plain"),
+        ("text/plain;version=\xb2", "plain"),
+        ("", "plain"),
+    ],
+    ids=["Prometheus", "an older one", "any version", "refused", "no version", "a later version", "no number", "none"],
+)
+def test_the_form_is_one_of_two(serving: Shell, accept: str, expected: str) -> None:
+    """Whatever a client says it accepts, it gets the page in a form that is known, and none of its own words."""
+    # WHEN
+    answer = serving.ask("GET /metrics", accept=accept)
+
+    # THEN
+    forms = {
+        "plain": "text/plain; version=0.0.4; charset=utf-8",
+        "openmetrics-text": "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
+    }
+    assert (200, forms[expected]) == (answer.status, answer.headers["content-type"])
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("identity", False),
+        ("identity, gzip;q=0", False),
+        ("gzip;q=0.000", False),
+        ("notgzip", False),
+    ],
+    ids=["asked for", "among others", "not asked for", "refused", "refused at length", "another"],
+)
+def test_only_who_takes_it_gets_it_packed(serving: Shell, accepted: str, expected: bool) -> None:
+    """A page is packed for clients that say so, and not for those that say they do not want it."""
+    # WHEN
+    answer = serving.ask("GET /metrics", accept_encoding=accepted)
+
+    # THEN
+    assert expected == ("content-encoding" in answer.headers)
+
+
+def test_a_mistake_of_our_own_costs_one_answer(serving: Shell) -> None:
+    """What nobody foresaw is answered with 500, and the next request is served."""
+    # GIVEN what cannot be shown
+    right, serving.shown = serving.shown, None  # type: ignore[assignment]
+
+    # WHEN
+    broken = serving.ask("GET /-/ready").status
+    serving.shown = right
+
+    # THEN
+    assert (500, 200) == (broken, serving.ask("GET /-/ready").status)
 
 
 def test_names_filter_the_page(serving: Shell) -> None:
@@ -199,8 +266,16 @@ def test_nothing_can_be_changed(serving: Shell, method: str) -> None:
         b"\x16\x03\x01\x02\x00 tls \xff\r\n\r\n",
         b"GET /metrics?" + b"name[]=x&" * 1000 + b" HTTP/1.1\r\n\r\n",
         b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /-/ready HTTP/1.x\r\n\r\n",
+        b"GET /-/ready HTTP/1.1\r\nnonsense\r\n\r\n",
+        b"GET /-/ready HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
+        b"GET /-/ready HTTP/1.1\r\nContent-Length : 4\r\n\r\n",
+        b"GET /-/ready HTTP/1.1\r\nX: y\nContent-Length: 4\r\n\r\n",
     ],
-    ids=["nothing", "a word", "HTTP/0.9", "no path", "no URL", "no host", "TLS", "1,000 names", "200 KB"],
+    ids=[
+        *("nothing", "a word", "HTTP/0.9", "no path", "no URL", "no host", "TLS", "1,000 names", "200 KB"),
+        *("HTTP/1.x", "no header", "a folded header", "a space before the colon", "a line feed in a header"),
+    ],
 )
 def test_garbage_is_refused(serving: Shell, sent: bytes) -> None:
     """What is no request, or too large for one, is answered with 400 or a closed connection, and the next is served."""
@@ -296,10 +371,12 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
         b"GET /-/ready HTTP/1.0",
         b"GET /-/ready HTTP/1.1\r\nConnection: Close",
         b"GET /-/ready HTTP/1.1\r\nContent-Length: 4",
+        b"GET /-/ready HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 0",
+        b"GET /-/ready HTTP/1.1\r\nConnection: close\r\nConnection: keep-alive",
         b"POST /-/ready HTTP/1.1\r\nTransfer-Encoding: chunked",
         b"nonsense",
     ],
-    ids=["HTTP/1.0", "asked to", "a body", "a chunked body", "no request"],
+    ids=["HTTP/1.0", "asked to", "a body", "a body of two lengths", "asked to and not", "a chunked body", "no request"],
 )
 def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head: bytes) -> None:
     """Nothing after a request with a body, or after what is none, is taken for a request."""
@@ -327,6 +404,59 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     assert (b"kvdiag is ready.\n", b"kvdiag is ready.\n") == (idle, half)
 
 
+def test_handshakes_are_bounded(tmp_path: Path) -> None:
+    """A connection counts before its TLS does: who never begins that takes a place, for a while, and no descriptors."""
+    # GIVEN two places, taken by clients that say nothing
+    certificate = make_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate.certificate)
+    bounds = {"request_seconds": 1.0, "most_connections": 2}
+
+    async def third(serving: Shell) -> str:
+        silent = [await asyncio.open_connection("127.0.0.1", serving.port) for _ in range(2)]
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert await asyncio.to_thread(eventually, lambda: len(places) == 2)
+        try:
+            await asyncio.open_connection("127.0.0.1", serving.port, ssl=trust)
+        except OSError:
+            closed = "at the door"
+        else:
+            closed = "not"
+        # WHEN they have had their time, THEN it is over for them
+        ends = [await reader.read() for reader, _ in silent]
+        for _, writer in silent:
+            writer.close()
+        assert [b"", b""] == ends
+        return closed
+
+    with shell(snapshot(), tls=certificate.server_context, **bounds) as serving:
+        actual = asyncio.run(third(serving))
+        connection = http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=10, context=trust)
+        afterwards = (asked(connection), asked(connection))
+        connection.close()
+
+    # THEN
+    assert ("at the door", (200, 200)) == (actual, afterwards)
+
+
+def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
+    """Each takes a quarter of a MiB: those that wait make room before the daemon is as large as its container."""
+    # GIVEN
+    certificate = make_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate.certificate)
+    with shell(snapshot(), tls=certificate.server_context) as serving, ExitStack() as stack:
+
+        def another() -> http.client.HTTPSConnection:
+            connection = http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=20, context=trust)
+            return stack.enter_context(closing(connection))
+
+        # WHEN one more comes than there are places
+        answers = [asked(another()) for _ in range(MAX_TLS_CONNECTIONS + 1)]
+
+        # THEN
+        assert {200} == set(answers)
+        assert eventually(lambda: len(serving.web._connections) == MAX_TLS_CONNECTIONS)  # noqa: SLF001 - no client can see it
+
+
 def test_idle_connections_make_room() -> None:
     """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
     # GIVEN two places, both taken by scrapers between two scrapes
@@ -342,6 +472,84 @@ def test_idle_connections_make_room() -> None:
 
         # THEN
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))
+
+
+def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
+    """Who has not said anything yet when the port closes is hung up on at once, which is no mistake to be logged."""
+    # GIVEN
+    mistakes: list[dict[str, object]] = []
+    with (
+        shell(snapshot(), make_certificate(tmp_path).server_context, request_seconds=1_000.0) as serving,
+        socket.create_connection(("127.0.0.1", serving.port), timeout=20) as silent,
+    ):
+        serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert eventually(lambda: len(places) == 1)
+
+        # WHEN
+        asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
+
+        # THEN
+        assert b"" == silent.recv(1)
+    assert [] == mistakes
+
+
+def test_answers_under_way_end_in_silence() -> None:
+    """Who is still to be answered when the port closes is hung up on, which is no mistake to be logged."""
+    # GIVEN a request of somebody whose password is being looked at
+    looked_at = threading.Event()
+    mistakes: list[dict[str, object]] = []
+
+    async def allow(_: str) -> bool:
+        looked_at.set()
+        await asyncio.Event().wait()
+        return True
+
+    with shell(snapshot()) as serving, kept(serving) as connection:
+        serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
+        serving.web.access = Access(allow=allow)
+        connection.request("GET", "/-/ready")
+        assert looked_at.wait(20)
+
+        # WHEN
+        asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
+
+        # THEN
+        with pytest.raises(ConnectionError):
+            connection.getresponse()
+    assert [] == mistakes
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["half a request", "no handshake"])
+def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
+    """Clients that never end their requests keep nobody out for long: after a moment they are idle like others."""
+    # GIVEN two places, both taken by such clients for as long as they want
+    certificate = make_certificate(tmp_path)
+    tls = certificate.server_context if encrypted else None
+    trust = ssl.create_default_context(cafile=certificate.certificate)
+    with shell(snapshot(), tls, most_connections=2, slow_seconds=0.1, request_seconds=1_000.0) as serving:
+        slow = [socket.create_connection(("127.0.0.1", serving.port)) for _ in range(2)]
+        for each in slow:
+            each.sendall(b"\x16" if encrypted else b"GET")
+        places = serving.web._connections  # noqa: SLF001 - no client can see it
+        assert eventually(lambda: len(places) == 2)
+
+        # WHEN
+        def served() -> bool:
+            try:
+                with (
+                    socket.create_connection(("127.0.0.1", serving.port), timeout=20) as plain,
+                    trust.wrap_socket(plain, server_hostname="127.0.0.1") if encrypted else plain as connection,
+                ):
+                    connection.sendall(b"GET /-/ready HTTP/1.1\r\n\r\n")
+                    return connection.recv(4096).startswith(b"HTTP/1.1 200")
+            except OSError:
+                return False  # they are not slow yet
+
+        # THEN
+        assert eventually(served)
+        for each in slow:
+            each.close()
 
 
 def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -27,7 +28,7 @@ from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, reload
 from kvdiag.feeds.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
 from kvdiag.server import Pages, WebServer
-from kvdiag.sources.patience import Patient
+from kvdiag.sources.patience import Leavable, Patient
 
 _log = structlog.get_logger()
 
@@ -103,6 +104,8 @@ class Daemon:
         """
         over = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(Leavable())
+        loop.set_exception_handler(_mistake)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, over.set)
         loop.add_signal_handler(signal.SIGHUP, self._change)
@@ -196,6 +199,11 @@ class Daemon:
         self._web.access, self._passwords = allowed, passwords
         if config.transport != self._web_config.transport:
             _log.warning("configuration", reason="tls_server_config takes a restart, but for renewed files")
+
+
+def _mistake(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what the event loop has to complain of: by itself it writes to stderr, and waits where nobody reads that."""
+    _log.error("mistake", reason=context.get("message"), exc_info=context.get("exception"))
 
 
 def _finder(options: Options, own_port: int) -> Finder:

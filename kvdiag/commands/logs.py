@@ -62,12 +62,14 @@ LEVELS = (logging.CRITICAL, logging.INFO, logging.DEBUG)
 
 def configure(verbose: int) -> None:
     """Log nothing but the critical (0), from info on (1), or everything (2 and more)."""
-    renderer = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    lines = structlog.processors
+    # As JSON a traceback is a text like any other, and has to be made one; on a terminal it is shown as it is.
+    shown = [structlog.dev.ConsoleRenderer()] if sys.stderr.isatty() else [lines.format_exc_info, lines.JSONRenderer()]
     structlog.configure(
         processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            renderer,
+            lines.add_log_level,
+            lines.TimeStamper(fmt="iso"),
+            *shown,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[min(verbose, len(LEVELS) - 1)]),
         logger_factory=_Stderr,

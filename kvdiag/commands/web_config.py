@@ -63,6 +63,9 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
 }
 HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
+HASH_CHARACTERS = 31
+"""Of such a hash, after its cost and its salt."""
+
 MOST_COST = 14
 """Of a bcrypt hash: a second of a core for every wrong password. 10 is usual."""
 
@@ -152,12 +155,11 @@ class Passwords:
         self._bcrypt = needed("bcrypt", "basic_auth_users") if users else None
         self._secret = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, bool] = OrderedDict()
-        # For users that there are not: the time taken shall not tell that. Its password is nobody's.
+        # For users that there are not: the time taken shall not tell that. Made up: to hash a password would hold up
+        # sampling for as long as to look at one takes.
         costs = [int(found[1]) for each in users.values() if (found := HASH.fullmatch(each))]
         self._nobodys = (
-            ""
-            if self._bcrypt is None
-            else self._bcrypt.hashpw(secrets.token_hex(16).encode(), self._bcrypt.gensalt(max(costs))).decode()
+            "" if self._bcrypt is None else self._bcrypt.gensalt(max(costs)).decode() + "." * HASH_CHARACTERS
         )
         self._hashing: Patient[bool] = Patient(self._right, "bcrypt")
 

@@ -98,7 +98,8 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
         absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
-        if sample.engines is not None or "vllm" in failed:
+        # A server that has never answered is starting; one that has, and is not there now, is lost.
+        if sample.engines is not None or "vllm" in failed or ("vllm" in absent and readings["vllm"]):
             readings["vllm"].append(sample.engines is None)
         if sample.devices is not None or "nvml" in failed or "nvml" in absent:
             dark = any(device.memory is None for device in server_devices(sample.devices, own))

@@ -16,7 +16,7 @@ import structlog
 
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.trace import TraceWriter
-from kvdiag.model import Allocator, Device, Facts, Gap, Load, Mark, Sample, Timeline
+from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.publication import devices_inside
@@ -26,12 +26,16 @@ _log = structlog.get_logger()
 
 DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
 AllocatorReading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
+HostReading = tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]
 
 DRIVER_SECONDS = 1.0
 """NVML answers a memory query in some ten microseconds; a second means that the driver is stuck."""
 
 AGENT_SECONDS = 1.0
 """The agents' files are read in under a millisecond each; a second means that their volume is stuck."""
+
+HOST_SECONDS = 5.0
+"""A process's command line is read under the lock of its memory, which one that hangs in a driver does not let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,7 @@ class Sampler:
         vllm: VllmSource | None,
         nvml: Patient[DeviceReading],
         agents: Patient[AllocatorReading] | None = None,
+        processes: Patient[HostReading] | None = None,
         facts: Facts,
         recorder: Keeper,
         pace: Pace,
@@ -185,12 +190,14 @@ class Sampler:
     ) -> None:
         """Keep the sources; nothing is read yet.
 
-        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for. The ticks of
-        each source are added to those that are `counted` already.
+        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for; `processes` reads
+        the server's from the host, as a sampler does by itself. The ticks of each source are added to those that are
+        `counted` already.
         """
         self._vllm = vllm
         self._nvml = nvml
         self._agents = agents
+        self._processes = processes or Patient(host.read, "host")
         self._driver_absent = False
         self._facts = facts
         self._recorder = recorder
@@ -271,7 +278,12 @@ class Sampler:
         """One reading of the server's processes on the host, where they are known."""
         if self._facts.server_pids is not None:
             with self._timed("host"):
-                processes, gaps = await asyncio.to_thread(host.read, self._facts.server_pids)
+                try:
+                    processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
+                except StillBusy as busy:
+                    since = f"{busy.since_seconds:.0f} s"
+                    reason = f"the host has not answered for {since}: does a process hang in a driver?"
+                    processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:

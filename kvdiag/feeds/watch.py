@@ -15,13 +15,14 @@ import structlog
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, Pace, Sampler, Ticks, ticks
+from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, HostReading, Pace, Sampler, Ticks, ticks
 from kvdiag.feeds.newest import Newest
 from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, same_server
 from kvdiag.feeds.tiers import Keep, Tiers
 from kvdiag.kv.served import all_pools_bytes
 from kvdiag.model import Diagnosis, Facts, Gap, Lengths, Sample, ServerState, Snapshot, SourceHealth, Timeline
+from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import VllmSource
@@ -93,6 +94,7 @@ class Watch:
         self._find = find
         self._nvml = nvml
         self._agents = agents
+        self._processes: Patient[HostReading] = Patient(host.read, "host")
         self.limits = limits
         """Of diagnoses from now on."""
         self._pace = pace
@@ -130,6 +132,7 @@ class Watch:
                 group.create_task(self._measure_lengths())
         finally:
             self._judge.close()
+            self._processes.close()
 
     def look_elsewhere(self, find: Callable[[], Awaitable[Found]], nvml: Patient[DeviceReading]) -> None:
         """Leave the server for another one."""
@@ -271,6 +274,7 @@ class Watch:
                 vllm=self._vllm,
                 nvml=self._nvml if found is None else found.nvml,
                 agents=self._agents,
+                processes=self._processes,
                 facts=self._facts,
                 recorder=self,
                 pace=self._pace,

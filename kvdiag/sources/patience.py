@@ -1,4 +1,4 @@
-"""Blocking reads that may hang: asked on a thread of their own, and waited for only so long.
+"""Blocking calls that may hang: made on threads that are left behind where they do.
 
 A driver call that hangs cannot be interrupted, only left behind. Its thread is a daemon, so that it never keeps the
 process from ending; there is one per reader, so that what hangs is never asked a second time beside itself.
@@ -11,12 +11,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+MOST_THREADS = 32
+"""Of an event loop. Each attempt to connect to a name looks it up on one, whether an earlier look-up hangs or not."""
 
 
 class StillBusy(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
@@ -126,3 +129,49 @@ def _work_off(calls: SimpleQueue[_Call[T] | None]) -> None:
         call.run()
         # An answer may be large, and the next question far away.
         del call
+
+
+class Leavable(ThreadPoolExecutor):
+    """For an event loop's own calls, such as looking up a name: none that hangs keeps the process from ending."""
+
+    def __init__(self, most_threads: int = MOST_THREADS) -> None:
+        """Start nothing yet. Calls wait while `most_threads` are busy."""
+        super().__init__(max_workers=most_threads)
+        self._most_threads = most_threads
+        self._started = self._idle = 0
+        self._guard = threading.Lock()
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Have it called on a thread."""
+        outcome: Future[T] = Future()
+        with self._guard:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._most_threads:
+                self._started += 1
+                threading.Thread(target=self._work, name=f"loop-{self._started}", daemon=True).start()
+        self._waiting.put((outcome, partial(fn, *args, **kwargs)))
+        return outcome
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT002
+        """Let the threads end, each when its call comes back; nobody is waited for."""
+        super().shutdown(wait=False)
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            outcome, call = work
+            del work
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(call())
+                except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+                    outcome.set_exception(error)
+            del outcome, call
+            with self._guard:
+                self._idle += 1
+
+
+_Work = tuple[Future[Any], Callable[[], Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -95,3 +96,20 @@ def test_lines_go_to_the_stderr_of_that_moment(capsys: pytest.CaptureFixture[str
     # THEN
     shown = capsys.readouterr().err
     assert (True, False, True) == tuple(f'"event": "{word}"' in shown for word in ("one", "two", "three"))
+
+
+def test_a_traceback_is_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake of our own is to be reported with its log, which has to say where it was made."""
+    # GIVEN
+    configure(2)
+
+    # WHEN
+    try:
+        int("unforeseen")
+    except ValueError:
+        structlog.get_logger().debug("mistake", exc_info=True)
+    configure(0)
+
+    # THEN
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("with base 10: 'unforeseen'")

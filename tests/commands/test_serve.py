@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from kvdiag.errors import KvdiagError
 from kvdiag.sim import STORIES, Drill
 from tests.e2e.cli import started
 from tests.fixtures.hostile import eventually, refused_port
+from tests.nvml_stand_in.stand_in import compiler
 from tests.sim.client import Client
+from tests.support import require
 
+SLOW_NAMES = Path(__file__).parents[1] / "fixtures" / "slow_names.c"
 END_SECONDS = 2.0
 """From SIGTERM to the end."""
 
@@ -135,6 +139,27 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         with Drill(STORIES["healthy"], port=port):
             assert eventually(serving.says("ok"))
             assert 1.0 == serving.up()["vllm",]
+
+
+def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
+    """A name that is being looked up for ever is no reason to live on after SIGTERM, nor to leave anything unserved."""
+    # GIVEN
+    require(compiler() is not None, "a C compiler")
+    library = tmp_path / "slow_names.so"
+    subprocess.run([compiler() or "cc", "-shared", "-fPIC", "-o", library, SLOW_NAMES, "-ldl"], check=True)
+    arguments = ("serve", "--url", "http://slow.example:8000", "--listen", "127.0.0.1:0")
+    with started(*arguments, env={"LD_PRELOAD": str(library)}) as process:
+        line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
+        client = Client(line["address"])
+        assert eventually(lambda: "no whole answer" in client.get("/api/v1/ledger")[1])
+
+        # WHEN
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+
+        # THEN
+        assert 0 == process.wait(30)
+        assert time.monotonic() - begun < END_SECONDS
 
 
 def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

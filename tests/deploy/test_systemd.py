@@ -38,6 +38,11 @@ def test_it_is_closed() -> None:
     assert ("closed", "char-nvidia* rw") == (told["DevicePolicy"], told["DeviceAllow"])
 
 
+def test_a_reload_is_a_hangup() -> None:
+    """`systemctl reload` has it read its files again, as SIGHUP does."""
+    assert "/bin/kill -HUP $MAINPID" == dict(settings())["ExecReload"]
+
+
 @needs_systemd
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """With a program that exists in the place of /opt's, the unit is valid to the last setting."""

@@ -59,6 +59,19 @@ def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected:
     assert "ok" == worst(*dark, at(20.0, devices=(device(),)))
 
 
+def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
+    """As after a restart of the daemon that knows it from before: absent is not yet there only where it never was."""
+    # GIVEN
+    absent = Gap(source="vllm", kind="absent", reason="starting: nobody answers")
+    nobody = [at(10.0 + number, idle=False, gap=absent) for number in range(3)]
+    starting = [at(float(second), idle=False, devices=(device(),), gap=absent) for second in range(3)]
+
+    # THEN
+    assert "unknown" == worst(*nobody)
+    assert "ok" == worst(*nobody, at(20.0))
+    assert "ok" == diagnose(Timeline(samples=(*starting, at(3.0), at(4.0))), KNOWN).worst
+
+
 def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
     """A dark device of somebody else, one without a memory reading at all, and a machine without a driver."""
     # GIVEN

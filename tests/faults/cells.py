@@ -27,7 +27,7 @@ COLUMNS = (("nvml",), ("vllm", "host"), ("torch_allocator",), ("recorder",))
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
     ("torch_allocator", "slow"): "a file is there or not; a folder that answers late is tests/sources/test_patience.py",
     ("host", "slow"): "/proc is the kernel's own memory",
-    ("host", "hanging"): "as slow",
+    ("host", "hanging"): "no process can be made to hang in a driver; tests/feeds/test_live.py",
     ("host", "garbage"): "as slow; names of processes are any bytes in tests/sources/test_host.py",
     ("recorder", "slow"): "a thread of its own writes; tests/feeds/test_recorder.py",
     ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/feeds/test_recorder.py",

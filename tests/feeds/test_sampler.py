@@ -12,7 +12,7 @@ from itertools import pairwise
 import httpx2
 import pytest
 
-from kvdiag.feeds.live import DRIVER_SECONDS, Clock, DeviceReading, Pace, Recorder, Sampler
+from kvdiag.feeds.live import DRIVER_SECONDS, HOST_SECONDS, Clock, DeviceReading, HostReading, Pace, Recorder, Sampler
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.patience import Patient
@@ -33,6 +33,7 @@ def sampled(
     until: Callable[[list[Sample]], bool],
     read_devices: Callable[..., DeviceReading] = lambda **_: ((GPU,), ()),
     pids: tuple[int, ...] | None = None,
+    read_host: Callable[..., HostReading] | None = None,
     answer_seconds: float = LONG_SECONDS,
     pace: Pace = QUICK,
 ) -> list[Sample]:
@@ -45,6 +46,7 @@ def sampled(
             sampler = Sampler(
                 vllm=VllmSource(HttpReader(client, answer_seconds)),
                 nvml=nvml,
+                processes=None if read_host is None else Patient(read_host, "host"),
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
                 pace=pace,
@@ -151,6 +153,33 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
     # THEN
     reasons = {gap.reason for one in device_readings(samples) for gap in one.gaps}
     assert f"the driver has not answered for {DRIVER_SECONDS:.0f} s: its readings are stale" in reasons
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_process_that_hangs_holds_up_nothing_else() -> None:
+    """While the host does not answer for a process it is said, and the engine is read on."""
+    # GIVEN
+    release = threading.Event()
+
+    def hang(*, pids: tuple[int, ...]) -> HostReading:
+        release.wait(LONG_SECONDS)
+        return None, ()
+
+    # WHEN
+    try:
+        samples = sampled(
+            reply(PAGE),
+            until=lambda seen: any(gap.source == "host" for one in seen for gap in one.gaps),
+            pids=(1,),
+            read_host=hang,
+        )
+    finally:
+        release.set()
+
+    # THEN
+    gaps = {gap for one in samples for gap in one.gaps}
+    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: does a process hang in a driver?"
+    assert {Gap(source="host", kind="failed", reason=reason)} == gaps
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 

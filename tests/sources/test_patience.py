@@ -220,6 +220,34 @@ except StillBusy as busy:
     assert expected == (ended.returncode, ended.stdout, ended.stderr)
 
 
+def test_calls_of_a_loop_are_left_behind() -> None:
+    """Calls and their errors come back through a loop's executor, side by side; one that hangs keeps no process."""
+    # GIVEN more calls than threads, one of which never comes back
+    script = """
+import asyncio, threading
+from kvdiag.sources.patience import Leavable
+
+async def main():
+    asyncio.get_running_loop().set_default_executor(Leavable(most_threads=2))
+    hung = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+    found = await asyncio.gather(
+        *(asyncio.to_thread(divmod, 7, divisor) for divisor in (2, 3, 0)), return_exceptions=True
+    )
+    print(found, hung.done())
+
+asyncio.run(main())
+"""
+
+    # WHEN
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_SECONDS, check=False
+    )
+
+    # THEN
+    expected = "[(3, 1), (2, 1), ZeroDivisionError('integer division or modulo by zero')] False\n"
+    assert (0, expected, "") == (ended.returncode, ended.stdout, ended.stderr)
+
+
 def divmod_of(dividend: int, divisor: int) -> tuple[int, int]:
     """A read with arguments, which can fail."""
     return divmod(dividend, divisor)
