@@ -338,6 +338,42 @@ def test_impossible_figures_are_left_out() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("parts", "first", "second"),
+    [
+        (("30.00 GiB is allocated by PyTorch", "2.00 GiB is reserved by PyTorch but unallocated"), 32, 31),
+        (("30.00 GiB is allocated by PyTorch",), 30, 29),
+        (("2.00 GiB is reserved by PyTorch but unallocated",), 2, 1),
+    ],
+    ids=["both parts", "allocated alone", "unallocated alone"],
+)
+def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
+    parts: tuple[str, ...], first: int, second: int
+) -> None:
+    """What it is listed with is at least what torch has reserved; a process with a GiB less is somebody else's."""
+    # GIVEN two processes, of which the first has just so much
+    listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
+    text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
+
+    # WHEN
+    actual = told(f"{text}Of the allocated memory {', and '.join(parts)}.")
+
+    # THEN
+    assert (first * GIB, ((2, second * GIB),)) == (actual["process_bytes"], actual["others"])
+
+
+@pytest.mark.parametrize("parts", ["31.00 GiB is allocated by PyTorch", "29.00 GiB is allocated by PyTorch"])
+def test_own_process_is_left_open_where_none_or_two_can_be_it(parts: str) -> None:
+    """Then all that are listed are others, as far as is known."""
+    # GIVEN
+    listed = "Process 1 has 30.00 GiB memory in use. Process 2 has 30.50 GiB memory in use."
+    text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} {parts}"
+
+    # THEN
+    assert ((1, 30 * GIB), (2, gib(30.5))) == told(text)["others"]
+    assert "process_bytes" not in told(text)
+
+
 WORDS = st.sampled_from(
     [
         *(NEW[at : at + 17] for at in range(0, 300, 11)),

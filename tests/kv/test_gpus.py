@@ -206,6 +206,8 @@ def test_a_gpu_is_known_by_its_drivers_name(name: str, expected: str) -> None:
     "name",
     [
         "NVIDIA H100 64GB",
+        "NVIDIA H100 72GB",
+        "NVIDIA H100 89GB",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA GH200 144G HBM3e",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -220,3 +222,9 @@ def test_a_variant_with_other_memory_is_not_taken_for_it(name: str) -> None:
     """A part of a GPU, or another amount of memory, has no figure here."""
     with pytest.raises(KvModelError, match="is neither a size nor known"):
         gpu_bytes(name)
+
+
+@pytest.mark.parametrize("size", [73, 80, 88])
+def test_a_size_in_a_name_may_be_a_tenth_off(size: int) -> None:
+    """A name counts the memory in other units than NVML, and without what ECC and firmware keep."""
+    assert gpu_bytes("h100") == gpu_bytes(f"NVIDIA H100 {size}GB")

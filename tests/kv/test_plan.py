@@ -126,6 +126,18 @@ def test_little_room_is_tight() -> None:
     assert Outcome.TIGHT == scenario_plan(scenario(requests=most)).outcome
 
 
+@pytest.mark.parametrize(
+    ("requests", "outcome"), [(1, "fits"), (None, "tight"), (1000, "does_not_fit")], ids=["one", "the most", "too many"]
+)
+def test_outcomes_are_said_in_these_words(requests: int | None, outcome: str) -> None:
+    """Scripts that read the document go by them."""
+    # GIVEN
+    most = scenario_plan(scenario()).max_requests
+
+    # THEN
+    assert outcome == scenario_plan(scenario(requests=most if requests is None else requests)).outcome.value
+
+
 @pytest.mark.parametrize("name", ["llama_70b", "gemma-3-27b", "qwen3.6-27b", "deepseek-v2-lite", "gpt-oss-20b"])
 def test_the_largest_demand_that_fits_fits_and_one_more_does_not(name: str) -> None:
     """max_requests and max_context_tokens are exact on both sides."""
