@@ -137,6 +137,30 @@ def told(text: str) -> dict[str, Any]:
             id="cudaMallocAsync, whose limit is not one",
         ),
         pytest.param(
+            ASYNC.replace("17179869184.00 GiB", "20.00 GiB"),
+            {
+                "kind": "async",
+                "device": 1,
+                "asked_bytes": int(1.49 * MIB),
+                "free_bytes": int(3.06 * MIB),
+                "total_bytes": gib(39.39),
+                "allowed_bytes": 20 * GIB,
+                "allocated_bytes": gib(9.64),
+            },
+            id="cudaMallocAsync, with a limit of its own",
+        ),
+        pytest.param(
+            "RuntimeError: MPS backend out of memory (MPS allocated: 5.05 GiB, other allocations: 1.00 GiB, max "
+            "allowed: 6.80 GiB). Tried to allocate 256.00 MiB on private pool.",
+            {
+                "kind": "torch",
+                "asked_bytes": 256 * MIB,
+                "allowed_bytes": gib(6.8),
+                "allocated_bytes": gib(5.05),
+            },
+            id="Apple's",
+        ),
+        pytest.param(
             "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
             "per_process_memory_fraction "
             "limit. Requested size: 2.00 GiB",

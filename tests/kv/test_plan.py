@@ -11,7 +11,7 @@ from kvdiag.kv.deployment import Deployment
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.parameters import count_parameters
-from kvdiag.kv.plan import Budget, Demand, Outcome, Traffic, traffic_from_histogram
+from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Budget, Demand, Outcome, Traffic, traffic_from_histogram
 from kvdiag.kv.quantization import WeightFormat, usual_quantization
 from kvdiag.kv.scenario import (
     CheckpointWeights,
@@ -90,6 +90,13 @@ def test_impossible_budgets_cannot_be_made(change: dict[str, Any], field: str) -
         replace(BUDGET, **change)
 
     assert field == caught.value.field
+
+
+def test_a_budget_of_the_default_fraction_is_what_vllm_asks_for() -> None:
+    """At its start vLLM prints "Desired GPU memory utilization is (0.92, 72.85 GiB)" on a GPU of 79.19 GiB."""
+    budget = replace(BUDGET, total_bytes=round(79.19 * 2**30), memory_fraction_ratio=DEFAULT_MEMORY_FRACTION)
+
+    assert pytest.approx(72.85 * 2**30, rel=1e-4) == budget.usable_bytes
 
 
 def test_a_plan_that_fits() -> None:
