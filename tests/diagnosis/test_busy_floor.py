@@ -119,3 +119,21 @@ def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
     assert actual is not None
     assert 9 == actual.running
     assert pytest.approx(2900, abs=12) == actual.lowest_blocks
+
+
+@pytest.mark.parametrize(("grown", "says"), [(0.9, "flat"), (1.2, "rising")])
+def test_less_than_a_block_in_all_is_not_rising(grown: float, says: str) -> None:
+    """However sure the slope of it is: what is lost is lost in whole blocks."""
+
+    # GIVEN lowest readings that change between neighbours, and rise by so much on the mean
+    def blocks(share: float) -> int:
+        cell = round(share * 360) // 6
+        return 2000 + math.floor(grown * cell / 60 + cell * 7 % 10 / 10)
+
+    # WHEN
+    actual = floor(busy(blocks))
+
+    # THEN
+    assert actual is not None
+    assert pytest.approx(grown / 6.0, rel=0.1) == actual.growth_per_hour
+    assert says == actual.says

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,31 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
         told_apart = "lie between live blocks" in found.summary
         assert told_apart == (stranded_share is not None)
         assert ("which part is between live blocks is not told" in found.summary) != told_apart
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (("stranded_bytes", "releasable_bytes"), "fault"),
+        (("stranded_bytes",), "suspect"),
+        (("releasable_bytes",), "suspect"),
+    ],
+)
+def test_cache_whose_parts_are_not_all_told_is_suspect(told: tuple[str, ...], status: str) -> None:
+    """Where torch counts one part alone, the other may be all of the rest."""
+
+    # GIVEN a cache that grows and of which nothing is releasable, or of which that is not told
+    def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
+        parts = {"stranded_bytes": max(grown, 0), "releasable_bytes": 0}
+        counted: dict[str, Any] = {name: parts[name] for name in told}
+        return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), expandable_segments=True, **counted),)
+
+    # WHEN
+    actual = only(watched_cache(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator"))
+
+    # THEN
+    assert status == actual.status
+    assert (len(told) == 1) == ("which part is between live blocks is not told" in actual.summary)
 
 
 def test_cache_that_does_not_grow_is_none() -> None:

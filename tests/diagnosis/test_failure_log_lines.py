@@ -209,6 +209,13 @@ def test_most_requests_are_the_settings(line: str, expected: int | None) -> None
         ("CUBLAS_STATUS_ALLOC_FAILED when calling; CUDA error: out of memory", "library", 0),
         ("CUDA error: out of memory, then CUBLAS_STATUS_ALLOC_FAILED", "library", 0),
         ("Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB", "torch", 0),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", "absurd", 0),
+        ("torch.OutOfMemoryError: CUDA out of memory. Allocation was preemptively rejected", "limit", 0),
+        ("NVML_SUCCESS == r INTERNAL ASSERT FAILED; CUDA error: out of memory", "masked", 0),
+        ("CUDA error: out of memory; NVML_SUCCESS == r INTERNAL ASSERT FAILED", "masked", 0),
+        ("torch.OutOfMemoryError: NVML_SUCCESS == r INTERNAL ASSERT FAILED", "torch", 0),
+        ("CUDA error: out of memory. Capture cuda graph failed", "driver", 0),
+        ("MemoryError while the Capture cuda graph failed", "capture", 0),
         # Two, since figures, a traceback, or much else stand between them.
         (f"{OOM} 1 GiB. CUDA error: out of memory", "torch", 1),
         ("CUDA error: out of memory\nTraceback (most recent call last):\nCUDA error: out of memory", "driver", 1),

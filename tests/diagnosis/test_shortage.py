@@ -137,6 +137,30 @@ def told(text: str) -> dict[str, Any]:
             id="cudaMallocAsync, whose limit is not one",
         ),
         pytest.param(
+            ASYNC.replace("17179869184.00 GiB", "20.00 GiB"),
+            {
+                "kind": "async",
+                "device": 1,
+                "asked_bytes": int(1.49 * MIB),
+                "free_bytes": int(3.06 * MIB),
+                "total_bytes": gib(39.39),
+                "allowed_bytes": 20 * GIB,
+                "allocated_bytes": gib(9.64),
+            },
+            id="cudaMallocAsync, with a limit of its own",
+        ),
+        pytest.param(
+            "RuntimeError: MPS backend out of memory (MPS allocated: 5.05 GiB, other allocations: 1.00 GiB, max "
+            "allowed: 6.80 GiB). Tried to allocate 256.00 MiB on private pool.",
+            {
+                "kind": "torch",
+                "asked_bytes": 256 * MIB,
+                "allowed_bytes": gib(6.8),
+                "allocated_bytes": gib(5.05),
+            },
+            id="Apple's",
+        ),
+        pytest.param(
             "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
             "per_process_memory_fraction "
             "limit. Requested size: 2.00 GiB",
@@ -336,6 +360,42 @@ def test_impossible_figures_are_left_out() -> None:
         actual.allocated_bytes,
         actual.process_bytes,
     )
+
+
+@pytest.mark.parametrize(
+    ("parts", "first", "second"),
+    [
+        (("30.00 GiB is allocated by PyTorch", "2.00 GiB is reserved by PyTorch but unallocated"), 32, 31),
+        (("30.00 GiB is allocated by PyTorch",), 30, 29),
+        (("2.00 GiB is reserved by PyTorch but unallocated",), 2, 1),
+    ],
+    ids=["both parts", "allocated alone", "unallocated alone"],
+)
+def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
+    parts: tuple[str, ...], first: int, second: int
+) -> None:
+    """What it is listed with is at least what torch has reserved; a process with a GiB less is somebody else's."""
+    # GIVEN two processes, of which the first has just so much
+    listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
+    text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
+
+    # WHEN
+    actual = told(f"{text}Of the allocated memory {', and '.join(parts)}.")
+
+    # THEN
+    assert (first * GIB, ((2, second * GIB),)) == (actual["process_bytes"], actual["others"])
+
+
+@pytest.mark.parametrize("parts", ["31.00 GiB is allocated by PyTorch", "29.00 GiB is allocated by PyTorch"])
+def test_own_process_is_left_open_where_none_or_two_can_be_it(parts: str) -> None:
+    """Then all that are listed are others, as far as is known."""
+    # GIVEN
+    listed = "Process 1 has 30.00 GiB memory in use. Process 2 has 30.50 GiB memory in use."
+    text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} {parts}"
+
+    # THEN
+    assert ((1, 30 * GIB), (2, gib(30.5))) == told(text)["others"]
+    assert "process_bytes" not in told(text)
 
 
 WORDS = st.sampled_from(

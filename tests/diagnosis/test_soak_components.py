@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak_components import ORDER, Soak, disturbance, soaked
+from kvdiag.diagnosis.soak_components import ORDER, Kind, Soak, disturbance, soaked
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.runs import run
 from tests.builders.values import GIB, KIB, MIB, SERVER_PID, allocator, device, engine
@@ -24,6 +25,11 @@ def of(seen: Seen) -> Soak:
 def changed(timeline: Timeline, change: Callable[[Sample], Sample]) -> Timeline:
     """A timeline whose samples are others."""
     return replace(timeline, samples=tuple(change(one) for one in timeline.samples))
+
+
+def test_every_kind_has_its_place() -> None:
+    """A kind without one could not be sorted."""
+    assert get_args(Kind) == ORDER
 
 
 def test_components_stand_in_their_order_with_their_names() -> None:

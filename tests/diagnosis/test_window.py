@@ -397,3 +397,13 @@ def test_lows_that_do_not_rise_are_no_leak() -> None:
     # THEN
     shapes = [judge(middles, lows=noisy(rising(rate))).shape for rate in (0.0, 2.4, 2.7, 4.9, 5.2)]
     assert ["flat", "flat", "unsteady", "unsteady", "grows"] == shapes
+
+
+@pytest.mark.parametrize(("rate", "shape"), [(2.49, "flat"), (2.5, "unsteady"), (4.99, "unsteady"), (5.0, "grows")])
+def test_floor_that_brings_a_quarter_or_a_half_of_the_claim(rate: float, shape: Shape) -> None:
+    """Of the 10 MB in each block that the medians claim; the share itself is enough."""
+    # GIVEN no noise, so that the shares are exact
+    actual = judge(noisy(rising(10.0), 0.0), lows=noisy(rising(rate), 0.0))
+
+    # THEN
+    assert shape == actual.shape

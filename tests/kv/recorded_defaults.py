@@ -2,7 +2,8 @@
 
 Runs in vLLM's own Python, in the repository's root: `ENV/bin/python -m tests.kv.recorded_defaults` writes
 data/class_defaults.json. Recorded is what stands in the class, before it works one field out from others: 32 KV heads
-that LlamaConfig makes of 32 heads are no default. With this come the layer_types that a class makes of a depth alone.
+that LlamaConfig makes of 32 heads are no default. With this come the layer_types that a class makes of a depth alone,
+and whose a model's class is: the model types that transformers has it for, and the file that vLLM loads it from.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from vllm.model_executor.models.registry import _VLLM_MODELS
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 from vllm.transformers_utils.configs.moondream3 import Moondream3TextConfig
 
-from kvdiag.kv.families import FAMILIES
+from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
 
 RECORD = Path(__file__).parent / "data" / "class_defaults.json"
 # Every field from which a family's cache is told, under all the names that families have for it.
@@ -76,8 +79,14 @@ def layer_types(config_class: Any) -> list[str] | None:
     return None if names is None else list(names)
 
 
+def of_class(name: str) -> dict[str, object]:
+    """The model types that transformers has a model's class for, and the file of vLLM that it is loaded from."""
+    types = [model_type for model_type, served in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if served == name]
+    return {"transformers": types, "vllm": _VLLM_MODELS[name][0] if name in _VLLM_MODELS else None}
+
+
 def main() -> None:
-    """Write the record, one line for each model type."""
+    """Write the record, one line for each model type and for each class."""
     lines = [
         f"{json.dumps(name)}: {json.dumps({'defaults': fields, 'layer_types': layer_types(found)})}"
         for name in sorted(FAMILIES)
@@ -85,7 +94,9 @@ def main() -> None:
     ]
     versions = json.dumps({name: metadata.version(name).partition("+")[0] for name in ("transformers", "vllm")})
     classes = ",\n".join(lines)
-    RECORD.write_text(f'{versions[:-1]}, "classes": {{\n{classes}\n}}}}\n', encoding="utf-8")
+    models = ",\n".join(f"{json.dumps(name)}: {json.dumps(of_class(name))}" for name in sorted(TYPE_OF_ARCHITECTURE))
+    parts = f'"classes": {{\n{classes}\n}},\n"model_classes": {{\n{models}\n}}'
+    RECORD.write_text(f"{versions[:-1]}, {parts}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

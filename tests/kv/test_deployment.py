@@ -541,3 +541,10 @@ def test_an_indexer_has_a_page_beside_each_latent_one() -> None:
 
     # THEN
     assert ((48_068 * 64,), (48_068,)) == (layout.bytes_per_block, layout.bytes_per_token())
+
+
+def test_a_request_without_images_or_sound_holds_nothing_of_an_encoder() -> None:
+    """Tokens of an encoder are resident where they are named alone."""
+    deployment = Deployment(max_encoder_tokens=4096)
+
+    assert deployment.serving_terms(DENSE, encoder_tokens=0) == deployment.serving_terms(DENSE)

@@ -159,7 +159,7 @@ def test_short_names_and_widths(given: str, resolved: str, bits: int) -> None:
     assert {given, resolved} <= set(KV_DTYPE_NAMES)
 
 
-@pytest.mark.parametrize("bits", [0, 5, 7, 9, 64])
+@pytest.mark.parametrize("bits", [0, 3, 5, 7, 9, 15, 17, 31, 33, 64])
 def test_elements_have_a_width_that_kernels_know(bits: int) -> None:
     """4, 8, 16 or 32 bits."""
     with pytest.raises(KvModelError, match=f"{bits} bits per element is not a known width") as caught:

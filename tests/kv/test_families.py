@@ -1,18 +1,24 @@
 """Which family a model type or a class belongs to: one config with every field, read by each as its own.
 
-Model types are those of published configs: of transformers' classes, or of code that comes with the checkpoint. Classes
-are those of vLLM 0.32's model_executor/models/registry.py.
+Model types are those of published configs: of transformers' classes, or of code that comes with the checkpoint. Whose a
+class is comes from transformers and vLLM (data/class_defaults.json), or from a published config (data/published.json).
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from kvdiag.kv.architecture import parse_architecture
-from kvdiag.kv.families import FAMILIES
+from kvdiag.kv.families import FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layers import AttentionLayer, LayerKind
+from tests.kv.vectors import DATA
+
+RECORD: dict[str, Any] = json.loads((DATA / "class_defaults.json").read_text())["model_classes"]
+PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
 
 LETTERS = {
     LayerKind.FULL: "F",
@@ -160,58 +166,61 @@ def test_dbrx_has_its_kv_heads_in_attn_config() -> None:
     assert {3} == heads
 
 
-CLASSES = {
-    "LlamaForCausalLM": "llama",
-    "LLaMAForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Phi3ForCausalLM": "phi3",
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "GptOssForCausalLM": "gpt_oss",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-    "DeciLMForCausalLM": "nemotron-nas",
-    "NemotronHForCausalLM": "nemotron_h",
-    "BailingMoeForCausalLM": "bailing_moe",
-    "BailingMoeV2ForCausalLM": "bailing_moe",
-    "BailingMoeV3ForCausalLM": "bailing_hybrid",
-    "MiMoForCausalLM": "mimo",
-    "Step1ForCausalLM": "step1",
-    "Step3p5ForCausalLM": "step3p5",
-    "LongcatCausalLM": "longcat_flash",
-    "LongcatFlashForCausalLM": "longcat_flash",
-    "LongcatFlashNgramForCausalLM": "longcat_flash_ngram",
-    "HrmTextForCausalLM": "hrm_text",
-    "IQuestLoopCoderForCausalLM": "iquest_loopcoder",
-    "K2HorizonForCausalLM": "k2_horizon",
-    "MolmoForCausalLM": "molmo",
-    "Param2MoEForCausalLM": "param2moe",
-    "Plamo3ForCausalLM": "plamo3",
-    "SarvamMLAForCausalLM": "sarvam_mla",
-    "SarvamMoEForCausalLM": "sarvam_moe",
-    "TeleChat2ForCausalLM": "telechat2",
-    "LlamaBidirectionalModel": "llama",
-    "LlamaBidirectionalForSequenceClassification": "llama",
-    "VoyageQwen3BidirectionalEmbedModel": "qwen3",
+# A class that no source below knows, and the one that it is made of.
+MADE_OF = {
+    # Checkpoints of LongCat-Flash from before transformers had a class for it.
+    "LongcatCausalLM": "LongcatFlashForCausalLM",
+    # voyage.py: Qwen3Model with a head for embeddings.
+    "VoyageQwen3BidirectionalEmbedModel": "Qwen3ForCausalLM",
 }
+BY_TYPE = {name: told["transformers"] for name, told in RECORD.items() if told["transformers"]}
+BY_CONFIG = {
+    name: entry
+    for entry in PUBLISHED.values()
+    for name in entry["config"].get("architectures", ())
+    if name in TYPE_OF_ARCHITECTURE
+}
+BY_FILE = {name: told["vllm"] for name, told in RECORD.items() if name not in {*BY_TYPE, *BY_CONFIG, *MADE_OF}}
 
 
-@pytest.mark.parametrize(("class_name", "model_type"), CLASSES.items())
-def test_a_class_stands_in_for_a_model_type(class_name: str, model_type: str) -> None:
-    """Without a model type, or with a wrapper's, the class that would be loaded tells the family."""
+def read_as(class_name: str) -> set[str]:
+    """The model types that a config of this class is taken for: without one, and with one that says nothing."""
     config = {**EVERYTHING, "architectures": ["Unheard", class_name]}
+    return {parse_architecture({**config, **wrapper}).model_type for wrapper in ({}, {"model_type": "unheard"})}
 
-    assert model_type == parse_architecture(config).model_type
-    assert model_type == parse_architecture({**config, "model_type": "unheard"}).model_type
+
+@pytest.mark.parametrize("name", BY_TYPE)
+def test_a_class_stands_in_for_its_model_type(name: str) -> None:
+    """Without a model type, or with a wrapper's, the class that would be loaded tells it, as transformers has it."""
+    assert set(BY_TYPE[name]) == read_as(name)
+
+
+@pytest.mark.parametrize("name", BY_CONFIG)
+def test_a_class_reads_a_published_config_as_its_model_type_does(name: str) -> None:
+    """Layers and heads are those that vLLM builds, though the config had no model type."""
+    # GIVEN
+    entry = BY_CONFIG[name]
+    config = {key: value for key, value in entry["config"].items() if key != "model_type"}
+
+    # WHEN
+    layers = parse_architecture(config).layers
+
+    # THEN
+    heads = {(layer.kv_heads, layer.head_size) for layer in layers if isinstance(layer, AttentionLayer)}
+    assert entry["kinds"] == Counter(str(layer.kind) for layer in layers)
+    assert ({tuple(entry["heads"])} if entry["heads"] else set()) == heads
+
+
+@pytest.mark.parametrize("name", BY_FILE)
+def test_a_class_that_is_another_of_its_file_is_of_its_family(name: str) -> None:
+    """Older spellings and second versions come from the model file that is named as the type."""
+    assert {BY_FILE[name].replace("_", "-")} == {model_type.replace("_", "-") for model_type in read_as(name)}
+
+
+@pytest.mark.parametrize("name", MADE_OF)
+def test_a_class_that_is_made_of_another_is_read_as_that(name: str) -> None:
+    """Their configs have that one's fields."""
+    assert read_as(MADE_OF[name]) == read_as(name)
 
 
 @pytest.mark.parametrize(

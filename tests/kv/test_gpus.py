@@ -89,6 +89,7 @@ def test_two_names_of_a_gpu_are_one(text: str, expected: str | None) -> None:
         ("NVIDIA H100", "h100", 81_559),
         ("NVIDIA H100 NVL", "h100_nvl", 95_830),
         ("NVIDIA H20", "h20", 97_871),
+        ("NVIDIA H20-3e", "H20-3e", 143_771),
         ("NVIDIA H200", "H200", 143_771),
         ("NVIDIA L4", "L4", 23_034),
         ("NVIDIA L40S", "nvidia-l40s", 46_068),
@@ -160,6 +161,8 @@ def test_a_gpu_has_at_least_a_mebibyte() -> None:
     with pytest.raises(KvModelError, match="is 1048575 bytes of memory; give a unit, as in 80GB") as caught:
         gpu_bytes("1048575")
     assert "gpu" == caught.value.field
+    with pytest.raises(KvModelError, match=f"gpu '{'0' * 40}' is 80 bytes of memory"):
+        gpu_bytes("0" * 41 + "80")
     with pytest.raises(KvModelError, match=f"gpu '{'h' * 40}' is neither a size nor known"):
         gpu_bytes("h" * 41)
 
@@ -206,6 +209,10 @@ def test_a_gpu_is_known_by_its_drivers_name(name: str, expected: str) -> None:
     "name",
     [
         "NVIDIA H100 64GB",
+        "NVIDIA H100 72GB",
+        "NVIDIA H100 89GB",
+        "NVIDIA H100 NVL 85GB",
+        "NVIDIA H200 157GB",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA GH200 144G HBM3e",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -220,3 +227,16 @@ def test_a_variant_with_other_memory_is_not_taken_for_it(name: str) -> None:
     """A part of a GPU, or another amount of memory, has no figure here."""
     with pytest.raises(KvModelError, match="is neither a size nor known"):
         gpu_bytes(name)
+
+
+@pytest.mark.parametrize(("name", "size"), [("h100", 73), ("h100", 80), ("h100", 88), ("h200", 141), ("h200", 156)])
+def test_a_size_in_a_name_may_be_a_tenth_off(name: str, size: int) -> None:
+    """A name counts the memory in other units than NVML, and without what ECC and firmware keep."""
+    assert gpu_bytes(name) == gpu_bytes(f"NVIDIA {name} {size}GB")
+
+
+def test_a_name_is_looked_at_up_to_its_80th_character() -> None:
+    """Drivers' names are half as long; an unknown word before it makes another GPU."""
+    assert gpu_bytes("t4") == gpu_bytes("Tesla T4" + " " * 72 + "z")
+    with pytest.raises(KvModelError, match="is neither a size nor known"):
+        gpu_bytes("Tesla T4" + " " * 71 + "z")

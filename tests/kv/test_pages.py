@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -158,3 +159,16 @@ def test_terms_have_bounds(name: str, least: int, most: int) -> None:
         with pytest.raises(KvModelError, match=f"{name} is {value}; it must lie between {least} and {most}$") as caught:
             terms(**{name: value})
         assert name == caught.value.field
+
+
+@pytest.mark.parametrize("tokens", [0, (1 << 30) + 1])
+def test_a_block_that_cannot_be_is_told_its_bounds(tokens: int) -> None:
+    """Both ends that the message names are allowed themselves."""
+    # WHEN
+    with pytest.raises(KvModelError, match=f"block size is {tokens} tokens; it must lie between") as caught:
+        replace(PAGE, block_size_tokens=tokens, heads=1, row_bytes=1)
+
+    # THEN
+    *_, least, most = map(int, re.findall(r"\d+", caught.value.message))
+    sizes = [replace(PAGE, block_size_tokens=end, heads=1, row_bytes=1).block_size_tokens for end in (least, most)]
+    assert ([1, 1 << 30], "block_size") == (sizes, caught.value.field)

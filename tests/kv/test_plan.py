@@ -11,7 +11,7 @@ from kvdiag.kv.deployment import Deployment
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.estimates import Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.parameters import count_parameters
-from kvdiag.kv.plan import Budget, Demand, Outcome, Traffic, traffic_from_histogram
+from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Budget, Demand, Outcome, Traffic, traffic_from_histogram
 from kvdiag.kv.quantization import WeightFormat, usual_quantization
 from kvdiag.kv.scenario import (
     CheckpointWeights,
@@ -92,6 +92,13 @@ def test_impossible_budgets_cannot_be_made(change: dict[str, Any], field: str) -
     assert field == caught.value.field
 
 
+def test_a_budget_of_the_default_fraction_is_what_vllm_asks_for() -> None:
+    """At its start vLLM prints "Desired GPU memory utilization is (0.92, 72.85 GiB)" on a GPU of 79.19 GiB."""
+    budget = replace(BUDGET, total_bytes=round(79.19 * 2**30), memory_fraction_ratio=DEFAULT_MEMORY_FRACTION)
+
+    assert pytest.approx(72.85 * 2**30, rel=1e-4) == budget.usable_bytes
+
+
 def test_a_plan_that_fits() -> None:
     """70B at TP 4 serves 32 requests of 8,192 tokens on 80 GB, with the headroom its pool leaves."""
     plan = scenario_plan(scenario())
@@ -124,6 +131,18 @@ def test_little_room_is_tight() -> None:
     most = scenario_plan(scenario()).max_requests
 
     assert Outcome.TIGHT == scenario_plan(scenario(requests=most)).outcome
+
+
+@pytest.mark.parametrize(
+    ("requests", "outcome"), [(1, "fits"), (None, "tight"), (1000, "does_not_fit")], ids=["one", "the most", "too many"]
+)
+def test_outcomes_are_said_in_these_words(requests: int | None, outcome: str) -> None:
+    """Scripts that read the document go by them."""
+    # GIVEN
+    most = scenario_plan(scenario()).max_requests
+
+    # THEN
+    assert outcome == scenario_plan(scenario(requests=most if requests is None else requests)).outcome.value
 
 
 @pytest.mark.parametrize("name", ["llama_70b", "gemma-3-27b", "qwen3.6-27b", "deepseek-v2-lite", "gpt-oss-20b"])

@@ -13,9 +13,6 @@ from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.profiles import (
     MOST_PROFILES,
     Measured,
-    ModelKey,
-    Profile,
-    ProfileQuery,
     find_profile,
     measure,
     model_key,
@@ -23,38 +20,10 @@ from kvdiag.kv.profiles import (
     profiles_document,
     with_profile,
 )
-from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.reported import EngineReport, RankReport, Settings
+from tests.kv.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
 PIB = 1 << 50
-MODEL = ModelKey(digest="0123456789abcdef", name="a model")
-PROFILE = Profile(
-    gpu_total_bytes=1_000_000,
-    gpu_name="h100",
-    model=MODEL,
-    tensor_parallel=2,
-    pipeline_parallel=1,
-    max_num_batched_tokens=8192,
-    context_bytes=10,
-    activation_bytes=20,
-    graph_bytes=5,
-    date="2026-01-02",
-    source="log x.log",
-)
-QUERY = ProfileQuery(gpu_total_bytes=1_000_000, gpu_name="h100", model=MODEL, tensor_parallel=2, pipeline_parallel=1)
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128_256,
-}
-
-
-def size(nominal_bytes: int) -> Size:
-    """A size without rounding."""
-    return Size(nominal_bytes=nominal_bytes)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,40 +24,25 @@ from kvdiag.kv.profiles import (
     profiles_document,
     with_profile,
 )
-from kvdiag.kv.reported import GIB, EngineReport, RankReport, Settings, Size
-
-MODEL = ModelKey(digest="0123456789abcdef", name="a model")
-PROFILE = Profile(
-    gpu_total_bytes=79 * GIB,
-    gpu_name="h100",
-    model=MODEL,
-    tensor_parallel=2,
-    pipeline_parallel=1,
-    max_num_batched_tokens=8192,
-    context_bytes=GIB,
-    activation_bytes=2 * GIB,
-    graph_bytes=GIB // 2,
-    date="2026-01-02",
-    source="log x.log",
-)
-QUERY = ProfileQuery(gpu_total_bytes=79 * GIB, gpu_name="h100", model=MODEL, tensor_parallel=2, pipeline_parallel=1)
-
-
-def size(gib: float) -> Size:
-    """A size in GiB."""
-    return Size(nominal_bytes=round(gib * GIB))
+from kvdiag.kv.reported import GIB, EngineReport, RankReport, Settings
+from tests.kv.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
 
 def measured(rank: RankReport, settings: Settings) -> Measured | None:
     """What a report of one rank gives on a GPU of 80 GiB, with a pool of 50 and planned weights of 15."""
-    report = EngineReport(settings=settings, ranks=(replace(rank, pool=size(50)),))
+    report = EngineReport(settings=settings, ranks=(replace(rank, pool=size(50 * GIB)),))
     return measure(report, total_bytes=80 * GIB, weights_bytes=15 * GIB, pool_bytes=50 * GIB)
 
 
 def test_consumed_memory_gives_the_context() -> None:
     """0.27 and later: consumed is weights and context; activation has the graphs' estimate in it."""
     rank = RankReport(
-        name="", weights=size(15), consumed=size(16), activation=size(3), graphs_estimate=size(1), graphs_actual=size(2)
+        name="",
+        weights=size(15 * GIB),
+        consumed=size(16 * GIB),
+        activation=size(3 * GIB),
+        graphs_estimate=size(GIB),
+        graphs_actual=size(2 * GIB),
     )
 
     assert Measured(context_bytes=GIB, activation_bytes=2 * GIB, graph_bytes=GIB) == measured(
@@ -68,7 +52,9 @@ def test_consumed_memory_gives_the_context() -> None:
 
 def test_v0_tells_every_part() -> None:
     """Its graphs lie outside the memory fraction."""
-    rank = RankReport(name="", weights=size(15), non_torch=size(1), activation=size(3), graphs_actual=size(2))
+    rank = RankReport(
+        name="", weights=size(15 * GIB), non_torch=size(GIB), activation=size(3 * GIB), graphs_actual=size(2 * GIB)
+    )
 
     assert Measured(
         context_bytes=GIB, activation_bytes=3 * GIB, graph_bytes=2 * GIB, graphs_in_fraction=False
@@ -77,7 +63,7 @@ def test_v0_tells_every_part() -> None:
 
 def test_a_peak_of_torch_is_weights_and_activation() -> None:
     """0.6.4 tells the peak alone."""
-    rank = RankReport(name="", weights=size(15), peak_torch=size(17), non_torch=size(1))
+    rank = RankReport(name="", weights=size(15 * GIB), peak_torch=size(17 * GIB), non_torch=size(GIB))
     found = measured(rank, Settings(version="0.6.4"))
 
     assert found is not None
@@ -86,7 +72,7 @@ def test_a_peak_of_torch_is_weights_and_activation() -> None:
 
 def test_what_is_not_told_apart_stays_one_figure() -> None:
     """Weights and pool alone: 0.9 x 80 - 15 - 50 = 7 GiB of overhead, and no split is made up."""
-    found = measured(RankReport(name="", weights=size(15)), Settings(memory_fraction_ratio=0.9))
+    found = measured(RankReport(name="", weights=size(15 * GIB)), Settings(memory_fraction_ratio=0.9))
 
     assert Measured(overhead_bytes=7 * GIB) == found
 
@@ -107,7 +93,7 @@ def test_overheads_of_a_profile_name_their_source() -> None:
     """What a plan is made with, and where it comes from."""
     overheads = PROFILE.overheads
 
-    assert (GIB, 2 * GIB, GIB // 2, 0, "measured: profile of 2026-01-02, log x.log") == (
+    assert (10, 20, 5, 0, "measured: profile of 2026-01-02, log x.log") == (
         overheads.context_bytes,
         overheads.activation_bytes,
         overheads.graph_bytes,
@@ -125,12 +111,12 @@ def test_graphs_outside_the_fraction_take_nothing_from_the_pool() -> None:
     ("query", "expected"),
     [
         (QUERY, True),
-        (replace(QUERY, gpu_total_bytes=round(79.65 * GIB)), True),
+        (replace(QUERY, gpu_total_bytes=1_010_000), True),
         (replace(QUERY, gpu_name=None), True),
         (replace(QUERY, max_num_batched_tokens=8192), True),
         (replace(QUERY, max_num_batched_tokens=2048), False),
         (replace(QUERY, gpu_name="a100"), False),
-        (replace(QUERY, gpu_total_bytes=94 * GIB), False),
+        (replace(QUERY, gpu_total_bytes=1_190_000), False),
         (replace(QUERY, model=replace(MODEL, digest="another")), False),
         (replace(QUERY, model=replace(MODEL, name="called otherwise")), True),
         (replace(QUERY, tensor_parallel=1), False),
@@ -169,19 +155,10 @@ def test_there_are_never_too_many() -> None:
 
 def test_a_model_is_its_shape_and_not_its_name() -> None:
     """Names, paths and the longest context do not count; width, vocabulary and quantization do."""
-    # GIVEN
-    config: dict[str, Any] = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-    }
 
+    # GIVEN
     def key(**changes: object) -> str:
-        changed = config | changes
+        changed = LLAMA | changes
         return model_key(changed, parse_architecture(changed), name="x").digest
 
     # WHEN

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas, compare
+from kvdiag.diagnosis.fleet.components import COMPONENTS, Unit
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
 from kvdiag.model import Finding
 from kvdiag.stats import Interval
@@ -237,6 +238,11 @@ def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: s
     # THEN
     (shown,) = [one for one in found.evidence if one.name == "growth_per_hour"]
     assert (verdict, source, unit) == (found.id, shown.source, shown.unit)
+
+
+def test_every_unit_is_some_components() -> None:
+    """Bytes and blocks, and no other."""
+    assert set(get_args(Unit)) == {one.unit for one in COMPONENTS}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ RUNNING = (2, 3) * 40
 def pages(
     running: Iterable[int] = RUNNING,
     *,
-    blocks_each: int,
+    blocks_each: float,
     resident_blocks: int = 0,
     prompt_tokens: int = 1_000,
     generated_tokens: int = 100,
@@ -64,6 +64,23 @@ def test_requests_that_reserve_the_longest_context_are_a_fault() -> None:
     assert ("fault", told) == (actual.status, actual.summary)
     figures = {"blocks_needed_at_most": 126, "longest_prompt_at_most": 1_000, "prompts_at_least": 79}
     assert figures.items() <= evidence(actual).items()
+
+
+def test_figures_by_the_page_have_units_and_sources() -> None:
+    """Blocks of a request to the hundredth, and what is read from the page apart from what is computed."""
+    # GIVEN three requests that take 4,501 blocks together
+    actual = verdict(*pages((1, 4) * 40, blocks_each=1_500 + 1 / 3))
+
+    # THEN
+    assert {
+        "blocks_per_request": (1500.33, "blocks", "vllm"),
+        "blocks_needed_at_most": (126, "blocks", "computed"),
+        "tokens_of_a_request_at_most": (2000, "tokens", "computed"),
+        "longest_prompt_at_most": (1000, "tokens", "vllm"),
+        "prompts_at_least": (79, "requests", "vllm"),
+        "changes_of_running_requests": (79, "readings", "vllm"),
+        "looked_up_over_counted": (1.0, "ratio", "vllm"),
+    } == {one.name: (one.value, one.unit, one.source) for one in actual.evidence}
 
 
 @pytest.mark.parametrize(
