@@ -56,13 +56,15 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.xdist_group("pyz")
 def test_the_file_runs_where_nothing_is_installed(pyz: Run, tmp_path: Path) -> None:
-    """Version, a plan, a look at a server, and the agent that it brings along."""
+    """Version, a plan, a look at a server, a simulated one, and the agent that it brings along."""
     first = pyz("--version")
     assert f"kvdiag, version {kvdiag.__version__}\n" == first.stdout, first.stderr
     assert pyz("fit", "llama_70b", "--tp", "4").stdout.startswith("FITS")
     with Drill(STORIES["healthy"]) as drill:
         looked = pyz("doctor", "--url", drill.url)
     assert (0, "") == (looked.returncode, looked.stderr)
+    offered = pyz("run", "--simulate", "healthy", "--dry-run")
+    assert (0, "") == (offered.returncode, offered.stderr)
     installed = pyz("agent", "install", str(tmp_path / "agent"))
     assert 0 == installed.returncode, installed.stderr
     assert any((tmp_path / "agent").rglob("publication.py"))

@@ -131,6 +131,25 @@ def test_interrupted_simulation_leaves_no_server_behind(sent: signal.Signals) ->
     assert eventually(lambda: not any(child.is_running() for child in found))
 
 
+def test_simulation_takes_no_module_of_the_folder_it_is_called_in(tmp_path: Path) -> None:
+    """A file there that is called as a package which the simulated server needs is not run."""
+    # GIVEN
+    (tmp_path / "click.py").write_text("raise SystemExit('of another program')\n")
+    program = Path(sys.executable).with_name("kvdiag")
+    # WHEN
+    result = subprocess.run(
+        [program, "run", "--simulate", "healthy", "--dry-run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_LIMIT_SECONDS,
+    )
+    # THEN
+    assert (0, "") == (result.returncode, result.stderr)
+    assert result.stdout.startswith("1 baseline")
+
+
 def test_background_job_is_ended_by_sigterm(slow_drill: Client) -> None:
     """A shell starts its background jobs with SIGINT ignored: SIGTERM ends such a run all the same."""
     # GIVEN
