@@ -31,6 +31,11 @@ class Check:
             raise ValueError(f"{self.id} is {self.outcome} and names no fix")
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """A number of things, of which there may be one."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def worst(checks: Iterable[Check]) -> Outcome:
     """The worst outcome of all; `skip` where nothing was checked."""
     return min((check.outcome for check in checks), key=ORDER.index, default="skip")

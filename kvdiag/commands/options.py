@@ -37,7 +37,7 @@ def agent_option(function: F) -> F:
     option = click.option(
         "--agent-dir",
         envvar="KVDIAG_AGENT_DIR",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # what cannot be read is a gap, which doctor explains
         help="Where the agents in the server's processes publish what torch holds (see `kvdiag agent install --help`).",
     )
     return option(function)
