@@ -225,6 +225,25 @@ def test_dry_run_offers_nothing(drill: Client) -> None:
     assert (0, 0) == (served(drill), drill.gauge("prompt_tokens_total"))
 
 
+@pytest.mark.parametrize("where", ["environment", "file"])
+def test_the_command_line_says_who_is_diagnosed(tmp_path: Path, where: str) -> None:
+    """The usual server, of the environment or a file, is not in the way of a simulated one that is asked for."""
+    # GIVEN a server that nobody would reach
+    usual = "http://127.0.0.1:1"
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(f'[run]\nurl = "{usual}"\n')
+    before = ("--config", str(config)) if where == "file" else ()
+    # WHEN
+    actual = kvdiag(
+        *before,
+        *("run", "--simulate", "healthy", "--dry-run"),
+        env={"KVDIAG_RUN_URL": usual} if where == "environment" else {},
+    )
+    # THEN
+    assert (0, "") == (actual.code, actual.stderr)
+    assert actual.stdout.startswith("1 baseline")
+
+
 def test_isolation_probe_is_planned(drill: Client) -> None:
     """--dry-run prints all that the probe would cost, and asks nothing of the model."""
     # WHEN

@@ -38,7 +38,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
-        summary = f"{preempted} requests were preempted and computed again, up to {most} waited for room{limit}"
+        # A request may be preempted many times.
+        summary = f"{preempted} preemptions, each computed again; up to {most} requests waited for room{limit}"
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if streak >= limits.waiting_samples:
         summary = f"up to {most} requests waited for room in the pool{limit}"
