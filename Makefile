@@ -56,6 +56,7 @@ pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform'
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site -r $(PYZ).d/requirements.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site .
 	@$(BIN)/shiv --compressed --site-packages $(PYZ).d/site -p '/usr/bin/env python3' -c kvdiag -o $(PYZ)
+	@$(BIN)/python deploy/pyz/insert.py $(PYZ)
 	@rm -rf $(PYZ).d
 
 screenshots: OUT = .cache/screenshots

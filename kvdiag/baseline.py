@@ -24,18 +24,26 @@ TOLERANCE_RATIO = 0.02
 LEAST_BYTES = 32 * 2**20
 """Nor is less than this, whatever its share: a library's workspace comes and goes with its version."""
 
+CALLED = "called"
+"""The unit of a verdict: 1 where it was called, 0 where not."""
+
 Worse = Literal["higher", "lower"]
 Outcome = Literal["same", "better", "worse", "not seen", "new"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured number: its unit, and in which direction it is worse."""
+    """One measured number: its unit, and in which direction it is worse.
+
+    `grain`, in the same unit, is what one block more or less makes of it: a request's tokens end somewhere in its last
+    block, and where that is differs from run to run of the same server.
+    """
 
     name: str
     unit: str
     value: float
     worse: Worse
+    grain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +70,8 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """The change as a share of what was before."""
-        if self.before is None or self.after is None or not self.before:
+        """The change as a share of what was before; a verdict has none."""
+        if self.unit == CALLED or self.before is None or self.after is None or not self.before:
             return None
         return self.after / self.before - 1.0
 
@@ -130,10 +138,13 @@ def _step(step: StepResult) -> Iterable[Figure]:
     tokens, held = _number(step, "tokens"), _number(step, "bytes")
     blocks, kept = _number(step, "blocks"), _number(step, "blocks_kept")
     if tokens and blocks is not None:
-        cost = 1000.0 * blocks / tokens
-        yield Figure(name=f"{step.id}.blocks_per_1000", unit="blocks per 1,000 tokens", value=cost, worse="higher")
+        cost, grain = 1000.0 * blocks / tokens, 1000.0 / tokens
+        name = f"{step.id}.blocks_per_1000"
+        yield Figure(name=name, unit="blocks per 1,000 tokens", value=cost, worse="higher", grain=grain)
     if tokens and held is not None:
-        yield Figure(name=f"{step.id}.bytes_per_token", unit="bytes/token", value=held / tokens, worse="higher")
+        cost = held / tokens
+        grain = cost / blocks if blocks else 0.0
+        yield Figure(name=f"{step.id}.bytes_per_token", unit="bytes/token", value=cost, worse="higher", grain=grain)
     if kept is not None:
         yield Figure(name=f"{step.id}.blocks_kept", unit="blocks", value=kept, worse="higher")
 
@@ -171,7 +182,7 @@ def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANC
         changes.append(
             Change(
                 name=verdict,
-                unit="called",
+                unit=CALLED,
                 outcome=verdict_outcome,
                 before=float(was_there),
                 after=float(is_there),
@@ -182,7 +193,7 @@ def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANC
 
 def _outcome(was: Figure, now: Figure, tolerance_ratio: float) -> Outcome:
     apart = now.value - was.value
-    least = LEAST_BYTES if was.unit == "bytes" else 0.0
+    least = LEAST_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
     if abs(apart) <= max(tolerance_ratio * abs(was.value), least):
         return "same"
     return "worse" if (apart > 0) == (was.worse == "higher") else "better"
@@ -198,7 +209,8 @@ def document(baseline: Baseline) -> dict[str, Any]:
         "worst": baseline.worst,
         "verdicts": list(baseline.verdicts),
         "figures": [
-            {"name": one.name, "unit": one.unit, "value": one.value, "worse": one.worse} for one in baseline.figures
+            {"name": one.name, "unit": one.unit, "value": one.value, "worse": one.worse, "grain": one.grain}
+            for one in baseline.figures
         ],
     }
 
@@ -233,15 +245,16 @@ def _text(value: object) -> str | None:
 
 def _figure(value: object) -> Figure:
     told: Mapping[str, Any] = value if isinstance(value, dict) else {}
-    number, worse = told.get("value"), told.get("worse")
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int | float)
-        or not abs(number) <= sys.float_info.max
-        or worse not in ("higher", "lower")
-    ):
+    number, grain, worse = _finite(told.get("value")), _finite(told.get("grain", 0.0)), told.get("worse")
+    if number is None or grain is None or worse not in ("higher", "lower"):
         raise ValueError(f"the figure {str(told.get('name'))[:40]!r} is none")
     name, unit = _text(told.get("name")), _text(told.get("unit"))
     if not name or not unit:
         raise ValueError("a figure has no name or no unit")
-    return Figure(name=name, unit=unit, value=float(number), worse=worse)
+    return Figure(name=name, unit=unit, value=number, worse=worse, grain=grain)
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)

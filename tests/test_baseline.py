@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvdiag.baseline import Baseline, Figure, baseline_of, compare, document, parse
 from kvdiag.diagnosis import diagnose
-from kvdiag.model import Timeline
+from kvdiag.model import Quantity, StepResult, Timeline
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, holding, pool, seen
 from tests.builders.worlds import WORLDS, facts
@@ -82,6 +82,45 @@ def test_some_bytes_are_no_difference() -> None:
         assert {small.name: outcome} == outcomes(before, after)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        pytest.param((5, 514), (5, 575), "same", id="the last block is filled further"),
+        pytest.param((5, 575), (5, 514), "same", id="and less far"),
+        pytest.param((5, 512), (6, 512), "same", id="one block more"),
+        pytest.param((5, 512), (8, 512), "worse", id="three"),
+        pytest.param((8, 512), (5, 512), "better", id="three less"),
+        pytest.param((1_311, 20_892), (1_322, 20_892), "same", id="less than 2 %"),
+        pytest.param((1_311, 20_892), (1_345, 20_892), "worse", id="more, of many blocks"),
+    ],
+)
+def test_where_a_request_ends_in_its_last_block_is_no_difference(
+    before: tuple[int, int], after: tuple[int, int], outcome: str
+) -> None:
+    """Blocks are whole: a request's cost in them depends on its tokens, which differ from run to run of one server."""
+
+    def baseline(blocks: int, tokens: int) -> Baseline:
+        # GIVEN a step that held these blocks of 32 KiB for these tokens
+        step = StepResult(
+            id="single_request",
+            status="ok",
+            summary="",
+            measured=(
+                Quantity(name="blocks", value=blocks, unit="blocks"),
+                Quantity(name="bytes", value=blocks * 32_768, unit="bytes"),
+                Quantity(name="tokens", value=tokens, unit="tokens"),
+            ),
+        )
+        told = diagnose(Timeline(samples=()), facts(WORLDS["healthy"]))
+        return baseline_of(Timeline(samples=()), replace(told, steps=(step,)))
+
+    # WHEN one is held against the other
+    actual = outcomes(baseline(*before), baseline(*after))
+    # THEN
+    names = ("single_request.blocks_per_1000", "single_request.bytes_per_token")
+    assert [outcome] * 2 == [actual[name] for name in names]
+
+
 def test_one_kept_block_is_worse() -> None:
     """From none to one there is no share, and no tolerance."""
     assert "worse" == outcomes(HEALTHY, changed("single_request.blocks_kept", 1.0))["single_request.blocks_kept"]
@@ -101,6 +140,7 @@ def test_a_verdict_that_comes_is_worse_and_one_that_goes_is_better() -> None:
     assert "worse" == outcomes(HEALTHY, leaks)["leak.kv_blocks"]
     assert "better" == outcomes(leaks, HEALTHY)["leak.kv_blocks"]
     assert "same" == outcomes(leaks, leaks)["leak.kv_blocks"]
+    assert compare(leaks, HEALTHY)[-1].ratio is None
 
 
 def test_without_steps_there_is_no_baseline() -> None:
@@ -141,6 +181,11 @@ def test_what_is_kept_is_what_is_read() -> None:
             }
             for value in (10**400, -(10**400), float("inf"), float("nan"))
         ),
+        {
+            "kvdiag_baseline": 1,
+            "figures": [{"name": "a", "unit": "b", "value": 1.0, "worse": "lower", "grain": "1"}],
+            "verdicts": [],
+        },
         {"kvdiag_baseline": 1, "figures": [{"unit": "b", "value": 1.0, "worse": "lower"}], "verdicts": []},
         {"kvdiag_baseline": 1, "figures": [], "verdicts": ["x"] * 1000},
         {"kvdiag_baseline": 1, "figures": [], "verdicts": ["x" * 5000]},

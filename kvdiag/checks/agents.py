@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag.checks.check import Check
+from kvdiag.diagnosis.observe import counted
 from kvdiag.model import Allocator, Gap
 
 OLD_SECONDS = 10.0
@@ -19,11 +20,13 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
         return Check(id="agent.publications", outcome="skip", found=found)
     install = f"see `kvdiag agent install --help`, and start the server with its KVDIAG_AGENT_DIR={folder}"
     problem = "; ".join(gap.reason for gap in gaps)
+    if allocators is not None and not allocators:
+        fix = "look again once the model is loaded; an engine on the CPU holds nothing there"
+        return Check(id="agent.publications", outcome="warn", found=f"agents publish; {problem}", fix=fix)
     if not allocators:
         return Check(id="agent.publications", outcome="fail", found=problem or "nothing is published", fix=install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)
-    count = "1 allocator" if len(allocators) == 1 else f"{len(allocators)} allocators"
-    found = f"{count}, the oldest figure {oldest:,.0f} s old"
+    found = f"{counted(len(allocators), 'allocator', 'allocators')}, the oldest figure {oldest:,.0f} s old"
     if problem:
         return Check(id="agent.publications", outcome="warn", found=f"{found}; {problem}", fix=install)
     if oldest > OLD_SECONDS:
@@ -32,10 +35,13 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
     return Check(id="agent.publications", outcome="pass", found=found)
 
 
-def permission(folder: Path | None, *, writable: bool) -> Check:
-    """Whether kvdiag can ask the agents to look at their blocks at once."""
+def permission(folder: Path | None, *, readable: bool, writable: bool) -> Check:
+    """Whether kvdiag can read what the agents publish, and ask them to look at their blocks at once."""
     if folder is None:
         return Check(id="agent.permission", outcome="skip", found="no --agent-dir")
+    if not readable:
+        fix = "run kvdiag as the server's user or in the group of its files (fsGroup in a pod), and look at the path"
+        return Check(id="agent.permission", outcome="fail", found=f"{folder} cannot be read here", fix=fix)
     if not writable:
         found = f"{folder} is read-only here: blocks are looked at once a minute, not when asked"
         fix = "mount it writable for kvdiag's user, if the split of reserved memory should be fresh"

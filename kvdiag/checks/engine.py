@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
+from kvdiag.diagnosis.observe import counted
 from kvdiag.sources.vllm import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
 from kvdiag.sources.vllm_page import Page
 
@@ -96,15 +97,20 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     if pids is None:
         fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
         return Check(id="engine.processes", outcome="warn", found=problem or "not seen", fix=fix)
-    found = f"{len(pids)} {'process' if len(pids) == 1 else 'processes'}, the memory of {readable} can be read"
+    found = f"{counted(len(pids), 'process', 'processes')}, the memory of {readable} can be read"
     if readable < len(pids):
         fix = "run kvdiag as the server's user: host memory of the others stays unseen"
         return Check(id="engine.processes", outcome="warn", found=found, fix=fix)
     return Check(id="engine.processes", outcome="pass", found=found)
 
 
-def clock(date: str | None, now_seconds: float) -> Check:
-    """Whether the server's clock, by the Date of its answer (RFC 9110, whole seconds), is ours."""
+def clock(date: str | None, now_seconds: float | None) -> Check:
+    """Whether the server's clock, by the Date of its answer (RFC 9110, whole seconds), is ours.
+
+    `now_seconds` is ours when it was asked, `None` where nobody answered.
+    """
+    if now_seconds is None:
+        return Check(id="engine.clock", outcome="skip", found="no server answers")
     if not date:
         return Check(id="engine.clock", outcome="skip", found="the server does not tell its time")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvdiag.checks.check import Check
+from kvdiag.diagnosis.observe import counted
 from kvdiag.model import Device, Gap
 
 SLOW_SECONDS = 0.1
@@ -24,7 +25,9 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     gpus = sorted(name for name in nodes if name.removeprefix("nvidia").isdecimal())
     visible = environment.get("NVIDIA_VISIBLE_DEVICES")
     abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
-    told = [f"{len(gpus)} device files /dev/nvidia*" if gpus else "no device file /dev/nvidia0"]
+    told = [
+        f"{counted(len(gpus), 'device file', 'device files')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"
+    ]
     told += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
     told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
     found = ", ".join(told)
@@ -40,14 +43,16 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     return Check(id="gpu.container", outcome="pass", found=found)
 
 
-def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: float) -> Check:
-    """Whether NVML answers, and with how many GPUs."""
+def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: float | None) -> Check:
+    """Whether NVML answers, with how many GPUs, and how fast; `None` where no driver was timed, as a drill has none."""
     if not devices:
         why, _, fix = (gaps[0].reason if gaps else "the NVIDIA driver lists no GPU").partition("; ")
         fix = fix or f"{RUN_IN_CONTAINER}utility"
         return Check(id="gpu.driver", outcome="fail", found=why, fix=fix)
     names = dict.fromkeys(device.name for device in devices)
-    found = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'} ({', '.join(names)})"
+    found = f"{counted(len(devices), 'device', 'devices')} ({', '.join(names)})"
+    if took_seconds is None:
+        return Check(id="gpu.driver", outcome="pass", found=found)
     found += f", read in {took_seconds * 1e3:.1f} ms"
     if took_seconds > SLOW_SECONDS:
         fix = "start nvidia-persistenced, and look for Xid errors in `dmesg`: the driver answers slowly"
@@ -92,7 +97,7 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
         return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)
-    found = "1 process holds memory" if len(listed) == 1 else f"{len(listed)} processes hold memory"
+    found = f"{counted(len(listed), 'process holds', 'processes hold')} memory"
     if silent:
         fix = "share the host's PID namespace (hostPID: true): here the driver knows the processes, not their memory"
         return Check(

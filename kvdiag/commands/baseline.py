@@ -42,6 +42,8 @@ def command() -> None:
 def save(trace: Path, file: Path) -> None:
     """Keep what TRACE, a file of `kvdiag run --record`, has measured, in FILE."""
     document = json.dumps(baseline.document(_of_trace(trace)), indent=2, allow_nan=False)
+    if file.exists() and file.samefile(trace):
+        raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
     try:
         file.write_text(f"{document}\n", encoding="utf-8")
     except OSError as error:

@@ -66,7 +66,7 @@ def command(
 
     A --report of several replicas has a table of all, and the worst one in full.
     """
-    page = ReportFile(report)
+    page = ReportFile(report, read=(*trace, *logs, *boxes, *traces))
     if postmortem:
         return examine(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
     if logs or boxes or traces:

@@ -37,6 +37,9 @@ PROMETHEUS_SECONDS = 15.0
 
 EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "warn": 1, "fail": 2, "skip": 3}
 
+OWN_GPU = tuple(name for name, meaning in KVDIAG.items() if meaning.part == "device")
+"""What kvdiag itself tells of devices."""
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -137,7 +140,7 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
     here = set(psutil.pids()) if not drill else {one.pid for each in devices or () for one in each.processes or ()}
     return [
         *container,
-        gpus.driver(devices, gaps, took_seconds),
+        gpus.driver(devices, gaps, None if drill else took_seconds),
         gpus.memory(devices, gaps),
         gpus.processes(devices, here),
     ]
@@ -160,7 +163,7 @@ def _server(url: str | None, identity: Identity | None, problem: str | None) -> 
         engine.series(None, None),
         engine.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
         engine.processes(None, 0, None),
-        engine.clock(None, 0.0),
+        engine.clock(None, None),
     ]
 
 
@@ -208,16 +211,20 @@ async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | No
 async def _agents(folder: Path | None) -> list[Check]:
     reader = agent_reader(folder)
     if folder is None or reader is None:
-        return [agents.publications(None, None, ()), agents.permission(None, writable=False)]
+        return [agents.publications(None, None, ()), agents.permission(None, readable=False, writable=False)]
     allocators, gaps = await read_agents(reader, AGENT_SECONDS)
     return [
         agents.publications(folder, allocators, gaps),
-        agents.permission(folder, writable=os.access(folder, os.W_OK | os.X_OK)),
+        agents.permission(
+            folder,
+            readable=os.access(folder, os.R_OK | os.X_OK),
+            writable=os.access(folder, os.W_OK | os.X_OK),
+        ),
     ]
 
 
 async def _prometheus(history: Access | None) -> list[Check]:
-    sources = {"vllm": VLLM, "gpu": GPU, "kvdiag": KVDIAG}
+    sources = {"vllm": VLLM, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
         return [prometheus.answers(None, None)]
     url = history.url.rstrip("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -35,7 +36,10 @@ def command(story: str, port: int, until_eof: bool) -> int:
             else:
                 threading.Event().wait()
     except OSError as error:
-        raise KvdiagError(f"cannot serve on port {port}: {error.strerror}") from error
+        reason = (
+            os.strerror(error.errno).lower() if error.errno else str(error)
+        )  # asyncio's own text repeats the address
+        raise KvdiagError(f"cannot serve on port {port}: {reason}; --port 0 takes a free one") from error
     except KeyboardInterrupt:
         pass  # the way in which a drill ends
     return 0

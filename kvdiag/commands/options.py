@@ -7,8 +7,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T | None, U | None]:
+    """Two options that exclude each other, by name and value.
+
+    Where one stands on the command line, the other counts only if it does too, and not from the environment or a file.
+    """
+    context = click.get_current_context()
+    one, other = (context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in (first, second))
+    return first[1] if one or not other else None, second[1] if other or not one else None
 
 
 def server_options(function: F) -> F:
@@ -37,7 +50,7 @@ def agent_option(function: F) -> F:
     option = click.option(
         "--agent-dir",
         envvar="KVDIAG_AGENT_DIR",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # what cannot be read is a gap, which doctor explains
         help="Where the agents in the server's processes publish what torch holds (see `kvdiag agent install --help`).",
     )
     return option(function)

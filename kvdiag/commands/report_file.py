@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,11 +45,11 @@ def report_option(function: F) -> F:
 class ReportFile:
     """Where a report goes; none where `path` is `None`."""
 
-    def __init__(self, path: Path | None) -> None:
-        """See that the file can be written.
+    def __init__(self, path: Path | None, *, read: Iterable[Path] = ()) -> None:
+        """See that the file can be written, and is none of those that are read.
 
         Raises:
-            KvdiagError: it cannot be.
+            KvdiagError: it cannot be, or is one.
 
         """
         self._path = path
@@ -58,6 +58,8 @@ class ReportFile:
         try:
             # The file that a link points to is replaced, not the link.
             self._target = path.resolve()
+            if self._target.exists() and any(one.exists() and one.samefile(self._target) for one in read):
+                raise KvdiagError(f"cannot write a report to {path}: it is what is judged; give another file")
             if self._target.exists() and not self._target.is_file():
                 raise KvdiagError(f"cannot write a report to {path}: it is there, and not a file")
             if self._target.exists() and not os.access(self._target, os.W_OK):

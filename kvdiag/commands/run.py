@@ -15,7 +15,7 @@ import click
 
 from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
 from kvdiag.commands.duration import Duration
-from kvdiag.commands.options import agent_option, output_option, server_options
+from kvdiag.commands.options import agent_option, either, output_option, server_options
 from kvdiag.commands.progress import show_progress
 from kvdiag.commands.report_file import ReportFile, report_option
 from kvdiag.commands.show import exit_code, print_diagnosis
@@ -98,6 +98,7 @@ def command(
     turns, for leaks that a minute cannot show.
     --isolation runs something else in their place: two tenants send the same prompts, with cache_salt and without.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    url, simulate = either(("url", url), ("simulate", simulate))
     if (url is None) == (simulate is None):
         raise click.UsageError("give either --url URL or --simulate STORY")
     if report is not None and record is not None and report.resolve() == record.resolve():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.sim import STORIES
 
@@ -26,9 +29,12 @@ def simulated(story: str) -> Iterator[str]:
         raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to take back from the server.
     # It ends with us even where we are killed: then nobody holds the other end of its input any more.
-    command = [sys.executable, "-m", "kvdiag", "drill", story, "--until-eof"]
+    # The same package as ours, be it inside a file of its own; -P: no module of the folder that we were called in.
+    packages = [str(Path(kvdiag.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
+    command = [sys.executable, "-P", "-m", "kvdiag", "drill", story, "--until-eof"]
     with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as server:
         try:
             lines = iter(server.stdout or ())

@@ -21,7 +21,7 @@ from kvdiag.commands.attach import attach_options, open_daemon
 from kvdiag.commands.connect import agent_reader
 from kvdiag.commands.find import Finder
 from kvdiag.commands.logs import configure
-from kvdiag.commands.options import agent_option, server_options
+from kvdiag.commands.options import agent_option, either, server_options
 from kvdiag.commands.screen import Screen
 from kvdiag.commands.serve import LISTEN
 from kvdiag.commands.show import PIPED_WIDTH, exit_code, print_text
@@ -135,6 +135,7 @@ def command(
     q or Ctrl-C leaves, with exit code 0. Without a terminal, or with --once, one frame is printed and the exit code is
     the verdict's. It offers no load.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    url, attach = either(("url", url), ("attach", attach))
     if url is not None and attach is not None:
         raise click.UsageError("give either --url or --attach")
     console = Console(highlight=False)

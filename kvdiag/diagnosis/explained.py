@@ -13,7 +13,7 @@ def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> 
     """Most bytes that can be explained over all of a server's devices; `None` where pool or weights are not known.
 
     Weights are counted once over all ranks, the pool once per rank. The allowance is a CUDA context and a share of the
-    device for activations, CUDA graphs and allocator cache.
+    device for activations, CUDA graphs and allocator cache. It is never more than there is.
     """
     memories = [device.memory for device in devices if device.memory is not None]
     pools = all_pools_bytes(facts)
@@ -24,4 +24,5 @@ def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> 
     pool_bytes = pools[0] * max(len(memories) // copies, 1)
     reserved = sum(memory.driver_reserved_bytes or 0 for memory in memories)
     allowance = sum(limits.context_bytes + int(limits.activation_ratio * memory.total_bytes) for memory in memories)
-    return pool_bytes + copies * facts.weights_bytes + reserved + allowance
+    room_bytes = sum(memory.total_bytes for memory in memories)
+    return min(pool_bytes + copies * facts.weights_bytes + reserved + allowance, room_bytes)

@@ -173,7 +173,7 @@ def _about(diagnosis: Diagnosis, timeline: Timeline) -> Html:
     for sample in timeline.samples:
         if sample.devices is not None:
             devices.update({device.uuid: device for device in sample.devices})
-    names = [f"{device.name}{_size(device)}" for device in devices.values()]
+    names = [", ".join(filter(None, (device.name, _size(device)))) for device in devices.values()]
     rows = [
         ("model", facts.model or "not told"),
         ("server", facts.url or "not told"),
@@ -190,7 +190,7 @@ def _about(diagnosis: Diagnosis, timeline: Timeline) -> Html:
 
 
 def _size(device: Device) -> str:
-    return "" if device.memory is None else f", {readable(device.memory.total_bytes)}"
+    return "" if device.memory is None else readable(device.memory.total_bytes)
 
 
 def _counted(told: Sequence[str]) -> list[str]:

@@ -111,7 +111,7 @@ def _subject(facts: Facts) -> RenderableType:
     )
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
-        ("server", " ".join(part for part in (facts.url, f"({engine})" if engine else None) if part)),
+        ("server", " ".join(part for part in (facts.url, f"({engine})" if engine else None) if part) or "not told"),
         ("model", facts.model or "not told"),
         ("KV pool", pools or "not told"),
         *(("KV model", told) for told in models),

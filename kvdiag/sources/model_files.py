@@ -64,6 +64,11 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
         return _folder(path)
     if file:
         return ModelFiles(origin=str(path), config=_json_file(path))
+    if model.startswith((".", "/", "~")):
+        raise KvdiagError(
+            f"there is no folder or file {model[:120]!a}: "
+            "give one with a config.json, a Hub id, or a name of `kvdiag fit --list`"
+        )
     known = catalogue()
     entry = known.find(model)
     if entry is not None:

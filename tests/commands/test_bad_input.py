@@ -143,4 +143,4 @@ def test_port_that_is_taken_is_told() -> None:
 
     # THEN
     assert f"cannot serve on port {port}: " == actual[: len(f"cannot serve on port {port}: ")]
-    assert actual.endswith("already in use")
+    assert actual.endswith("already in use; --port 0 takes a free one")

@@ -37,6 +37,19 @@ def test_a_trace_is_its_own_baseline(saved: Path, capsys: pytest.CaptureFixture[
     assert "idle.host_anonymous" in outcomes
 
 
+def test_a_baseline_is_not_written_over_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace can be measured again, and what it says cannot be had from a baseline."""
+    # GIVEN
+    trace = tmp_path / "trace.jsonl.gz"
+    trace.write_bytes(RUN.read_bytes())
+    # WHEN
+    code = main(["baseline", "save", str(trace), str(trace)])
+    # THEN
+    assert 3 == code
+    assert f"kvdiag: cannot write {trace}: it is the trace; give another file\n" == capsys.readouterr().err
+    assert RUN.read_bytes() == trace.read_bytes()
+
+
 def test_a_leak_is_worse_than_none(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A vLLM that keeps blocks, held against one that does not, ends with 2."""
     code, outcomes = compared(capsys, saved, LEAK)

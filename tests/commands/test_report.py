@@ -204,6 +204,24 @@ def test_a_trace_and_a_report_need_files_of_their_own(tmp_path: Path, capsys: py
     assert "--record and --report need files of their own" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("how", [(), ("--postmortem",), ("--postmortem", "--trace")], ids=" ".join)
+def test_a_report_is_not_written_over_what_it_is_made_of(
+    trace: Path, capsys: pytest.CaptureFixture[str], how: tuple[str, ...]
+) -> None:
+    """Neither under its own name nor under another one of it."""
+    # GIVEN
+    kept = trace.read_bytes()
+    link = trace.with_name("link")
+    link.symlink_to(trace)
+    # WHEN
+    codes = [main(["diagnose", *how, str(trace), "--report", str(target)]) for target in (trace, link)]
+    # THEN
+    assert [3, 3] == codes
+    told = capsys.readouterr()
+    assert ("", 2) == (told.out, told.err.count("it is what is judged; give another file\n"))
+    assert kept == trace.read_bytes()
+
+
 def test_no_secret_stands_in_a_report(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a key, a password or a header it is told that they were given, from the environment too, and no more."""
     # GIVEN a command with every kind of secret

@@ -131,6 +131,25 @@ def test_interrupted_simulation_leaves_no_server_behind(sent: signal.Signals) ->
     assert eventually(lambda: not any(child.is_running() for child in found))
 
 
+def test_simulation_takes_no_module_of_the_folder_it_is_called_in(tmp_path: Path) -> None:
+    """A file there that is called as a package which the simulated server needs is not run."""
+    # GIVEN
+    (tmp_path / "click.py").write_text("raise SystemExit('of another program')\n")
+    program = Path(sys.executable).with_name("kvdiag")
+    # WHEN
+    result = subprocess.run(
+        [program, "run", "--simulate", "healthy", "--dry-run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_LIMIT_SECONDS,
+    )
+    # THEN
+    assert (0, "") == (result.returncode, result.stderr)
+    assert result.stdout.startswith("1 baseline")
+
+
 def test_background_job_is_ended_by_sigterm(slow_drill: Client) -> None:
     """A shell starts its background jobs with SIGINT ignored: SIGTERM ends such a run all the same."""
     # GIVEN
@@ -204,6 +223,25 @@ def test_dry_run_offers_nothing(drill: Client) -> None:
     ]
     assert (0, expected, "") == (actual.code, actual.stdout.splitlines(), actual.stderr)
     assert (0, 0) == (served(drill), drill.gauge("prompt_tokens_total"))
+
+
+@pytest.mark.parametrize("where", ["environment", "file"])
+def test_the_command_line_says_who_is_diagnosed(tmp_path: Path, where: str) -> None:
+    """The usual server, of the environment or a file, is not in the way of a simulated one that is asked for."""
+    # GIVEN a server that nobody would reach
+    usual = "http://127.0.0.1:1"
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(f'[run]\nurl = "{usual}"\n')
+    before = ("--config", str(config)) if where == "file" else ()
+    # WHEN
+    actual = kvdiag(
+        *before,
+        *("run", "--simulate", "healthy", "--dry-run"),
+        env={"KVDIAG_RUN_URL": usual} if where == "environment" else {},
+    )
+    # THEN
+    assert (0, "") == (actual.code, actual.stderr)
+    assert actual.stdout.startswith("1 baseline")
 
 
 def test_isolation_probe_is_planned(drill: Client) -> None:

@@ -197,6 +197,17 @@ def test_what_was_never_seen_is_said() -> None:
     assert "UNKNOWN" in nothing.text
 
 
+def test_a_device_without_a_name_is_told_by_its_size() -> None:
+    """As from a history in which nobody has told it."""
+    # GIVEN
+    nameless = replace(device(used_bytes=4 * GIB, total_bytes=24 * GIB), name="")
+    timeline = Timeline(samples=(Sample(at_seconds=0.0, devices=(nameless,)),))
+    # WHEN
+    actual = reported(diagnose(timeline, Facts()), timeline)
+    # THEN
+    assert "24.00 GiB" == actual.texts[actual.texts.index("GPUs") + 1]
+
+
 def test_expected_and_measured_are_marked_where_they_were_judged() -> None:
     """Each step's blocks stand on the line at the height that the pool had then."""
     # GIVEN a healthy run

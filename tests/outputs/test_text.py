@@ -163,7 +163,7 @@ def test_the_headline_of_nothing_says_so() -> None:
     """An empty timeline is no good news."""
     # THEN
     shown = piped(render(diagnose(Timeline(samples=()), Facts())))
-    assert "UNKNOWN  not enough was seen to judge" == shown.splitlines()[0]
+    assert ["UNKNOWN  not enough was seen to judge", "  server   not told"] == shown.splitlines()[:2]
 
 
 def test_faults_come_before_what_is_only_suspect() -> None:

@@ -39,6 +39,7 @@ class Page(BaseHTTPRequestHandler):
     """The page of a real vLLM, which may lose a series, or fail."""
 
     without = ""
+    more: tuple[str, ...] = ()
     fails = False
 
     def do_GET(self) -> None:
@@ -47,7 +48,7 @@ class Page(BaseHTTPRequestHandler):
         self.send_response(500 if self.fails else 200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
-        self.wfile.write("\n".join((*lines, "")).encode())
+        self.wfile.write("\n".join((*lines, *self.more, "")).encode())
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Say nothing."""
@@ -119,3 +120,24 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
     assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "warn", "kvdiag": "warn"} == scraped
     assert {**scraped, "vllm": "warn"} == failing
     assert [False, True] == [one for one, _ in groupby(count is None for count in told)]
+
+
+def test_what_kvdiag_tells_of_devices_is_enough(tmp_path: Path, capsys: Any) -> None:
+    """A history in which no exporter of the node has a part lacks no device memory where kvdiag is scraped."""
+    require_prometheus()
+
+    class Watched(Page):
+        """A server and the daemon beside it, as one target."""
+
+        more = ('kvdiag_gpu_memory_total_bytes{gpu="0",uuid="GPU-1"} 8.5e+10',)
+
+    # GIVEN
+    with ThreadingHTTPServer(("127.0.0.1", 0), Watched) as page:
+        Thread(target=page.serve_forever, daemon=True).start()
+        with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
+            until(lambda: value(url, "kvdiag_gpu_memory_total_bytes") is not None)
+            # WHEN
+            actual = held(url, capsys)
+        page.shutdown()
+    # THEN
+    assert {"answers": "pass", "clock": "pass", "vllm": "pass", "gpu": "pass", "kvdiag": "pass"} == actual

@@ -173,6 +173,20 @@ def test_what_is_no_model_says_what_would_be(model: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("model", ["./model", "../models/model", "/models/model", "~/model"])
+def test_a_path_is_no_hub_id(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can only be a path is not asked for at the Hub."""
+    # GIVEN nothing there, and a Hub that could be asked
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # WHEN
+    with pytest.raises(KvdiagError) as caught:
+        read_model(model)
+    # THEN
+    assert str(caught.value).startswith(f"there is no folder or file '{model}': give one with a config.json")
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b"1" * 5000])
 def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file that holds no JSON object names itself."""

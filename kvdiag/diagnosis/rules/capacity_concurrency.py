@@ -38,8 +38,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
-        who = counted(preempted, "request was", "requests were")
-        summary = f"{who} preempted and computed again, up to {most} waited for room{limit}"
+        # A request may be preempted many times.
+        times = counted(preempted, "preemption", "preemptions")
+        summary = f"{times}, each computed again; up to {most} requests waited for room{limit}"
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if streak >= limits.waiting_samples:
         summary = f"up to {counted(most, 'request', 'requests')} waited for room in the pool{limit}"

@@ -32,7 +32,7 @@ def test_requests_that_push_one_another_out_are_a_fault() -> None:
     expected = Finding(
         id="capacity.concurrency",
         status="fault",
-        summary="5 requests were preempted and computed again, up to 3 waited for room; "
+        summary="5 preemptions, each computed again; up to 3 requests waited for room; "
         "the pool holds 7 of the 10 requests of 2,303 tokens",
         evidence=(
             Evidence(name="preemptions", value=5, unit="requests", source="vllm"),

@@ -109,7 +109,7 @@ def test_the_first_preemption_counts() -> None:
     # THEN
     pages = (engine(running=None, usage=None), engine(running=None, usage=None, preemptions=1))
     actual = verdict(seen(*pages))
-    assert ("fault", "1 request was preempted and computed again, up to 0 waited for room") == (
+    assert ("fault", "1 preemption, each computed again; up to 0 requests waited for room") == (
         actual.status,
         actual.summary,
     )
@@ -139,7 +139,7 @@ def test_how_many_of_our_requests_the_pools_hold(pools: tuple[KvPool, ...], capa
     actual = verdict(timeline, Facts(pools=pools))
 
     # THEN
-    limit = actual.summary.removeprefix("1 request was preempted and computed again, up to 0 waited for room")
+    limit = actual.summary.removeprefix("1 preemption, each computed again; up to 0 requests waited for room")
     assert capacity == evidence(actual)["capacity"]
     assert limit.startswith(told) if told else limit == ""
 
@@ -153,7 +153,7 @@ def test_without_requests_of_ours_nothing_is_said_of_them(requests: int | None) 
     actual = verdict(replace(seen(engine(), engine(preemptions=1)), marks=(mark,)))
 
     # THEN
-    assert "1 request was preempted and computed again, up to 0 waited for room" == actual.summary
+    assert "1 preemption, each computed again; up to 0 requests waited for room" == actual.summary
 
 
 FINE, QUEUE = (

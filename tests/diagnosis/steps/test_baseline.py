@@ -191,6 +191,15 @@ def test_only_the_servers_gpus_count() -> None:
     assert ("ok", 464 * MIB + POOL_BYTES + 7 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
 
 
+def test_no_more_is_expected_than_there_is() -> None:
+    """Pool, weights and allowance may add up to more than the device; what is expected on it does not."""
+    # GIVEN a device that is full and little larger than what is certainly on it
+    actual = result(World(), with_devices(World(), device(used_bytes=19 * GIB, total_bytes=19 * GIB)))
+
+    # THEN
+    assert ("ok", 19 * GIB) == (actual.status, expected(actual)["device_used_bytes"])
+
+
 def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     """Two GPUs and no telling which is the server's: somebody else's full one accuses nobody."""
     # GIVEN two GPUs without process lists, of which the second is somebody else's
