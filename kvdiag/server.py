@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import re
@@ -54,6 +55,9 @@ one, or is closed at the door. A Prometheus has one, a person's browser six."""
 MAX_TLS_CONNECTIONS = 64
 """The same with TLS, where Python keeps some 280 KiB for each: 256 of them would take more than all else, and more than
 the manifests give."""
+
+MOST_BROKEN_HANDSHAKES = 32
+"""Until what they leave behind is collected: as much again, in circles, which Python by itself looks for seldom."""
 
 MAX_NAMES = 256
 
@@ -285,6 +289,8 @@ class WebServer:
         """Those whose handshake or request is under way, and since when, the longest first."""
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
+        self._broken_handshakes = 0
+        """Since the last collection, with those that are under way."""
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Open the port, any free one for 0, and return it.
@@ -331,7 +337,9 @@ class WebServer:
         self._begun[task] = asyncio.get_running_loop().time()
         try:
             if self._tls is not None:
+                self._broken_handshakes += 1
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self._request_seconds)
+                self._broken_handshakes -= 1
                 self._connections[task] = writer.transport
             begun = b""
             while await self._exchange(task, begun, reader, writer):
@@ -353,6 +361,9 @@ class WebServer:
             self._connections.pop(task, None)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
+            if self._broken_handshakes - len(self._begun) >= MOST_BROKEN_HANDSHAKES:
+                self._broken_handshakes = len(self._begun)
+                gc.collect()
 
     def _has_room(self) -> bool:
         """Whether one more connection may be served; one that has been idle, or slow, for longest makes room for it."""

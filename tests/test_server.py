@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import http.client
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server import MAX_TLS_CONNECTIONS, Access, Pages, WebServer
+from kvdiag.server import MAX_TLS_CONNECTIONS, MOST_BROKEN_HANDSHAKES, Access, Pages, WebServer
 from tests.fixtures.certificates import make_certificate
 from tests.fixtures.hostile import eventually
 from tests.outputs.test_metrics import page, snapshot
@@ -436,6 +437,31 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
 
     # THEN
     assert ("at the door", (200, 200)) == (actual, afterwards)
+
+
+def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
+    """Whoever hangs up in the middle of handshakes, again and again, does not make the daemon grow."""
+    # GIVEN
+    collected: list[int] = []
+
+    def look(phase: str, told: dict[str, int]) -> None:
+        if phase == "stop" and told["generation"] == 2:
+            collected.append(told["collected"])
+
+    with shell(snapshot(), tls=make_certificate(tmp_path).server_context) as serving:
+        gc.disable()
+        gc.callbacks.append(look)
+        try:
+            # WHEN
+            for _ in range(2 * MOST_BROKEN_HANDSHAKES):
+                with socket.create_connection(("127.0.0.1", serving.port)) as broken:
+                    broken.sendall(b"\x16")
+
+            # THEN
+            assert eventually(lambda: len(collected) >= 1)
+        finally:
+            gc.callbacks.remove(look)
+            gc.enable()
 
 
 def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
