@@ -192,6 +192,8 @@ def evidence_value(evidence: Evidence) -> str:
         return f"{readable(value)}{evidence.unit.removeprefix('bytes')}"
     if evidence.unit == "ratio":
         return f"{value:.1%}"
+    if evidence.unit == "index":
+        return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else f"{value:,.0f}"
     return f"{shown} {evidence.unit}"
 

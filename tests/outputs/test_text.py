@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from kvdiag.commands.show import print_diagnosis
 from kvdiag.diagnosis import diagnose
-from kvdiag.model import Facts, Finding, StepResult, Timeline
-from kvdiag.outputs.text import render
+from kvdiag.model import Evidence, Facts, Finding, StepResult, Timeline
+from kvdiag.outputs.text import evidence_value, render
 from tests.builders.runs import judged, run
 from tests.builders.values import GIB, NO_NVML, OOM, process
 from tests.builders.worlds import WORLDS, World, facts
@@ -164,6 +164,22 @@ def test_the_headline_of_nothing_says_so() -> None:
     # THEN
     shown = piped(render(diagnose(Timeline(samples=()), Facts())))
     assert ["UNKNOWN  not enough was seen to judge", "  server   not told"] == shown.splitlines()[:2]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "index", "0"),
+        (1_536, "bytes", "1.50 KiB"),
+        (1_536, "bytes per request", "1.50 KiB per request"),
+        (0.125, "ratio", "12.5%"),
+        (2_029, "requests", "2,029 requests"),
+        (None, "bytes", "not known"),
+    ],
+)
+def test_evidence_is_told_in_its_unit(value: float | None, unit: str, text: str) -> None:
+    """An index is a name, and has none."""
+    assert text == evidence_value(Evidence(name="it", value=value, unit=unit, source="vllm"))
 
 
 def test_faults_come_before_what_is_only_suspect() -> None:
