@@ -11,7 +11,7 @@ import pytest
 from kvdiag.admissions import MOST_PROMISES, ON_ITS_WAY_SECONDS, Admissions
 from kvdiag.model import Facts, Sample, Snapshot
 from tests.builders.values import holding, pool
-from tests.test_server import shell
+from tests.server.shell import shell
 
 KNOWN = Facts(max_model_len_tokens=8192, pools=(pool(usable_blocks=1000, max_concurrency=None),))
 QUERY: Mapping[str, Sequence[str]] = {"prompt_tokens": ["1600"], "max_tokens": ["1600"]}

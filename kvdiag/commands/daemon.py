@@ -27,7 +27,8 @@ from kvdiag.feeds.record_folder import Segments
 from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.reload import Before, reload
 from kvdiag.feeds.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
-from kvdiag.server import Pages, WebServer
+from kvdiag.server.connections import WebServer
+from kvdiag.server.pages import Pages
 from kvdiag.sources.patience import Leavable, Patient
 
 _log = structlog.get_logger()

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from kvdiag.errors import KvdiagError
-from kvdiag.server import Access
+from kvdiag.server.connections import Access
 from kvdiag.sources.patience import Patient, StillBusy
 
 MAX_FILE_BYTES = 2**20

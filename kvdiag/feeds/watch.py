@@ -34,6 +34,9 @@ DIAGNOSIS_SECONDS = 10.0
 MOST_DIAGNOSIS_RATIO = 0.003
 """Share of one core that the diagnosis may take, of the 1 % that the whole has: one that takes 0.3 s every 100 s."""
 
+MOST_REST_SECONDS = 300.0
+"""Between two diagnoses, however slow the machine is: a container of a fifth of a core needs five times as long."""
+
 GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""
 
@@ -364,7 +367,7 @@ class Watch:
                 continue
             await self._diagnose_once()
             took_seconds = self._clock.steady_seconds() - begun_seconds
-            rest_until_seconds = begun_seconds + took_seconds / self._diagnosis_ratio
+            rest_until_seconds = begun_seconds + min(took_seconds / self._diagnosis_ratio, MOST_REST_SECONDS)
 
     async def _diagnose_once(self) -> None:
         facts, samples = self._facts, self._tiers.samples()

@@ -53,7 +53,8 @@ class Snapshot:
     `newest` holds each part as it was last read, `None` where that is too long ago or the newest reading of it failed:
     what is gone is not shown. `diagnosis` is `None` until the first one is made, `diagnosed_seconds` when it was made.
     `engines_seconds` is when the engines of `newest` were read, `lengths` what their finished requests were like.
-    `pressure_thresholds` are those of the one who runs the daemon, `None` where nobody has told them.
+    `pressure_thresholds` are those of the one who runs the daemon, `None` where nobody has told them. `refused_total`
+    counts connections to the daemon's own port that were closed without an answer, for want of places.
     """
 
     state: ServerState
@@ -65,3 +66,4 @@ class Snapshot:
     engines_seconds: float | None = None
     lengths: Lengths | None = None
     pressure_thresholds: PressureThresholds | None = None
+    refused_total: int | None = None

@@ -113,6 +113,9 @@ def source_families(snapshot: Snapshot) -> Iterator[Metric]:
     ):
         rows = [((one.source,), float(count)) for one in sources if (count := getattr(one, field)) is not None]
         yield counter(name, told, labels, rows)
+    text = "Connections to kvdiag's own port that were closed without an answer: all places were taken."
+    refused = [] if snapshot.refused_total is None else [((), float(snapshot.refused_total))]
+    yield counter("kvdiag_connections_refused", text, (), refused)
     text = "When the newest sample was taken, since the epoch."
     moments = [((), snapshot.newest.at_seconds)] if snapshot.newest.at_seconds else []
     yield gauge("kvdiag_sample_timestamp_seconds", text, (), moments)

@@ -12,7 +12,8 @@ import pytest
 
 from kvdiag.commands.web_config import REFUSED, Passwords, WebConfig, access, needed, read_web_config
 from kvdiag.errors import KvdiagError
-from kvdiag.server import Pages, WebServer
+from kvdiag.server.connections import WebServer
+from kvdiag.server.pages import Pages
 from tests.fixtures.certificates import Certificate, make_certificate
 from tests.outputs.test_metrics import snapshot
 

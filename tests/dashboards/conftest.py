@@ -20,7 +20,7 @@ from tests.outputs.test_metrics import GOLDEN, page
 from tests.prometheus.conftest import require_prometheus
 from tests.prometheus.openmetrics import line
 from tests.prometheus.server import serving, write_history
-from tests.test_server import STARTING
+from tests.server.shell import STARTING
 
 END_SECONDS = 1_770_000_000.0
 HISTORY_SECONDS = 2 * 3600

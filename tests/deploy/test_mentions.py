@@ -12,7 +12,8 @@ import pytest
 
 from kvdiag.commands import cli
 from kvdiag.model import Facts, Sample, Snapshot
-from kvdiag.server import Pages, Request
+from kvdiag.server.pages import Pages
+from kvdiag.server.request import Request
 from tests.deploy.manifests import DEPLOY, ROOT, documents, manifests
 from tests.outputs.test_metrics import page, snapshot
 from tests.support import require

@@ -135,8 +135,13 @@ class Slow(Watch):
 
 @pytest.mark.parametrize(
     ("options", "apart_seconds"),
-    [({}, 190.0), ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0), ({"diagnosis_ratio": 1.0}, 10.0)],
-    ids=["a daemon", "a view", "no limit"],
+    [
+        ({}, 190.0),
+        ({"diagnosis_seconds": 5.0, "diagnosis_ratio": 0.03}, 20.0),
+        ({"diagnosis_ratio": 1.0}, 10.0),
+        ({"diagnosis_ratio": 0.0005}, 300.0),
+    ],
+    ids=["a daemon", "a view", "no limit", "five minutes at most"],
 )
 def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
     """One that takes 0.57 s comes as often as its share of a core allows, also where somebody wants it more often."""

@@ -29,7 +29,7 @@ from kvdiag.kv.module_names import parse_module_names
 from kvdiag.kv.profiles import parse_profiles
 from kvdiag.kv.quantization import parse_weight_format
 from kvdiag.kv.specs import parse_page_specs
-from kvdiag.server import BadRequestError, parse_request
+from kvdiag.server.request import BadRequestError, parse_request
 from kvdiag.sources import black_box, daemon, prometheus, publication
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model

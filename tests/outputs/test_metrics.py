@@ -86,7 +86,7 @@ def figures(**told: float | str) -> tuple[Evidence, ...]:
     return tuple(Evidence(name=name, value=value, unit="", source="computed") for name, value in told.items())
 
 
-def snapshot(newest: Sample = NEWEST, known: Facts | None = None) -> Snapshot:
+def snapshot(newest: Sample = NEWEST, known: Facts | None = None, refused_total: int = 0) -> Snapshot:
     """A server that leaks blocks, whose host memory lasts two hours more, and one of whose ranks holds more."""
     diagnosis = judged(World(leaked_blocks_per_request=4))
     host = replace(finding(diagnosis, "leak.host"), status="suspect", evidence=figures(**GROWTH))
@@ -105,6 +105,7 @@ def snapshot(newest: Sample = NEWEST, known: Facts | None = None) -> Snapshot:
         diagnosis=replace(diagnosis, findings=(*kept, host, uneven)),
         diagnosed_seconds=1_000.25,
         pressure_thresholds=PressureThresholds(warning_ratio=0.8, critical_ratio=0.9),
+        refused_total=refused_total,
     )
 
 
@@ -213,7 +214,7 @@ def test_what_is_gone_has_no_series() -> None:
 
     # THEN
     of_the_daemon = {"kvdiag_build_info", "kvdiag_diagnosis_timestamp_seconds", "kvdiag_sample_timestamp_seconds"}
-    of_the_daemon |= {"kvdiag_memory_pressure_threshold_ratio"}
+    of_the_daemon |= {"kvdiag_memory_pressure_threshold_ratio", "kvdiag_connections_refused_total"}
     assert of_the_daemon | {"kvdiag_server_info", "kvdiag_server_state"} == left
     assert len(series(whole)) > 50
 

@@ -19,7 +19,7 @@ from tests.builders.values import GIB, device, engine
 from tests.builders.worlds import World
 from tests.feeds.strategies import FACTS, SAMPLES
 from tests.outputs.test_metrics import NEWEST, snapshot
-from tests.test_server import STARTING
+from tests.server.shell import STARTING
 
 NOW = 1_770_000_000.0
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kvdiag.commands.attach import open_daemon
 from kvdiag.model import Snapshot
 from kvdiag.outputs.top import View
-from kvdiag.server import Pages, Request
+from kvdiag.server.pages import Pages
+from kvdiag.server.request import Request
 from kvdiag.sources.daemon import MAX_PAGE_CHARACTERS, NAMES, DaemonReading, DaemonSource, parse, parse_diagnosis
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.vllm_page import parse_page

@@ -1,8 +1,6 @@
-"""The HTTP shell of `kvdiag serve`: GET and HEAD of a few paths, on the daemon's own event loop.
+"""The port of `kvdiag serve`, on the daemon's own event loop: connections bounded in size, in time and in number.
 
-Nothing is read or judged for a request: it is answered from the newest snapshot, whose page is rendered once however
-often it is asked for. Requests are bounded in size, in time and in number. A connection is kept for the next request,
-as scrapers ask for, until its place is wanted by somebody else.
+One is kept for the next request, as scrapers ask for, until its place is wanted by somebody else.
 """
 
 from __future__ import annotations
@@ -10,28 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import gzip
-import json
-import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from time import time
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import structlog
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 import kvdiag
-from kvdiag.admissions import Admissions
-from kvdiag.ledger import ledger
-from kvdiag.model import Sample, Snapshot
-from kvdiag.outputs import jsondoc, status_page
-from kvdiag.outputs.metrics import registry
+from kvdiag.server.pages import Answer, Pages, problem
+from kvdiag.server.request import BadRequestError, Request, parse_request
 
 _log = structlog.get_logger()
 
@@ -59,56 +46,6 @@ the manifests give."""
 MOST_BROKEN_HANDSHAKES = 32
 """Until what they leave behind is collected: as much again, in circles, which Python by itself looks for seldom."""
 
-MAX_NAMES = 256
-
-OPENMETRICS = "application/openmetrics-text"
-OPENMETRICS_VERSION = "1.0.0"
-
-VERSION = re.compile(r"HTTP/1\.\d", re.ASCII)
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)")
-"""A header's line. A line feed within it would hide another header from us that a proxy before us has seen."""
-
-NEVER = re.compile(r"q=0(\.0*)?")
-"""Of a form that the client asks not to be sent (RFC 9110, 12.4.2)."""
-
-STATUS_SECONDS = 2.0
-"""How long the status page is kept: who asks more often gets the same one."""
-
-NOT_KEPT = ("Cache-Control", "no-store")
-"""Advice is for the one who asked."""
-
-STATUS_HEADERS = (
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-    ("Cache-Control", "no-store"),
-)
-"""The page has no script, loads nothing, and stands in no other's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request's line and those of its headers that matter."""
-
-    method: str
-    path: str
-    names: tuple[str, ...] = ()
-    query: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    openmetrics: bool = False
-    """Whether the page is wanted as OpenMetrics, and not as Prometheus' text."""
-    authorization: str = ""
-    packed: bool = False
-    keeps: bool = False
-    """Whether the connection can serve another request: the client has not said otherwise, and sends no body."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What is answered."""
-
-    body: bytes
-    status: HTTPStatus = HTTPStatus.OK
-    content_type: str = "text/plain; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
@@ -116,146 +53,6 @@ class Access:
 
     allow: Callable[[str], Awaitable[bool | None]] | None = None
     headers: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(slots=True)
-class Pages:
-    """Answers from snapshots."""
-
-    newest: Callable[[], Snapshot]
-    history: Callable[[], tuple[Sample, ...]] = tuple
-    """The samples of the last hours, in ascending time."""
-    now_seconds: Callable[[], float] = time
-    _admissions: Admissions = field(init=False, default_factory=Admissions)
-    _registry: CollectorRegistry = field(init=False)
-    _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
-    _of: Snapshot | None = field(init=False, default=None)
-    _status: tuple[float, Answer] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Make the registry once."""
-        self._registry = registry(self.newest)
-
-    def answer(self, request: Request) -> Answer:
-        """The answer to a request."""
-        if request.method not in ("GET", "HEAD"):
-            return _problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is served", ("Allow", "GET, HEAD"))
-        if request.path == "/metrics":
-            return self._metrics(request)
-        if request.path == "/api/v1/diagnosis":
-            diagnosis = self.newest().diagnosis
-            if diagnosis is None:
-                return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "there is no diagnosis yet: ask again in some seconds")
-            return _json(jsondoc.document(diagnosis))
-        if request.path == "/api/v1/ledger":
-            now = self.newest()
-            return _json(jsondoc.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps))
-        if request.path == "/api/v1/admission":
-            try:
-                return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
-            except ValueError as error:
-                return _problem(HTTPStatus.BAD_REQUEST, str(error))
-        if request.path == "/-/healthy":
-            return Answer(body=b"kvdiag is healthy.\n")
-        if request.path == "/-/ready":
-            if self.newest().newest.at_seconds:
-                return Answer(body=b"kvdiag is ready.\n")
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
-        if request.path == "/":
-            return self._status_page()
-        return _problem(HTTPStatus.NOT_FOUND, "there is no such page; / lists them")
-
-    def _status_page(self) -> Answer:
-        now_seconds = self.now_seconds()
-        if self._status is None or not 0.0 <= now_seconds - self._status[0] < STATUS_SECONDS:
-            body = status_page.page(self.newest(), self.history(), now_seconds).encode()
-            answer = Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
-            self._status = (now_seconds, answer)
-        return self._status[1]
-
-    def _metrics(self, request: Request) -> Answer:
-        # Never the client's own words: what prometheus_client does not know of them it raises, or answers with.
-        encoder, content_type = choose_encoder(
-            f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
-        )
-        if request.names:
-            return _page(encoder(registry(self.newest, request.names)), content_type, packed=False)
-        now, key = self.newest(), (content_type, request.packed)
-        if self._of is not now:
-            self._of = now
-            self._rendered.clear()
-        if key not in self._rendered:
-            self._rendered[key] = _page(encoder(self._registry), content_type, packed=request.packed)
-        return self._rendered[key]
-
-
-def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
-    if not packed:
-        return Answer(body=text, content_type=content_type)
-    body = gzip.compress(text, compresslevel=1)
-    return Answer(body=body, content_type=content_type, headers=(("Content-Encoding", "gzip"),))
-
-
-def _json(value: Any, *headers: tuple[str, str]) -> Answer:
-    body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-    return Answer(body=body, content_type="application/json", headers=headers)
-
-
-def _problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
-    body = json.dumps({"error": text}).encode() + b"\n"
-    return Answer(status=status, body=body, content_type="application/json", headers=headers)
-
-
-class BadRequestError(Exception):
-    """What came is no request of HTTP/1."""
-
-
-def parse_request(head: bytes) -> Request:
-    """The request of a head.
-
-    Raises:
-        BadRequestError: it is none.
-
-    """
-    first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
-    try:
-        method, target, version = first.split(" ")
-        parts = urlsplit(target)
-        query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
-    except ValueError as error:
-        raise BadRequestError from error
-    if VERSION.fullmatch(version) is None or not target.startswith("/"):
-        raise BadRequestError
-    headers: dict[str, str] = {}
-    for line in rest:
-        found = HEADER.fullmatch(line)
-        if found is None:
-            raise BadRequestError
-        name, value = found[1].lower(), found[2].strip()
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return Request(
-        method=method,
-        path=parts.path.rstrip("/") or "/",
-        names=tuple(query.get("name[]", ())),
-        query=query,
-        openmetrics=_takes(headers.get("accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
-        authorization=headers.get("authorization", ""),
-        packed=_takes(headers.get("accept-encoding", ""), "gzip"),
-        keeps=version == "HTTP/1.1"
-        and "close" not in headers.get("connection", "").lower()
-        and headers.get("content-length", "0") == "0"
-        and "transfer-encoding" not in headers,
-    )
-
-
-def _takes(accepted: str, form: str, version: str | None = None) -> bool:
-    """Whether a client accepts a form, of this version where it names one, and does not refuse it."""
-    for each in accepted.lower().split(","):
-        kind, *parameters = (part.strip() for part in each.split(";"))
-        versions = [one.removeprefix("version=") for one in parameters if one.startswith("version=")]
-        if kind == form and (version is None or versions in ([], [version])):
-            return not any(NEVER.fullmatch(one) for one in parameters)
-    return False
 
 
 class WebServer:
@@ -322,15 +119,16 @@ class WebServer:
     async def _answer(self, request: Request) -> Answer:
         allowed = True if self.access.allow is None else await self.access.allow(request.authorization)
         if allowed is None:
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
-            return _problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
+            return problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
         return self._pages.answer(request)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None or not self._has_room():
+            self._pages.refused_total += 1
             writer.transport.abort()
             return
         self._connections[task] = writer.transport
@@ -374,6 +172,7 @@ class WebServer:
             longest, since_seconds = next(iter(self._begun.items()), (None, 0.0))
             if longest is None or asyncio.get_running_loop().time() - since_seconds < self._slow_seconds:
                 return False
+            self._pages.refused_total += 1
         self._hang_up(longest)
         self._idle.pop(longest, None)
         self._begun.pop(longest, None)
@@ -405,12 +204,12 @@ class WebServer:
                 bodiless = request.method == "HEAD"
                 answer, keeps = await self._answer(request), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
-                answer = _problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+                answer = problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
             except (OSError, asyncio.IncompleteReadError):
                 raise
             except Exception:  # noqa: BLE001  what nobody foresaw costs this answer alone
                 _log.error("mistake", exc_info=True)
-                answer = _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
+                answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
         writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()
