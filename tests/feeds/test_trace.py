@@ -106,6 +106,20 @@ def test_packed_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
 
 
+def test_trace_written_anew_by_a_tool_for_json_is_as_good(tmp_path: Path) -> None:
+    """Spaces between keys and values tell nothing, at its end as little as before."""
+    # GIVEN
+    path = tmp_path / "trace.jsonl"
+    whole = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
+    path.write_text("".join(f"{json.dumps(json.loads(one))}\n" for one in whole.splitlines()))
+
+    # WHEN
+    actual = read_trace(path)
+
+    # THEN
+    assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
+
+
 def test_sample_takes_few_bytes(tmp_path: Path) -> None:
     """An engine reading as live ones are takes no more than 400 bytes, so that an hour at 10 Hz fits on any disk."""
     # GIVEN
@@ -224,6 +238,7 @@ BAD_LINES = [
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
+    pytest.param(b'{"end":1}\n', "the end of a trace with another number", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
     pytest.param(line(sample=5), "Sample has to be an object, not int", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
