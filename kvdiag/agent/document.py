@@ -154,14 +154,18 @@ class Document:
             self._part("memory_stats", self._encode_memory_stats)
         pause_seconds = max(self._summary_pause_seconds, 0.0 if summary else SUMMARY_SECONDS)
         due = summary is not False and now_seconds - self.summarised_at_seconds >= pause_seconds
-        for device in self._devices.values():
-            if slow or device["uuid"] is None:
-                self._part("uuid", _read_uuid, cuda, device)
-            self._part("driver", self._read_driver, device, slow)
-            if due:
-                self.summarised_at_seconds = now_seconds
-                free_bytes = device.get("driver", {}).get("free_bytes")
-                self._part("fragmentation", self.summarise, cuda, device, free_bytes, fragmentation.REFERENCE_BYTES)
+        devices = list(self._devices.values())
+        nameless = [device for device in devices if slow or device["uuid"] is None]
+        if nameless:
+            self._part("uuid", _each, nameless, lambda device: _read_uuid(cuda, device))
+        self._part("driver", _each, devices, lambda device: self._read_driver(device, slow))
+        if due and devices:
+            self.summarised_at_seconds = now_seconds
+            self._part("fragmentation", _each, devices, lambda device: self._summarise(cuda, device))
+
+    def _summarise(self, cuda: Any, device: dict[str, Any]) -> None:
+        free_bytes = device.get("driver", {}).get("free_bytes")
+        self.summarise(cuda, device, free_bytes, fragmentation.REFERENCE_BYTES)
 
     def _encode_memory_stats(self) -> None:
         self.memory_stats_json = "{}"
@@ -178,6 +182,23 @@ class Document:
             found["processes"] = self._driver.processes(device["uuid"])
             self._listed_at[device["index"]] = moment
         device["driver"] = found
+
+
+def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None]) -> None:
+    """Read a part of every device.
+
+    Raises:
+        Exception: what the first raised of those that could not be read; the others have been.
+
+    """
+    failed: Exception | None = None
+    for device in devices:
+        try:
+            read(device)
+        except Exception as error:  # noqa: BLE001 - as of any part
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def short(error: BaseException) -> str:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Self, TypeVar, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 import kvdiag
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.codec import from_plain, to_plain
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
+from kvdiag.sources.long_log import GZIP_MAGIC
 
 Entry = TypeVar("Entry", Sample, Mark)
 
@@ -38,7 +40,7 @@ MAX_TRACE_BYTES = 4 * 2**30
 
 CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
 
-END = b'{"end":%d}\n'
+END = re.compile(rb'\{"end":\s*(\d{1,18})\}\s*\n')
 """The last line of a whole trace, with the number of entries before it."""
 
 CLOCK_SET = "clock_set_seconds"
@@ -48,8 +50,6 @@ MOST_SET_SECONDS = 2e9
 
 SAMPLE = b'{"sample":{"at_seconds":'
 """How the line of a sample begins."""
-
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TraceWriter:
@@ -80,7 +80,7 @@ class TraceWriter:
         if about is not None:
             header["about"] = _bounded(about)
         try:
-            self._file = _open(path, "wb", packed=path.suffix == ".gz")
+            self._file = _created(path)
         except OSError as error:
             raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
         try:
@@ -162,9 +162,7 @@ def read_trace(
     try:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-        with _open(path, "rb", packed=packed) as file:
+        with _opened(path) as file:
             return _read_lines(_lines(file, path), path, from_seconds, share)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -179,9 +177,7 @@ def is_begun(path: Path) -> bool:
 
     """
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-        with _open(path, "rb", packed=packed) as file:
+        with _opened(path) as file:
             first = file.readline(MAX_LINE_BYTES)
             return first.endswith(b"\n") or len(first) == MAX_LINE_BYTES
     except EOFError:
@@ -190,8 +186,15 @@ def is_begun(path: Path) -> bool:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open(path: Path, mode: Literal["rb", "wb"], *, packed: bool) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, mode) if packed else path.open(mode))
+def _created(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb"))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file's content, unpacked where it is packed, whatever the file is called."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == GZIP_MAGIC
+    return cast("IO[bytes]", gzip.open(path, "rb") if packed else path.open("rb"))
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[bytes, bool]]:
@@ -221,7 +224,8 @@ def _read_lines(
     marks: list[Mark] = []
     left_out = 0
     for number, (line, whole) in enumerate(lines, start=2):
-        if whole and line == END % (len(samples) + len(marks) + left_out):
+        end = END.fullmatch(line)
+        if end is not None and int(end[1]) == len(samples) + len(marks) + left_out:
             return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
         if not whole and len(line) < MAX_LINE_BYTES:
             break  # torn: the recorder was killed while it wrote this line
@@ -257,9 +261,7 @@ def read_header(path: Path) -> tuple[Facts, float]:
 
     """
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-        with _open(path, "rb", packed=packed) as file:
+        with _opened(path) as file:
             first = next(_lines(file, path), (b"", False))[0]
             facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
     except (OSError, EOFError, zlib.error) as error:
@@ -307,6 +309,8 @@ def _add(line: dict[str, Any], samples: list[Sample], marks: list[Mark]) -> None
         _append(samples, from_plain(Sample, line["sample"]), "sample")
     elif list(line) == ["mark"]:
         _append(marks, from_plain(Mark, line["mark"]), "mark")
+    elif list(line) == ["end"]:
+        raise ValueError("the end of a trace with another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
 

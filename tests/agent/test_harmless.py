@@ -118,6 +118,26 @@ def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -
     assert "torch" not in healed["errors"]
 
 
+def test_what_fails_of_one_device_is_told_beside_another(agent: Path, tmp_path: Path) -> None:
+    """One device that can be read does not hide why the one before it cannot, and is read all the same."""
+    # GIVEN a process with two GPUs, the first of which does not tell its identity
+    program = (
+        BUSY + "WORLD.devices = 2; WORLD.segment((4 * MIB, ACTIVE), device=1)\n"
+        "told = torch.cuda.get_device_properties\n"
+        "torch.cuda.get_device_properties = lambda index: told(index) if index else told.no_such\n"
+        + ONCE
+        + "agent.publish(); print('0')"
+    )
+
+    # WHEN
+    run(program, environment(agent, tmp_path))
+
+    # THEN
+    (told,) = published(tmp_path)
+    assert "AttributeError" in told["errors"]["uuid"]
+    assert [None, "11111111-2222-3333-4444-555555555555"] == [device["uuid"] for device in told["devices"]]
+
+
 def test_what_comes_back_is_told_no_longer(agent: Path, tmp_path: Path) -> None:
     """An error is in the publication for as long as it is so, that of the black box too."""
     # GIVEN

@@ -53,6 +53,20 @@ def test_packed_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
 
 
+def test_trace_written_anew_by_a_tool_for_json_is_as_good(tmp_path: Path) -> None:
+    """Spaces between keys and values tell nothing, at its end as little as before."""
+    # GIVEN
+    path = tmp_path / "trace.jsonl"
+    whole = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
+    path.write_text("".join(f"{json.dumps(json.loads(one))}\n" for one in whole.splitlines()))
+
+    # WHEN
+    actual = read_trace(path)
+
+    # THEN
+    assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
+
+
 def test_sample_takes_few_bytes(tmp_path: Path) -> None:
     """An engine reading as live ones are takes no more than 400 bytes, so that an hour at 10 Hz fits on any disk."""
     # GIVEN

@@ -74,6 +74,7 @@ BAD_LINES = [
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
+    pytest.param(b'{"end":1}\n', "the end of a trace with another number", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
     pytest.param(line(sample=5), "Sample has to be an object, not int", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
