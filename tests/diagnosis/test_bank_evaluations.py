@@ -324,3 +324,34 @@ def test_certainty_takes_three_evaluations_at_a_banks_own_pace(bank: str, minute
 
     # THEN
     assert ("grows", certain) == (of(bank, seen).shape, of(bank, seen).certain)
+
+
+@pytest.mark.parametrize(
+    ("bank", "minutes", "begins", "megabytes_per_hour", "shape"),
+    [
+        ("mid", 480, 200, 200.0, "grows"),
+        ("mid", 480, 230, 200.0, "unsteady"),  # two evaluations of three see it
+        ("half", 800, 330, 100.0, "grows"),
+        ("half", 800, 360, 100.0, "unsteady"),  # one of two
+        ("slow", 1700, 690, 40.0, "grows"),
+        ("slow", 1700, 810, 40.0, "unsteady"),
+    ],
+)
+def test_growth_that_began_late_is_seen_by_too_few_evaluations(
+    bank: str, minutes: int, begins: int, megabytes_per_hour: float, shape: str
+) -> None:
+    """Three in a row on the bank of six hours, two on the longer ones."""
+    # GIVEN a level that begins to rise in the window
+    seen = watch(series(lambda minute: megabytes_per_hour / 60.0 * max(minute - begins, 0.0), minutes), DEFAULT_LIMITS)
+
+    # THEN
+    assert shape == of(bank, seen).shape
+
+
+@pytest.mark.parametrize(("minutes", "certain"), [(23, False), (24, True)])
+def test_a_burst_is_certain_within_four_minutes_more(minutes: int, *, certain: bool) -> None:
+    """Three evaluations two minutes apart, the first of them of 20 minutes."""
+    burst = watch(series(lambda minute: 100.0 * minute, minutes), DEFAULT_LIMITS, 0.0).burst
+
+    assert burst is not None
+    assert certain == burst.certain
