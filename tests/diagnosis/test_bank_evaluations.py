@@ -221,3 +221,137 @@ def test_growth_that_is_fast_on_a_long_bank_needs_no_longer_than_on_the_shortest
     assert [True, False] == [one.certain for one in watch(series(fast, 199), DEFAULT_LIMITS).trends]
     assert not watch(series(slow, 239), DEFAULT_LIMITS).trends[1].certain
     assert watch(series(slow, 240), DEFAULT_LIMITS).trends[1].certain
+
+
+def of(name: str, seen: Watched) -> Trend:
+    """What the bank of this name says."""
+    return next(trend for trend in seen.trends if trend.bank.name == name)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "banks"),
+    [
+        (179, ["fast"]),
+        (180, ["fast", "mid"]),
+        (479, ["fast", "mid"]),
+        (480, ["fast", "mid", "half"]),
+        (1439, ["fast", "mid", "half"]),
+        (1440, ["fast", "mid", "half", "slow"]),
+    ],
+)
+def test_a_bank_begins_with_its_least_window(minutes: int, banks: list[str]) -> None:
+    """A half and a quarter of the longer windows are enough to begin with; a day has to be whole."""
+    assert banks == [trend.bank.name for trend in watch(series(lambda minute: 0.0, minutes), DEFAULT_LIMITS).trends]
+
+
+def test_banks_look_at_an_hour_at_six_at_twelve_and_at_a_day() -> None:
+    """However long the series is, in whole blocks."""
+    assert [1.0, 6.0, 12.0, 24.0] == [
+        trend.hours for trend in watch(series(lambda minute: 0.0, 1500), DEFAULT_LIMITS).trends
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bank", "megabytes_per_hour", "grows"),
+    [
+        ("fast", 299.0, False),
+        ("fast", 301.0, True),
+        ("mid", 25.3, False),  # 149.3 MB from the first of 60 blocks to the last
+        ("mid", 25.5, True),
+        ("half", 19.9, False),
+        ("half", 20.1, True),
+        ("slow", 4.95, False),
+        ("slow", 5.05, True),
+    ],
+)
+def test_growth_counts_from_a_banks_own_rate(bank: str, megabytes_per_hour: float, *, grows: bool) -> None:
+    """Longer windows see slower growth; in the one of six hours 150 MB have to come."""
+    # GIVEN a line without noise, so that the edges are exact
+    seen = watch(series(lambda minute: megabytes_per_hour * minute / 60.0, 1700, noise=0.0), DEFAULT_LIMITS)
+
+    # THEN
+    assert grows == (of(bank, seen).shape == "grows")
+
+
+@pytest.mark.parametrize(("gigabytes_per_hour", "seen"), [(3.95, False), (4.05, True)])
+def test_a_burst_counts_from_four_gigabytes_an_hour(gigabytes_per_hour: float, *, seen: bool) -> None:
+    """Slower growth has time until the bank of an hour has seen it."""
+    line = series(lambda minute: 1000.0 * gigabytes_per_hour * minute / 60.0, 40, noise=0.0)
+
+    assert seen == (watch(line, DEFAULT_LIMITS, 0.0).burst is not None)
+
+
+@pytest.mark.parametrize(
+    ("bank", "megabytes", "shape"),
+    [
+        ("fast", 149.5, "flat"),
+        ("fast", 150.5, "event"),
+        ("mid", 149.5, "flat"),
+        ("mid", 150.5, "event"),
+        ("half", 149.5, "flat"),
+        ("half", 150.5, "event"),
+        ("slow", 99.5, "flat"),
+        ("slow", 100.5, "event"),
+    ],
+)
+def test_an_event_is_as_large_as_growth_has_to_be(bank: str, megabytes: float, shape: str) -> None:
+    """One step in the middle of the window."""
+    # GIVEN
+    middle = 1500 - 30 * {"fast": 1, "mid": 6, "half": 12, "slow": 24}[bank]
+
+    # WHEN
+    seen = watch(series(lambda minute: megabytes * (minute >= middle), 1500, noise=0.0), DEFAULT_LIMITS)
+
+    # THEN
+    assert shape == of(bank, seen).shape
+
+
+@pytest.mark.parametrize(
+    ("bank", "minutes", "certain"),
+    [
+        ("mid", 239, False),
+        ("mid", 240, True),
+        ("half", 539, False),
+        ("half", 540, True),
+        ("slow", 1679, False),
+        ("slow", 1680, True),
+    ],
+)
+def test_certainty_takes_three_evaluations_at_a_banks_own_pace(bank: str, minutes: int, *, certain: bool) -> None:
+    """The first of them has the least window: half an hour apart twice, and two hours apart on the longest bank."""
+    # GIVEN 100 MB an hour, too slow for the bank of an hour
+    seen = watch(series(lambda minute: 100.0 * minute / 60.0, minutes), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("grows", certain) == (of(bank, seen).shape, of(bank, seen).certain)
+
+
+@pytest.mark.parametrize(
+    ("bank", "minutes", "begins", "megabytes_per_hour", "shape"),
+    [
+        ("mid", 480, 200, 200.0, "grows"),
+        ("mid", 480, 230, 200.0, "unsteady"),  # two evaluations of three see it
+        ("half", 800, 330, 100.0, "grows"),
+        ("half", 800, 360, 100.0, "unsteady"),  # one of two
+        ("slow", 1700, 690, 40.0, "grows"),
+        ("slow", 1700, 810, 40.0, "unsteady"),
+    ],
+)
+def test_growth_that_began_late_is_seen_by_too_few_evaluations(
+    bank: str, minutes: int, begins: int, megabytes_per_hour: float, shape: str
+) -> None:
+    """Three in a row on the bank of six hours, two on the longer ones."""
+    # GIVEN a level that begins to rise in the window
+    seen = watch(series(lambda minute: megabytes_per_hour / 60.0 * max(minute - begins, 0.0), minutes), DEFAULT_LIMITS)
+
+    # THEN
+    assert shape == of(bank, seen).shape
+
+
+@pytest.mark.parametrize(("minutes", "certain"), [(23, False), (24, True)])
+def test_a_burst_is_certain_within_four_minutes_more(minutes: int, *, certain: bool) -> None:
+    """Three evaluations two minutes apart, the first of them of 20 minutes."""
+    burst = watch(series(lambda minute: 100.0 * minute, minutes), DEFAULT_LIMITS, 0.0).burst
+
+    assert burst is not None
+    assert certain == burst.certain

@@ -78,6 +78,7 @@ def test_flushes_count_within_five_minutes() -> None:
 
     # THEN
     assert 4 == past((0.0, early), (100.0, first), (400.0, last)).retries(DEFAULT_LIMITS)
+    assert 0 == past((100.0, first), (400.5, last)).retries(DEFAULT_LIMITS)
     assert 9 == past((100.0, early), (400.0, last)).retries(DEFAULT_LIMITS)
     assert 0 == past((100.0, last), (400.0, first)).retries(DEFAULT_LIMITS)
     assert past((100.0, first), (400.0, untold)).retries(DEFAULT_LIMITS) is None

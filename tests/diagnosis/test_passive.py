@@ -108,6 +108,7 @@ def test_worst_component_decides(first: Trend, second: Trend) -> None:
     ("room_bytes", "at_record", "certain", "reaches_a_bank", "shape"),
     [
         (GIB, False, False, False, "grows"),  # an hour is left: no bank would tell in time
+        (GIB + GIB // 7200, False, False, False, None),  # half a second more
         (GIB + MIB, False, False, False, None),
         (None, False, True, True, "flat"),
         (GIB + MIB, True, True, True, "unsteady"),  # more is left, and it has never been so high

@@ -175,6 +175,21 @@ def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], 
     assert (shape, 2) == (found.shape, found.blocks)
 
 
+@pytest.mark.parametrize(("loads", "blocks"), [(24, 3), (56, 6), (60, 6), (104, 6)])
+def test_blocks_of_a_long_soak_become_longer(loads: int, blocks: int) -> None:
+    """Six at the most: a collector's period lies within one of them, be it ever so long."""
+    # GIVEN an idle cycle after each load; a quarter of the loads is warm-up
+    cycles = [IDLE, *[LOAD, IDLE] * loads]
+    rises = [0.0, *[10.0, 0.0] * loads]
+
+    # WHEN
+    found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
+
+    # THEN
+    assert found is not None
+    assert blocks == found.blocks
+
+
 def test_dose_is_judged_where_doses_differ() -> None:
     """The largest dose against the smallest."""
     # GIVEN a leak of 5 a request

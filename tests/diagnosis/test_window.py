@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from random import Random
 
 import pytest
 
@@ -267,6 +268,12 @@ def test_jumps_are_more_than_allocators_round_to(height: float, ups: int) -> Non
     assert ups == judge(noisy(stairs(range(3, 51, 4), height), 0.0)).jumps_up
 
 
+@pytest.mark.parametrize(("height", "ups"), [(170.0, 0), (190.0, 1)])
+def test_jumps_stand_out_of_the_noise(height: float, ups: int) -> None:
+    """By six deviations of the series' own steps: within noise of 10 MB either way, which steps by 20 and by none."""
+    assert ups == judge(noisy(stairs([30], height), 10.0)).jumps_up
+
+
 def test_half_of_the_steps_may_not_come_with_the_load() -> None:
     """Of eight four are too many, though as many do not."""
     places = (4, 11, 18, 25, 32, 39, 46, 53)
@@ -407,3 +414,27 @@ def test_floor_that_brings_a_quarter_or_a_half_of_the_claim(rate: float, shape: 
 
     # THEN
     assert shape == actual.shape
+
+
+@pytest.mark.parametrize(
+    ("seed", "p_drift", "wanders", "shape"),
+    [
+        (1468, 0.101, 2.47, "unsteady"),
+        (1710, 0.068, 2.63, "unsteady"),
+        (2904, 0.030, 2.92, "grows"),  # drifts by its own steps
+        (559, 0.086, 3.91, "grows"),  # beyond what healthy servers wander
+    ],
+)
+def test_a_walk_that_climbs_in_every_quarter_may_only_wander(
+    seed: int, p_drift: float, wanders: float, shape: Shape
+) -> None:
+    """Growth is what 5 % of walks drift at most, or 20 % where three deviations of a healthy server are passed."""
+    # GIVEN steps by chance, 6 MB on the mean and often down
+    draw = Random(seed)  # noqa: S311  numbers for a series
+    steps = accumulate(round(draw.gauss(6, 22)) for _ in range(COUNT))
+
+    # WHEN
+    actual = judge([(1000 + step) * MB for step in steps])
+
+    # THEN
+    assert (shape, p_drift, wanders) == (actual.shape, round(actual.p_drift, 3), round(actual.wanders, 2))
