@@ -27,6 +27,7 @@ from kvdiag.commands.serve import LISTEN
 from kvdiag.commands.show import PIPED_WIDTH, exit_code, print_text
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import ticks
 from kvdiag.feeds.newest import SHOWN_SECONDS
 from kvdiag.feeds.watch import Watch, pace_of
@@ -104,7 +105,7 @@ class Viewer:
 
 
 @click.command()
-@click.option("--url", help="The server to sample here; left out, a daemon is looked for, then a server.")
+@click.option("--url", help="A daemon, or a server to sample here; left out, a daemon is looked for, then a server.")
 @attach_options
 @server_options
 @agent_option
@@ -130,7 +131,7 @@ def command(
     \b
     kvdiag top                                  the daemon on this host, or a server that is found here
     kvdiag top --attach http://127.0.0.1:9743   a running `kvdiag serve`
-    kvdiag top --url http://127.0.0.1:8000      a server, sampled by this command itself
+    kvdiag top --url http://127.0.0.1:8000      a server, sampled by this command itself, or a daemon
 
     q or Ctrl-C leaves, with exit code 0. Without a terminal, or with --once, one frame is printed and the exit code is
     the verdict's. It offers no load.
@@ -145,19 +146,26 @@ def command(
 
     @asynccontextmanager
     async def attached(address: str, *, only_if_there: bool) -> AsyncIterator[Feed | None]:
-        client = open_daemon(
-            address, user=user, password=password, password_file=password_file, ca_file=ca_file, insecure=insecure
-        )
+        try:
+            client = open_daemon(
+                address, user=user, password=password, password_file=password_file, ca_file=ca_file, insecure=insecure
+            )
+        except KvdiagError:
+            if url is None:
+                raise
+            yield None  # what is wrong with a server's address is told as of one
+            return
         async with client:
             daemon = _Daemon(client, tick_seconds or REFRESH_SECONDS)
             await daemon.read()
-            yield daemon.feed() if daemon.is_there or not only_if_there else None
+            # Elsewhere than where a daemon always is, a proxy may be what wants a password.
+            is_there = daemon.is_there if url is None else daemon.has_told
+            yield daemon.feed() if is_there or not only_if_there else None
 
     async def show() -> int:
-        if url is None:
-            async with attached(attach or f"http://{LISTEN}", only_if_there=attach is None) as feed:
-                if feed is not None:
-                    return await (_live(feed, console) if live else _once(feed, at_once=True))
+        async with attached(attach or url or f"http://{LISTEN}", only_if_there=attach is None) as feed:
+            if feed is not None:
+                return await (_live(feed, console) if live else _once(feed, at_once=True))
         async with _sampling(
             url,
             api_key=api_key,
@@ -235,6 +243,11 @@ class _Daemon:
         self._reading: DaemonReading | None = None
         self._problem: str | None = None
         self.is_there = False
+
+    @property
+    def has_told(self) -> bool:
+        """Whether it has answered as a daemon does."""
+        return self._reading is not None
 
     def feed(self) -> Feed:
         return Feed(origin=f"kvdiag serve at {self._address}", run=self.run, newest=self.newest)

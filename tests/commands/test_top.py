@@ -22,7 +22,7 @@ from tests.fixtures.debian import NoPackageError
 from tests.fixtures.hostile import Hostile, refused_port, reply
 from tests.fixtures.terminal import terminal, tmux
 from tests.sim.client import Client
-from tests.sources.test_daemon import answering, healthy
+from tests.sources.test_daemon import PATHS, answering, healthy
 from tests.support import require
 
 FAST = ("--tick-seconds", "0.1")
@@ -227,6 +227,29 @@ def test_what_cannot_be_meant_is_told(arguments: list[str], complaint: str, caps
     told = capsys.readouterr().err
     assert complaint in told
     assert "secret" not in told
+
+
+@pytest.mark.parametrize("option", ["--url", "--attach"])
+def test_a_daemon_is_one_by_either_name(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An address of a daemon is asked as one, also where a server's was asked for."""
+    # WHEN
+    with Hostile(answering()) as server:
+        code = main(["top", option, server.url, "--once"])
+
+    # THEN
+    assert 0 == code
+    assert "OK  " in capsys.readouterr().out
+
+
+def test_a_proxy_that_wants_a_password_is_no_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is in front of a server is not taken for a daemon that was meant."""
+    # WHEN
+    with Hostile(answering(**dict.fromkeys(PATHS, reply("", status=401)))) as server:
+        code = main(["top", "--url", server.url, *FAST])
+
+    # THEN
+    assert 3 == code
+    assert "the daemon at" not in capsys.readouterr().out
 
 
 def test_an_older_daemon_is_named(capsys: pytest.CaptureFixture[str]) -> None:
