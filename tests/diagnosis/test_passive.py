@@ -211,8 +211,8 @@ def test_growth_that_ends_too_late_is_a_fault(
     [
         (1.0, 2 * GIB, 100 * GIB, "suspect"),
         (1.0, 2 * GIB, None, "suspect"),
-        (0.33, 2 * GIB, 100 * GIB, "suspect"),  # 8 GiB in 25 h are 0.32 GiB/h
-        (0.31, 2 * GIB, 100 * GIB, "fault"),
+        (0.32005, 2 * GIB, 100 * GIB, "suspect"),  # 8 GiB in 25 h are 0.32 GiB/h
+        (0.31995, 2 * GIB, 100 * GIB, "fault"),
         (1.0, int(1.05 * CACHE_BYTES), 100 * GIB, "suspect"),
         (1.0, int(1.05 * CACHE_BYTES) + 1, 100 * GIB, "fault"),
         (1.0, 2 * GIB, 6 * GIB, "suspect"),  # room for the rest of it

@@ -175,6 +175,21 @@ def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], 
     assert (shape, 2) == (found.shape, found.blocks)
 
 
+@pytest.mark.parametrize(("loads", "judged"), [(12, 9), (15, 12), (16, 12), (19, 15), (20, 15)])
+def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, judged: int) -> None:
+    """What is left of them is judged."""
+    # GIVEN an idle cycle after each load
+    cycles = [IDLE, *[LOAD, IDLE] * loads]
+    rises = [0.0, *[10.0, 0.0] * loads]
+
+    # WHEN
+    found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=False)
+
+    # THEN
+    assert found is not None
+    assert judged == found.load_cycles
+
+
 @pytest.mark.parametrize(("loads", "blocks"), [(24, 3), (56, 6), (60, 6), (104, 6)])
 def test_blocks_of_a_long_soak_become_longer(loads: int, blocks: int) -> None:
     """Six at the most: a collector's period lies within one of them, be it ever so long."""
