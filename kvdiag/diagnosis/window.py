@@ -60,8 +60,16 @@ class Trend:
 
     @property
     def visible_bytes_per_second(self) -> float:
-        """The slowest growth that this bank would have called, given the noise that it stood in."""
-        return max(self.bank.least_bytes_per_hour / HOUR_SECONDS, VISIBLE_ERRORS * self.error_bytes_per_second)
+        """The slowest growth that this bank would have called, given the noise and the hours that it stood in.
+
+        Growth is what lies between the first block of the window and its last.
+        """
+        apart_seconds = (self.hours - self.bank.block_minutes / 60.0) * HOUR_SECONDS
+        return max(
+            self.bank.least_bytes_per_hour / HOUR_SECONDS,
+            self.bank.least_growth_bytes / apart_seconds,
+            VISIBLE_ERRORS * self.error_bytes_per_second,
+        )
 
     def exhaustion_seconds(self, room_bytes: float, limits: Limits) -> stats.Interval | None:
         """How long the room lasts. The later half counts twice where it is faster: a leak may have begun late."""

@@ -161,7 +161,7 @@ def test_burst_decides_where_the_room_is_gone_within_the_hour(
             "a rose 4.00 GiB over 6 h, ever more slowly: warm-up or a cache that fills, not a leak",
         ),
         (
-            trend("flat", bank=replace(MID, least_bytes_per_hour=20.0 * MIB)),
+            trend("flat", bank=replace(MID, least_bytes_per_hour=20.0 * MIB, least_growth_bytes=100 * MIB)),
             "ok",
             "a are flat over 6 h; 20.00 MiB/h would show",
         ),

@@ -116,10 +116,14 @@ def test_room_lasts_by_the_faster_half() -> None:
     assert none.exhaustion_seconds(60.0, DEFAULT_LIMITS) is None
 
 
-def test_visible_growth_is_that_of_the_bank_or_of_the_noise() -> None:
-    """300 MB/h on the bank of an hour, or 2.9 errors where that is more."""
+def test_visible_growth_is_that_of_the_bank_of_its_hours_or_of_the_noise() -> None:
+    """300 MB/h on the bank of an hour, 2.9 errors where that is more; of 150 MB in 5.9 or 2.9 h what that makes."""
     assert 300 * MB / HOUR_SECONDS == trend(error_bytes_per_second=1.0).visible_bytes_per_second
     assert 2.9 * MB == trend(error_bytes_per_second=1.0 * MB).visible_bytes_per_second
+    mid = {one.name: one for one in DEFAULT_LIMITS.banks}["mid"]
+    for hours, expected in ((6.0, 25.42), (3.0, 51.72)):
+        found = trend(bank=mid, hours=hours, error_bytes_per_second=1.0).visible_bytes_per_second
+        assert expected == round(found * HOUR_SECONDS / MB, 2)
 
 
 def test_a_line_grows() -> None:
