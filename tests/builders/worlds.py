@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kvdiag.model import Facts, Gap, KvPool, Process, Workload
@@ -180,3 +180,22 @@ WORLDS: Mapping[str, World] = MappingProxyType(
     }
 )
 """One world of every kind, by what is to be said of it."""
+
+
+def named_so(text: str) -> tuple[World, Facts]:
+    """A world in which whatever has a name from outside, and whatever is told from there, is this text."""
+    world = World(
+        foreign={0: (process(7, 6 * GIB, text),)},
+        device_bytes=48 * GIB,
+        failing={"long_context": f"{OOM}{text}", "concurrent": text},
+        notes=(text,),
+    )
+    known = replace(
+        facts(world),
+        model=text,
+        url=f"http://{text}",
+        engine_name=text,
+        engine_version=text,
+        gaps=(Gap(source=text, kind="failed", reason=text),),
+    )
+    return world, known

@@ -8,13 +8,13 @@ from dataclasses import replace
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import compare, summarise
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Device, Facts, Gap, HostProcess, Process, Sample, Timeline
+from kvdiag.model import Device, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.outputs import report_fleet
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 from kvdiag.outputs.report import Making, render
 from tests.builders.runs import run
 from tests.builders.values import GIB, NO_NVML, OOM, device, engine, process
-from tests.builders.worlds import World, facts
+from tests.builders.worlds import World, facts, named_so
 from tests.soak_timeline import SOAKS, facts_of, soak
 
 MAKING = Making(version="0.1.0", command="kvdiag run --url http://127.0.0.1:8000", made_seconds=1_800_000_000.0)
@@ -34,20 +34,7 @@ def page(world: World) -> str:
 
 def hostile() -> tuple[Timeline, Facts]:
     """A run in which everything that comes from outside is hostile."""
-    world = World(
-        foreign={0: (Process(pid=7, used_bytes=6 * GIB, name=HOSTILE),)},
-        device_bytes=48 * GIB,
-        failing={"long_context": f"{OOM}{HOSTILE}", "concurrent": HOSTILE},
-        notes=(HOSTILE,),
-    )
-    known = replace(
-        facts(world),
-        model=HOSTILE,
-        url=f"http://{HOSTILE}",
-        engine_name=HOSTILE,
-        engine_version=HOSTILE,
-        gaps=(Gap(source=HOSTILE, kind="failed", reason=HOSTILE),),
-    )
+    world, known = named_so(HOSTILE)
     timeline = run(world)
     samples = tuple(
         replace(

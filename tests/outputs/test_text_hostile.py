@@ -14,27 +14,14 @@ from kvdiag.ledger import ledger
 from kvdiag.model import Diagnosis, Facts, Gap, Sample, Timeline
 from kvdiag.outputs.text import render, render_audit
 from tests.builders.runs import judged, run
-from tests.builders.values import GIB, OOM, device, process
-from tests.builders.worlds import World, facts
+from tests.builders.values import GIB, device, process
+from tests.builders.worlds import World, facts, named_so
 from tests.outputs.texts import HOSTILE, harmful, on_a_terminal, piped
 
 
 def hostile() -> Diagnosis:
     """A diagnosis in which everything that comes from outside is hostile."""
-    world = World(
-        foreign={0: (process(7, 6 * GIB, HOSTILE),)},
-        device_bytes=48 * GIB,
-        failing={"long_context": f"{OOM}{HOSTILE}", "concurrent": HOSTILE},
-        notes=(HOSTILE,),
-    )
-    known = replace(
-        facts(world),
-        model=HOSTILE,
-        url=f"http://{HOSTILE}",
-        engine_name=HOSTILE,
-        engine_version=HOSTILE,
-        gaps=(Gap(source=HOSTILE, kind="failed", reason=HOSTILE),),
-    )
+    world, known = named_so(HOSTILE)
     return diagnose(run(world), known)
 
 
