@@ -20,7 +20,7 @@ import httpx2
 
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.feeds.active import ActiveFeed, Progress
-from kvdiag.feeds.facts import gather_facts
+from kvdiag.feeds.facts import gather_facts, read_facts
 from kvdiag.feeds.live import Clock, DeviceReading, Pace, Recorder, Sampler
 from kvdiag.feeds.requests import DEFAULT_TOKEN_IDS, Requests
 from kvdiag.feeds.soak import plan_soak
@@ -35,6 +35,14 @@ from kvdiag.sources.vllm import VllmSource
 from tests.feeds.virtual_time import now_seconds, run
 
 T = TypeVar("T")
+
+
+class _Host:
+    """This host, read at once: virtual time does not wait for threads."""
+
+    async def ask(self, _: float, **kwargs: Any) -> Facts:
+        """As its reader does."""
+        return read_facts(**kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ async def _soaked(
     try:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             source = VllmSource(HttpReader(client))
-            facts, _ = await gather_facts(source, url)
+            facts, _ = await gather_facts(source, url, cast("Patient[Facts]", _Host()))
             requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS)
             feed = ActiveFeed(
                 steps=STEPS[:steps],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -15,7 +15,7 @@ import httpx2
 import kvdiag
 from kvdiag.commands.address import pasted
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.facts import gather_facts
+from kvdiag.feeds.facts import gather_facts, host_reader
 from kvdiag.feeds.live import AllocatorReading, DeviceReading
 from kvdiag.model import Facts, Gap
 from kvdiag.sim import RemoteNvml
@@ -77,7 +77,8 @@ async def connect(
     url = base_url(url)
     async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
         vllm = VllmSource(HttpReader(client))
-        facts, identity = await gather_facts(vllm, without_credentials(url), forced=forced)
+        with closing(host_reader()) as reader:
+            facts, identity = await gather_facts(vllm, without_credentials(url), reader, forced=forced)
         nvml = device_reader(url, drill=identity.server_header == DRILL_HEADER)
         try:
             # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.

@@ -8,7 +8,7 @@ import httpx2
 
 from kvdiag.commands.connect import DRILL_HEADER, base_url, device_reader, open_client, without_credentials
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.facts import gather_facts
+from kvdiag.feeds.facts import gather_facts, host_reader
 from kvdiag.feeds.live import DeviceReading
 from kvdiag.feeds.watch import Found
 from kvdiag.sources.http import HttpReader
@@ -35,6 +35,7 @@ class Finder:
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self.nvml: Patient[DeviceReading] = device_reader(self._url, drill=False)
         self._drills: dict[str, Patient[DeviceReading]] = {}
+        self._host = host_reader()
         if self._url is not None:
             self._client(self._url)
 
@@ -58,7 +59,7 @@ class Finder:
 
     async def _ask(self, url: str) -> Found:
         vllm = VllmSource(HttpReader(self._client(url)))
-        facts, identity = await gather_facts(vllm, without_credentials(url))
+        facts, identity = await gather_facts(vllm, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
             return Found(facts=facts, vllm=vllm, nvml=self.nvml)
         if url not in self._drills:
@@ -72,6 +73,7 @@ class Finder:
 
     async def close(self) -> None:
         """Let go of clients and drivers."""
+        self._host.close()
         for nvml in (self.nvml, *self._drills.values()):
             nvml.close()
         for client in self._clients.values():

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, Gap, HostCache
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
+from kvdiag.sources.patience import Patient, StillBusy
 from kvdiag.sources.vllm import Identity, VllmSource, parse_caches, parse_engines, parse_pools
 from kvdiag.sources.vllm_page import Page
 
+HOST_SECONDS = 30.0
+"""On a machine of thousands of processes, or beside a slow volume, reading takes a while."""
 
-async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) -> tuple[Facts, Identity]:
-    """The facts of the server at `url`.
+
+def host_reader() -> Patient[Facts]:
+    """Makes the facts on a thread of its own, which is left behind where the host hangs."""
+    return Patient(read_facts, "host")
+
+
+async def gather_facts(
+    source: VllmSource,
+    url: str,
+    reader: Patient[Facts],
+    *,
+    forced: bool = False,
+    host_seconds: float = HOST_SECONDS,
+) -> tuple[Facts, Identity]:
+    """The facts of the server at `url`; those that this host tells of it come through `reader`.
 
     Raises:
-        KvdiagError: it cannot be reached, wants a key, or is no vLLM server.
+        KvdiagError: it cannot be reached, wants a key, is no vLLM server, or this host does not answer in time.
 
     """
     try:
@@ -27,11 +41,17 @@ async def gather_facts(source: VllmSource, url: str, *, forced: bool = False) ->
     engines, gaps = parse_engines(page)
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
-    # On a machine of thousands of processes, or beside a slow volume, this takes a while: nobody else should wait.
-    return await asyncio.to_thread(_facts, url, identity, page, gaps, forced=forced), identity
+    try:
+        facts = await reader.ask(host_seconds, url=url, identity=identity, page=page, gaps=gaps, forced=forced)
+    except StillBusy as busy:
+        raise KvdiagError(
+            f"{url}: this host has not told the server's processes and files for {busy.since_seconds:.0f} s: "
+            "does a process hang in a driver, or a volume not answer?"
+        ) from busy
+    return facts, identity
 
 
-def _facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool) -> Facts:
+def read_facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool) -> Facts:
     """What the server tells of itself, and what this host tells of it."""
     pools, pool_gaps = parse_pools(page, identity.version)
     pids, pid_gaps = host.find_server(url)
