@@ -10,7 +10,7 @@ import pytest
 from kvdiag.diagnosis.banks import Series, Watched, filled, watch
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.window import Trend
-from tests.diagnosis.test_window import trend
+from tests.diagnosis.windows import trend
 
 MB = 10**6
 FAST, MID, HALF, SLOW = DEFAULT_LIMITS.banks

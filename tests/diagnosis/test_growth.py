@@ -1,117 +1,17 @@
-"""What a load held against what its tokens need, at the edges: what counts as whole, as ours, as too much."""
+"""What a load held against what its tokens need, at the edges: what is measured, what is needed, what is too much."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.growth import (
-    Growth,
-    blind_spot,
-    compare,
-    floor_after,
-    floor_before,
-    highest_blocks,
-    judge_load,
-    last_span,
-    measure,
-    nominal_need,
-    other_tokens,
-    quantities,
-    refused,
-    rounded,
-)
+from kvdiag.diagnosis.growth import Growth, compare, highest_blocks, measure, nominal_need, quantities, rounded
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.need import Need
-from kvdiag.model import Engine, Facts, Gap, Load, Mark, Outcome, Quantity, Sample, Span, Status, Timeline, Workload
-from tests.builders.values import MIB, holding, pool
-
-KNOWN = Facts(pools=(pool(),))
-WORKLOAD = Workload(requests=2, prompt_tokens=512, max_tokens=65)
-OUTCOME = Outcome(completed=2, failed=0, prompt_tokens=1024, generated_tokens=130)
-SPAN = Span(
-    step="load",
-    cycle=0,
-    begin_seconds=10.0,
-    offer_seconds=20.0,
-    release_seconds=30.0,
-    end_seconds=40.0,
-    workload=WORKLOAD,
-    outcome=OUTCOME,
-)
-
-
-def under_load(
-    at_seconds: float,
-    blocks: int,
-    resident: Sequence[int] = (512, 512),
-    *,
-    before: Sequence[int] | None = None,
-    running: int | None = 2,
-    waiting: int = 0,
-    counted: int | None = None,
-    usage: bool = True,
-) -> Sample:
-    """A sample of two requests of ours, which hold so many blocks."""
-    engine = replace(
-        holding(blocks),
-        requests_running=running,
-        requests_waiting=waiting,
-        prompt_tokens_total=counted,
-        generation_tokens_total=None if counted is None else 0,
-    )
-    engine = engine if usage else replace(engine, kv_usage_ratio=None)
-    first = Load(requests=len(before), resident_tokens=tuple(before)) if before is not None else None
-    return Sample(
-        at_seconds=at_seconds,
-        engines=(engine,),
-        load=Load(requests=len(resident), resident_tokens=tuple(resident)),
-        load_before=first,
-    )
-
-
-def idle(at_seconds: float, blocks: int = 0, *, counted: int | None = None) -> Sample:
-    """A sample of an engine without requests that still holds so many blocks."""
-    engine = replace(
-        holding(blocks),
-        prompt_tokens_total=counted,
-        generation_tokens_total=None if counted is None else 0,
-    )
-    return Sample(at_seconds=at_seconds, engines=(engine,))
-
-
-def marks(span: Span = SPAN, cycle: int = 0) -> tuple[Mark, ...]:
-    """The marks of a span."""
-    times = {
-        "begin": span.begin_seconds,
-        "offer": span.offer_seconds,
-        "release": span.release_seconds,
-        "end": span.end_seconds,
-    }
-    return tuple(
-        Mark(
-            at_seconds=at,
-            step=span.step,
-            cycle=cycle,
-            phase=phase,  # type: ignore[arg-type]
-            workload=span.workload if phase == "offer" else None,
-            outcome=span.outcome if phase == "release" else None,
-            notes=span.notes if phase == "begin" else (),
-        )
-        for phase, at in times.items()
-        if at is not None
-    )
-
-
-# 64 blocks of 16 tokens for each of 2 x 512 tokens; two idle readings on each side.
-WHOLE = (idle(10.0, 3), idle(15.0, 3), under_load(21.0, 67), under_load(22.0, 67), idle(31.0, 5), idle(35.0, 5))
-
-
-def seen(*samples: Sample) -> Timeline:
-    """A timeline of the span and these samples."""
-    return Timeline(samples=samples, marks=marks())
+from kvdiag.model import Facts, Quantity, Status
+from tests.builders.values import MIB, pool
+from tests.diagnosis.loads import KNOWN, SPAN, WHOLE, WORKLOAD, idle, seen, under_load
 
 
 def growth(held: int, need: int, *, requests: int = 2, least: int | None = None) -> Growth:
@@ -257,94 +157,6 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
     assert (3, 99) == (everything.samples, everything.held_blocks)
 
 
-@pytest.mark.parametrize(
-    ("span", "samples", "reason"),
-    [
-        (None, (), "it did not run"),
-        (SPAN, WHOLE, None),
-        (replace(SPAN, end_seconds=None), WHOLE, "it was cut short"),
-        (
-            replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("boom", "bang"))),
-            WHOLE,
-            "1 of 2 requests failed: boom",
-        ),
-        (
-            replace(SPAN, outcome=replace(OUTCOME, completed=0, failed=2)),
-            WHOLE,
-            "2 of 2 requests failed: no reason given",
-        ),
-        (SPAN, WHOLE[:3], "1 samples saw all of its requests resident, 2 are needed"),
-        (
-            SPAN,
-            (under_load(21.0, 9, (512,), running=1, waiting=1), under_load(22.0, 9, (512,), running=1, waiting=1)),
-            "its requests were never resident together: up to 1 waited for room or a place (--max-num-seqs)",
-        ),
-        (
-            SPAN,
-            (under_load(21.0, 64, running=3), under_load(22.0, 64, running=3)),
-            "other traffic: up to 3 requests ran or waited, 2 of them ours",
-        ),
-        (
-            replace(SPAN, workload=None),
-            (under_load(21.0, 64, running=1), under_load(22.0, 64, running=1)),
-            "other traffic: up to 1 requests ran or waited, 0 of them ours",
-        ),
-        # A request that waited before two samples saw all of them changes nothing.
-        (SPAN, (under_load(21.0, 64, (512,), running=1, waiting=1), under_load(22.0, 64), under_load(23.0, 64)), None),
-        # One reading alone may catch a request twice.
-        (SPAN, (under_load(21.0, 64, running=3), under_load(22.0, 64), under_load(23.0, 64)), None),
-        (
-            SPAN,
-            (idle(10.0, counted=0), under_load(21.0, 64, counted=1025), under_load(22.0, 64, counted=1025)),
-            "other traffic: the server took 1 prompt tokens that are not ours",
-        ),
-        (SPAN, (idle(10.0, counted=0), under_load(21.0, 64, counted=1024), under_load(22.0, 64, counted=1024)), None),
-    ],
-)
-def test_what_was_not_seen_whole_is_not_judged(
-    span: Span | None, samples: Sequence[Sample], reason: str | None
-) -> None:
-    """Each reason that a span cannot be judged is told, and there is none where all is well."""
-    assert reason == blind_spot(seen(*samples), KNOWN, span, DEFAULT_LIMITS)
-
-
-def test_a_span_that_did_not_run_says_why_the_engine_was_not_read() -> None:
-    """The gap of the page is the reason; a pool that nobody tells of is another."""
-    lost = Facts(gaps=(Gap(source="vllm", kind="failed", reason="connection refused"),))
-    assert "it did not run: connection refused" == blind_spot(seen(), lost, None, DEFAULT_LIMITS)
-    assert "the engine does not report its KV pool" == blind_spot(seen(*WHOLE), Facts(), SPAN, DEFAULT_LIMITS)
-
-
-def counting(at_seconds: float, *prompts: int | None) -> Sample:
-    """Engines that have counted so many prompt tokens each."""
-    engines = tuple(
-        Engine(
-            engine=str(number),
-            kv_usage_ratio=0.0,
-            requests_running=0,
-            requests_waiting=0,
-            preemptions_total=0,
-            prompt_tokens_total=tokens,
-            generation_tokens_total=0,
-        )
-        for number, tokens in enumerate(prompts)
-    )
-    return Sample(at_seconds=at_seconds, engines=engines)
-
-
-def test_prompt_tokens_of_others_are_those_beyond_ours() -> None:
-    """From the span's begin to its end, over all engines; 0 where they count fewer than ours, or not at all."""
-    before, after = counting(9.0, 0, 0), counting(41.0, 90_000, 90_000)
-    first, last = counting(10.0, 100, 200), counting(40.0, 700, 724)
-    assert 100 == other_tokens(seen(before, first, last, after), SPAN)
-    assert 0 == other_tokens(seen(first, counting(40.0, 600, 724)), SPAN)
-    assert 0 == other_tokens(seen(first, counting(40.0, 599, 724)), SPAN)
-    assert 0 == other_tokens(seen(counting(10.0, None), counting(40.0, None)), SPAN)
-    assert 400 == other_tokens(seen(counting(10.0, 0, None), counting(40.0, 1424, None)), SPAN)
-    assert 0 == other_tokens(seen(first, counting(40.0, 5000, 5000)), replace(SPAN, end_seconds=None))
-    assert 0 == other_tokens(seen(first, counting(40.0, 5000, 5000)), replace(SPAN, outcome=None))
-
-
 def test_bytes_are_those_of_the_blocks() -> None:
     """39 blocks of 2 MiB are 78 MiB; without a block's size they are not told."""
     sizes = quantities(KNOWN, requests=1, tokens=624, blocks=39)
@@ -356,20 +168,6 @@ def test_bytes_are_those_of_the_blocks() -> None:
     untold = quantities(Facts(), requests=1, tokens=624, blocks=39, extra=(extra,))
     assert (None, extra) == (untold[3].value, untold[4])
     assert (0.1235, None) == (rounded(0.12345678), rounded(None))
-
-
-def test_floors_are_those_beside_the_load() -> None:
-    """What was held idle before the offer, and after the release; without such moments there is none."""
-    timeline = seen(*WHOLE)
-    assert (3, 5) == (
-        floor_before(timeline, KNOWN, SPAN, DEFAULT_LIMITS),
-        floor_after(timeline, KNOWN, SPAN, DEFAULT_LIMITS),
-    )
-    assert floor_before(timeline, KNOWN, replace(SPAN, offer_seconds=None), DEFAULT_LIMITS) is None
-    assert floor_before(timeline, KNOWN, replace(SPAN, offer_seconds=14.0), DEFAULT_LIMITS) is None
-    assert floor_after(timeline, KNOWN, replace(SPAN, release_seconds=None), DEFAULT_LIMITS) is None
-    assert floor_after(timeline, KNOWN, replace(SPAN, end_seconds=None), DEFAULT_LIMITS) is None
-    assert floor_after(timeline, KNOWN, replace(SPAN, release_seconds=32.0), DEFAULT_LIMITS) is None
 
 
 def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
@@ -387,71 +185,3 @@ def test_finished_requests_need_all_but_their_last_token() -> None:
     """512 + 65 - 1 = 576 tokens are 36 blocks, of two requests 72."""
     assert Need(least_blocks=72, most_blocks=72) == nominal_need(KNOWN, SPAN)
     assert nominal_need(KNOWN, replace(SPAN, workload=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("span", "said"),
-    [
-        (None, None),
-        (replace(SPAN, outcome=None), None),
-        (SPAN, None),
-        (replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("timeout",))), None),
-        (
-            replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=3, errors=("timeout", "CUDA Out of memory."))),
-            "3 of 4 requests failed: CUDA Out of memory.",
-        ),
-        (replace(SPAN, outcome=replace(OUTCOME, errors=("CUDA out of memory.",))), None),
-    ],
-)
-def test_only_memory_that_ran_out_refuses(span: Span | None, said: str | None) -> None:
-    """Requests that failed for want of memory are the server's answer; any other failure is none."""
-    assert said == refused(span)
-
-
-def test_a_load_is_judged_by_its_last_offer() -> None:
-    """A load that was not seen whole is offered once more: the second one counts, with its floor."""
-    # GIVEN two cycles, of which the first held twice what its tokens need
-    again = replace(
-        SPAN, begin_seconds=50.0, offer_seconds=60.0, release_seconds=70.0, end_seconds=80.0, notes=("again",)
-    )
-    later = (idle(51.0, 5), idle(55.0, 5), under_load(61.0, 69), under_load(62.0, 69), idle(71.0, 5), idle(75.0, 5))
-    timeline = Timeline(
-        samples=(*WHOLE[:2], under_load(21.0, 131), under_load(22.0, 131), *later), marks=(*marks(), *marks(again, 1))
-    )
-
-    # WHEN
-    actual = judge_load("load", timeline, KNOWN, DEFAULT_LIMITS)
-
-    # THEN
-    last = last_span(timeline, "load")
-    assert last is not None
-    assert (1, ("again",)) == (last.cycle, actual.notes)
-    assert ("ok", "64 blocks held, 64 needed for 1,024 tokens of 2 requests") == (actual.status, actual.summary)
-    assert (
-        Quantity(name="blocks", value=64, unit="blocks"),
-        Quantity(name="bytes", value=64 * 2 * MIB, unit="bytes"),
-        Quantity(name="filled_ratio", value=1.0, unit="ratio"),
-        Quantity(name="samples_of_whole_load", value=2, unit="samples"),
-    ) == actual.measured[2:]
-    assert [2, 1024, 64, 64 * 2 * MIB] == [one.value for one in actual.expected]
-    assert last_span(timeline, "other") is None
-
-
-def test_a_load_that_cannot_be_judged_says_so() -> None:
-    """Out of memory is a fault, a step that did not run or has no floor is unknown."""
-    # GIVEN
-    failed = replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("out of memory",)), notes=("n",))
-
-    # WHEN
-    refusal = judge_load("load", Timeline(samples=WHOLE, marks=marks(failed)), KNOWN, DEFAULT_LIMITS)
-    absent = judge_load("other", seen(*WHOLE), KNOWN, DEFAULT_LIMITS)
-    floorless = judge_load("load", seen(*WHOLE[2:]), KNOWN, DEFAULT_LIMITS)
-
-    # THEN
-    assert ("fault", "1 of 2 requests failed: out of memory", ("n",)) == (
-        refusal.status,
-        refusal.summary,
-        refusal.notes,
-    )
-    assert ("unknown", "cannot tell: it did not run", ()) == (absent.status, absent.summary, absent.notes)
-    assert "cannot tell: the pool's usage before or under the load is not known" == floorless.summary

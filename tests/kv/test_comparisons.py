@@ -1,8 +1,4 @@
-"""Predicted beside reported, reckoned by hand: a layer of 4,096 bytes a token, 64 KiB a block, in both counts of vLLM.
-
-Requests of 100 tokens take 7 blocks: of 70 blocks the engine says 10 requests and 1,000 tokens since it counts blocks
-of requests, and 70 x 16 / 100 = 11.2 requests and 1,120 tokens before.
-"""
+"""Predicted beside reported: capacity in both counts of vLLM, what was not told, and how figures are compared."""
 
 from __future__ import annotations
 
@@ -25,33 +21,9 @@ from kvdiag.kv.calibration import (
 )
 from kvdiag.kv.deployment import Deployment
 from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.layers import Architecture, AttentionLayer, LayerKind
+from kvdiag.kv.layers import Architecture
 from kvdiag.kv.reported import EngineReport, RankReport, Settings, Size
-
-PAGE = 65_536
-LAYERS = tuple(
-    AttentionLayer(index=index, kind=LayerKind.FULL, kv_heads=8, head_size=128, head_size_v=128) for index in range(3)
-)
-MODEL = Architecture(model_type="llama", depth=1, attention_heads=32, layers=LAYERS[:1], dtype="bfloat16")
-HYBRID = replace(MODEL, depth=2, layers=(LAYERS[0], replace(LAYERS[1], kind=LayerKind.SLIDING, window_tokens=1024)))
-"""A request of 100 tokens takes 7 blocks of the one and, windows having a block more, 8 of the other."""
-STAGED = replace(MODEL, depth=3, layers=LAYERS)
-"""Over two stages: two layers and one."""
-STAGES = Deployment(pipeline_parallel=2)
-
-
-def rank(
-    name: str = "rank", *, stage: int | None = None, pool: int | None = None, weights: int | None = None
-) -> RankReport:
-    """A rank that tells these bytes to the last."""
-    sizes = [None if size is None else Size(nominal_bytes=size) for size in (pool, weights)]
-    return RankReport(name=name, stage=stage, pool=sizes[0], weights=sizes[1])
-
-
-def report(*ranks: RankReport, version: str | None = None, **figures: Any) -> EngineReport:
-    """A report for requests of 100 tokens."""
-    known = EngineReport(settings=Settings(version=version), ranks=ranks, concurrency_context_tokens=100)
-    return replace(known, **figures)
+from tests.kv.reckoned import HYBRID, MODEL, PAGE, STAGED, STAGES, rank, report
 
 
 def predicted(architecture: Architecture, of: EngineReport, deployment: Deployment | None = None) -> dict[str, float]:
@@ -190,123 +162,6 @@ def test_on_one_stage_every_rank_counts() -> None:
     ranks = (rank(stage=0, pool=9 * PAGE), rank(stage=3, pool=8 * PAGE))
 
     assert {"num_blocks": 8} == predicted(MODEL, report(*ranks, num_blocks=1))
-
-
-@pytest.mark.parametrize(
-    ("told_bytes", "expected"),
-    [
-        (70 * PAGE + 5, (70, 70, 70)),
-        (70 * PAGE - 5, (69, 69, 69)),
-        (70 * PAGE + 6, (70, 69, 70)),
-        (70 * PAGE - 6, (70, 69, 70)),
-        (None, (70, 69, 70)),
-    ],
-)
-def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, expected: tuple[int, int, int]) -> None:
-    """--kv-cache-memory-bytes, where what is printed agrees with it: 70 pages give or take 5 bytes."""
-    # GIVEN
-    printed = Size(nominal_bytes=70 * PAGE, slack_bytes=5)
-    of = report(
-        RankReport(name="", pool=printed), num_blocks=70, settings=Settings(version="0.32.0", pool_bytes=told_bytes)
-    )
-
-    # WHEN
-    (one,) = capacity_comparisons(MODEL, Deployment(), of)
-
-    # THEN
-    assert expected == (one.predicted.nominal, one.predicted.low, one.predicted.high)
-
-
-@pytest.mark.parametrize(
-    ("printed", "slack", "low", "high"), [(10.0, 0.0, 10.0, 10.0), (10.0, 0.5, 9.5, 10.5), (0.25, 0.5, 0.0, 0.75)]
-)
-def test_a_printed_concurrency_lies_between_two(printed: float, slack: float, low: float, high: float) -> None:
-    """By half of its last digit, and never below 0."""
-    # GIVEN
-    of = report(rank(pool=70 * PAGE), version="0.32.0", concurrency=printed, concurrency_slack=slack)
-
-    # WHEN
-    (one,) = capacity_comparisons(MODEL, Deployment(), of)
-
-    # THEN
-    assert (printed, low, high) == (one.reported.nominal, one.reported.low, one.reported.high)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "figures", "expected"),
-    [
-        ((rank("w0", pool=700),), {"num_blocks": 5}, (700, 700, 700, "w0")),
-        ((), {"num_blocks": 5}, (5 * PAGE, 5 * PAGE, 6 * PAGE - 1, "from the blocks")),
-        ((rank("w0"),), {"num_blocks": 5}, (5 * PAGE, 5 * PAGE, 6 * PAGE - 1, "from the blocks")),
-        ((rank("w0"),), {}, None),
-        ((), {}, None),
-    ],
-)
-def test_the_pool_that_a_plan_leaves(
-    ranks: tuple[RankReport, ...], figures: dict[str, Any], expected: tuple[object, ...] | None
-) -> None:
-    """Beside the bytes that a rank tells, or those of its blocks, which may lie just below a block more."""
-    # WHEN
-    found = compare(MODEL, Deployment(), report(*ranks, **figures), Expected(pool_bytes=(800,))).comparisons
-    pools = [one for one in found if one.figure is Figure.POOL]
-
-    # THEN
-    assert ([] if expected is None else [expected]) == [
-        (one.reported.nominal, one.reported.low, one.reported.high, one.where) for one in pools
-    ]
-    assert [800] * len(pools) == [one.predicted.nominal for one in pools]
-
-
-@pytest.mark.parametrize(
-    ("planned", "stage"), [((20 * PAGE, 9 * PAGE), 1), ((20 * PAGE, 11 * PAGE), 0), ((18 * PAGE, 11 * PAGE), 0)]
-)
-def test_the_pool_is_compared_on_the_stage_with_the_least_blocks(planned: tuple[int, int], stage: int) -> None:
-    """128 KiB a block on the first, 64 KiB on the second."""
-    # GIVEN
-    of = report(rank("w0", stage=0, pool=2000), rank("w1", stage=1, pool=1000))
-
-    # WHEN
-    (one,) = compare(STAGED, STAGES, of, Expected(pool_bytes=planned)).comparisons
-
-    # THEN
-    assert (planned[stage], (2000, 1000)[stage]) == (one.predicted.nominal, one.reported.nominal)
-
-
-def test_a_stage_that_tells_no_pool_is_compared_by_the_blocks() -> None:
-    """The first stage tells its own, and the plan has the least on the second."""
-    # GIVEN
-    of = report(rank("w0", stage=0, pool=2000), num_blocks=7)
-
-    # WHEN
-    found = compare(STAGED, STAGES, of, Expected(pool_bytes=(20 * PAGE, 9 * PAGE))).comparisons[0]
-
-    # THEN
-    assert (Figure.POOL, 7 * PAGE, "from the blocks") == (found.figure, found.reported.nominal, found.where)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "deployment", "expected"),
-    [
-        ((rank("w0", weights=100), rank("w1", weights=100)), Deployment(), [(90, 100, "2 ranks")]),
-        ((rank("w0", weights=100), rank("w1", weights=101)), Deployment(), [(90, 100, "w0"), (90, 101, "w1")]),
-        ((rank("w0", stage=5, weights=100),), Deployment(), [(90, 100, "w0")]),
-        ((rank("w0", stage=1, weights=100),), STAGES, [(95, 100, "w0")]),
-        ((rank("w0", stage=2, weights=100),), STAGES, []),
-        ((rank("w0", stage=None, weights=100),), STAGES, []),
-        ((rank("w0"),), Deployment(), []),
-    ],
-    ids=["alike", "unlike", "any stage of one", "the second", "a third of two", "of unknown stage", "untold"],
-)
-def test_weights_are_compared_by_rank(
-    ranks: tuple[RankReport, ...], deployment: Deployment, expected: list[tuple[int, int, str]]
-) -> None:
-    """A plan of 90 bytes on the first stage and 95 on the second; ranks that say the same are one line."""
-    # WHEN
-    found = compare(STAGED, deployment, report(*ranks), Expected(weights_bytes=(90, 95))).comparisons
-
-    # THEN
-    assert expected == [(one.predicted.nominal, one.reported.nominal, one.where) for one in found]
-    assert not compare(STAGED, deployment, report(*ranks), Expected()).comparisons
 
 
 @pytest.mark.parametrize(

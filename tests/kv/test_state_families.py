@@ -1,20 +1,31 @@
-"""Families with layers that keep a state: which layers those are, and what the state is made of.
-
-The sizes are small and unlike each other; each state is worked out beside its config, as the shapes of vLLM's
-mamba_utils.py::MambaStateShapeCalculator.
-"""
+"""Families with layers that keep a state: which layers those are, and what lies beside them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvdiag.kv.architecture import parse_architecture
-from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
-from kvdiag.kv.states import StateShape
+from kvdiag.kv.layers import Architecture, AttentionLayer, LatentLayer, LayerKind
+from tests.kv.hybrids import (
+    ATTENTION,
+    BAILING,
+    BAMBA,
+    DELTA,
+    FALCON,
+    GRANITE,
+    JAMBA,
+    KIMI,
+    LFM,
+    LING,
+    MAMBA,
+    MAMBA_2,
+    NEMOTRON,
+    OLMO,
+    ZAMBA,
+    without,
+)
 
 LETTERS = {
     LayerKind.FULL: "F",
@@ -28,175 +39,11 @@ LETTERS = {
     LayerKind.KIMI_DELTA: "k",
     LayerKind.LINEAR: "l",
 }
-ATTENTION = {"num_hidden_layers": 5, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-DELTA = {
-    **ATTENTION,
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 9,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 5,
-    "linear_value_head_dim": 7,
-    "linear_conv_kernel_dim": 3,
-}
-# K and Q of 2 heads of 5 and V of 6 heads of 7 go through the convolution.
-DELTA_STATE = StateShape(
-    conv_channels=2 * 5 * 2 + 7 * 6,
-    conv_steps=2,
-    drafts_lengthen_conv=True,
-    recurrent_heads=6,
-    recurrent_head_elements=7 * 5,
-)
-OLMO = {**ATTENTION, "model_type": "olmo_hybrid", "num_hidden_layers": 6}
-JAMBA = {
-    **ATTENTION,
-    "model_type": "jamba",
-    "attn_layer_period": 3,
-    "attn_layer_offset": 1,
-    "mamba_expand": 3,
-    "mamba_d_state": 5,
-    "mamba_d_conv": 6,
-}
-MAMBA = {"model_type": "mamba", "num_hidden_layers": 3, "hidden_size": 64, "expand": 3, "state_size": 5}
-MAMBA_2 = {
-    "model_type": "mamba2",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "expand": 3,
-    "num_heads": 8,
-    "head_dim": 24,
-    "state_size": 5,
-    "n_groups": 2,
-    "conv_kernel": 6,
-}
-# 3 x 64 channels, and B and C of 5 for each of 2 groups.
-MAMBA_2_STATE = StateShape(
-    conv_channels=192,
-    conv_steps=5,
-    drafts_lengthen_conv=True,
-    recurrent_heads=8,
-    recurrent_head_elements=24 * 5,
-    conv_groups=2,
-    conv_group_channels=10,
-    prefill_checkpoints=1,
-)
-PREFIXED = {
-    **ATTENTION,
-    "mamba_expand": 3,
-    "mamba_n_heads": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 5,
-    "mamba_d_conv": 6,
-}
-GRANITE = {
-    **PREFIXED,
-    "model_type": "granitemoehybrid",
-    "layer_types": ["mamba", "attention", "linear_attention", "full_attention", "mamba"],
-}
-BAMBA = {**PREFIXED, "model_type": "bamba", "attn_layer_indices": [1, 4]}
-FALCON = {**PREFIXED, "model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_d_ssm": 192}
-ZAMBA = {
-    "model_type": "zamba2",
-    "num_hidden_layers": 3,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "layers_block_type": ["mamba", "hybrid", "mamba"],
-    "mamba_expand": 3,
-    "n_mamba_heads": 8,
-    "mamba_ngroups": 2,
-    "mamba_d_state": 5,
-    "mamba_d_conv": 6,
-}
-NEMOTRON = {
-    "model_type": "nemotron_h",
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hybrid_override_pattern": "M-M*|E",
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 24,
-    "ssm_state_size": 5,
-    "n_groups": 2,
-    "conv_kernel": 6,
-}
-LFM = {**ATTENTION, "model_type": "lfm2", "full_attn_idxs": [0, 3], "conv_L_cache": 4}
-LFM_STATE = StateShape(
-    conv_channels=64, conv_steps=3, drafts_lengthen_conv=False, recurrent_heads=0, recurrent_head_elements=0
-)
-KIMI: dict[str, Any] = {
-    **ATTENTION,
-    "model_type": "kimi_linear",
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "linear_attn_config": {"kda_layers": [1, 2, 4], "num_heads": 3, "head_dim": 5, "short_conv_kernel_size": 6},
-}
-BAILING = {
-    "model_type": "bailing_hybrid",
-    "num_hidden_layers": 7,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "head_dim": 5,
-    "layer_group_size": 3,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-}
-LING = {**BAILING, "short_conv_kernel_size": 6}
-
-
-def without(config: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """The config less these fields."""
-    return {name: value for name, value in config.items() if name not in fields}
 
 
 def letters(architecture: Architecture) -> str:
     """A letter for every layer."""
     return "".join(LETTERS[layer.kind] for layer in architecture.layers)
-
-
-def state_of(config: dict[str, Any]) -> StateShape:
-    """The one state that all state layers of a config have."""
-    states = {layer.state for layer in parse_architecture(config).layers if isinstance(layer, StateLayer)}
-    assert len(states) == 1
-    return states.pop()
-
-
-def mamba_1(inner: int, elements: int, steps: int) -> StateShape:
-    """Each channel has a row of its own."""
-    return StateShape(
-        conv_channels=inner,
-        conv_steps=steps,
-        drafts_lengthen_conv=False,
-        recurrent_heads=inner,
-        recurrent_head_elements=elements,
-    )
-
-
-def delta_attention(heads: int, size: int, steps: int) -> StateShape:
-    """Q, K and V go through the convolution, and each head keeps a matrix in float32."""
-    return StateShape(
-        conv_channels=3 * heads * size,
-        conv_steps=steps,
-        drafts_lengthen_conv=True,
-        recurrent_heads=heads,
-        recurrent_head_elements=size * size,
-        recurrent_dtype="float32",
-        prefill_checkpoints=1,
-    )
-
-
-def mamba_2(inner: int, head_size: int, steps: int = 5) -> StateShape:
-    """As MAMBA_2_STATE, of another width and head size."""
-    return StateShape(
-        conv_channels=inner,
-        conv_steps=steps,
-        drafts_lengthen_conv=True,
-        recurrent_heads=8,
-        recurrent_head_elements=head_size * 5,
-        conv_groups=2,
-        conv_group_channels=10,
-        prefill_checkpoints=1,
-    )
 
 
 @pytest.mark.parametrize(
@@ -252,61 +99,6 @@ def test_which_layers_keep_a_state(config: dict[str, Any], expected: str) -> Non
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (DELTA, DELTA_STATE),
-        # 4 heads; K of 3 x 64 / 4 / 4 = 12, V twice as wide, a kernel of 4.
-        (OLMO, StateShape(conv_channels=2 * 12 * 4 + 24 * 4, conv_steps=3, drafts_lengthen_conv=True,
-                          recurrent_heads=4, recurrent_head_elements=24 * 12)),
-        ({**OLMO, "linear_num_key_heads": 2, "linear_key_head_dim": 5, "linear_conv_kernel_dim": 3},
-         StateShape(conv_channels=2 * 5 * 2 + 10 * 4, conv_steps=2, drafts_lengthen_conv=True,
-                    recurrent_heads=4, recurrent_head_elements=10 * 5)),
-        # K of 3 x 64 / 4 / 2 = 24.
-        ({**OLMO, "linear_num_key_heads": 2},
-         StateShape(conv_channels=2 * 24 * 2 + 48 * 4, conv_steps=3, drafts_lengthen_conv=True,
-                    recurrent_heads=4, recurrent_head_elements=48 * 24)),
-        (JAMBA, mamba_1(3 * 64, 5, 5)),
-        (MAMBA, mamba_1(3 * 64, 5, 3)),
-        ({**MAMBA, "intermediate_size": 96, "conv_kernel": 8}, mamba_1(96, 5, 7)),
-        (MAMBA_2, MAMBA_2_STATE),
-        (GRANITE, mamba_2(192, 24)),
-        (BAMBA, mamba_2(192, 24)),
-        ({**BAMBA, "mamba_d_head": None}, mamba_2(192, 24)),
-        ({**BAMBA, "mamba_d_head": "auto"}, mamba_2(192, 24)),
-        ({**BAMBA, "mamba_d_head": 16}, mamba_2(192, 16)),
-        (without(BAMBA, "mamba_expand"), mamba_2(128, 16)),
-        # Null is as good as missing.
-        ({**BAMBA, "mamba_expand": None}, mamba_2(128, 16)),
-        ({**ZAMBA, "mamba_expand": None}, mamba_2(128, 16)),
-        ({**LFM, "conv_L_cache": None}, replace(LFM_STATE, conv_steps=2)),
-        (FALCON, mamba_2(192, 24)),
-        ({**FALCON, "mamba_d_ssm": 160}, mamba_2(160, 20)),
-        (ZAMBA, mamba_2(192, 24)),
-        ({**ZAMBA, "mamba_headdim": 16}, mamba_2(192, 16)),
-        (without(ZAMBA, "mamba_expand"), mamba_2(128, 16)),
-        # Nemotron's width is heads x head size; no expansion is read.
-        (NEMOTRON, mamba_2(8 * 24, 24)),
-        (LFM, LFM_STATE),
-        ({**LFM, "conv_dim": 48, "conv_L_cache": 2},
-         StateShape(conv_channels=48, conv_steps=1, drafts_lengthen_conv=False, recurrent_heads=0,
-                    recurrent_head_elements=0)),
-        (KIMI, delta_attention(3, 5, 5)),
-        ({**KIMI, "linear_attn_config": {"kda_layers": [1], "num_heads": 3, "head_dim": 5}}, delta_attention(3, 5, 3)),
-        (BAILING, StateShape(conv_channels=0, conv_steps=0, drafts_lengthen_conv=False, recurrent_heads=4,
-                             recurrent_head_elements=25)),
-        (without(BAILING, "head_dim"), StateShape(conv_channels=0, conv_steps=0, drafts_lengthen_conv=False,
-                                                  recurrent_heads=4, recurrent_head_elements=16 * 16)),
-        (LING, delta_attention(4, 5, 5)),
-        ({**BAILING, "architectures": ["BailingMoeV3ForCausalLM"]}, delta_attention(4, 5, 3)),
-    ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_what_a_state_is_made_of(config: dict[str, Any], expected: StateShape) -> None:
-    """Channels, steps and matrices are those of vLLM's shape calculator."""
-    assert expected == state_of(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
         (DELTA, {(2, 16)}),
         (OLMO, {(2, 16)}),
         (JAMBA, {(2, 16)}),
@@ -343,22 +135,6 @@ def test_latent_rows_beside_states(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (DELTA, None),
-        ({**DELTA, "mamba_ssm_dtype": "float32"}, "float32"),
-        (BAMBA, None),
-        (NEMOTRON, "float32"),
-        ({**NEMOTRON, "model_type": "nemotron_h_puzzle"}, "float32"),
-        ({**NEMOTRON, "mamba_ssm_cache_dtype": "bfloat16"}, "bfloat16"),
-    ],
-)
-def test_the_format_of_a_state(config: dict[str, Any], expected: str | None) -> None:
-    """The config's, the family's, or else the model's own (None)."""
-    assert expected == parse_architecture(config).state_dtype
-
-
-@pytest.mark.parametrize(
     ("config", "heads"),
     [(DELTA, 4), (MAMBA, 0), (MAMBA_2, 0), (FALCON, 4), (ZAMBA, 4), (NEMOTRON, 4), (KIMI, 4), (BAILING, 4), (LING, 4)],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
@@ -389,101 +165,3 @@ def test_side_by_side_layers_share_an_index() -> None:
     actual = [(layer.index, LETTERS[layer.kind]) for layer in parse_architecture(ZAMBA).layers]
 
     assert [(0, "2"), (1, "F"), (1, "2"), (2, "2")] == actual
-
-
-HEADS = 4096
-LAYERS = 1024
-SIZE = 1 << 14
-KERNEL = 1 << 10
-MOST: list[tuple[dict[str, Any], dict[str, int]]] = [
-    (
-        DELTA,
-        {"linear_num_key_heads": HEADS, "linear_num_value_heads": HEADS, "linear_key_head_dim": SIZE,
-         "linear_value_head_dim": SIZE, "linear_conv_kernel_dim": KERNEL, "full_attention_interval": LAYERS,
-         "mtp_num_hidden_layers": 64},
-    ),
-    (OLMO, {"linear_num_key_heads": HEADS, "linear_key_head_dim": SIZE}),
-    (JAMBA, {"attn_layer_period": LAYERS, "attn_layer_offset": LAYERS, "mamba_expand": 64, "mamba_d_state": SIZE,
-             "mamba_d_conv": KERNEL}),
-    (MAMBA, {"expand": 64, "state_size": SIZE, "conv_kernel": KERNEL}),
-    (MAMBA_2, {"expand": 64, "n_groups": HEADS, "num_heads": HEADS, "head_dim": SIZE, "state_size": SIZE,
-               "conv_kernel": KERNEL}),
-    (BAMBA, {"mamba_expand": 64, "mamba_n_heads": HEADS, "mamba_d_head": SIZE, "mamba_n_groups": HEADS,
-             "mamba_d_state": SIZE, "mamba_d_conv": KERNEL}),
-    (ZAMBA, {"num_attention_heads": HEADS, "attention_head_dim": SIZE, "num_key_value_heads": HEADS,
-             "mamba_expand": 64, "n_mamba_heads": HEADS, "mamba_ngroups": HEADS, "mamba_headdim": SIZE,
-             "mamba_d_state": SIZE, "mamba_d_conv": KERNEL}),
-    (NEMOTRON, {"mamba_num_heads": HEADS, "mamba_head_dim": SIZE, "n_groups": HEADS, "ssm_state_size": SIZE,
-                "conv_kernel": KERNEL}),
-    (LFM, {"conv_L_cache": KERNEL}),
-    (BAILING, {"layer_group_size": LAYERS, "num_attention_heads": HEADS, "head_dim": SIZE}),
-    (LING, {"layer_group_size": LAYERS, "num_attention_heads": HEADS, "head_dim": SIZE,
-            "short_conv_kernel_size": KERNEL}),
-    (KIMI, {"num_attention_heads": HEADS}),
-]  # fmt: skip
-
-
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
-
-
-@pytest.mark.parametrize(
-    ("config", "field", "most"),
-    [(config, field, most) for config, fields in MOST for field, most in fields.items()],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)
-def test_sizes_that_no_model_has_are_refused_by_name(config: dict[str, Any], field: str, most: int) -> None:
-    """One more than the most is refused by its own field, as is less than nothing."""
-    assert [field, field] == [refused({**config, field: value}) for value in (most + 1, -1)]
-
-
-@pytest.mark.parametrize(
-    ("field", "most"), [("num_heads", HEADS), ("head_dim", SIZE), ("short_conv_kernel_size", KERNEL)]
-)
-def test_kimis_nested_sizes_are_refused_by_name(field: str, most: int) -> None:
-    """The path leads into linear_attn_config."""
-    nested = {**KIMI["linear_attn_config"], field: most + 1}
-
-    assert f"linear_attn_config.{field}" == refused({**KIMI, "linear_attn_config": nested})
-
-
-@pytest.mark.parametrize(
-    ("config", "field"),
-    [
-        (without(KIMI, "linear_attn_config"), "linear_attn_config"),
-        (without(KIMI, "kv_lora_rank"), "kv_lora_rank"),
-        (without(NEMOTRON, "hybrid_override_pattern"), "hybrid_override_pattern"),
-        ({**NEMOTRON, "hybrid_override_pattern": ""}, "hybrid_override_pattern"),
-        ({**NEMOTRON, "hybrid_override_pattern": "MX*"}, "hybrid_override_pattern"),
-        ({**NEMOTRON, "hybrid_override_pattern": "M" * (LAYERS + 1)}, "hybrid_override_pattern"),
-        ({**NEMOTRON, "hybrid_override_pattern": "1000 mamba2 + 25 attention"}, "hybrid_override_pattern"),
-        ({**NEMOTRON, "layers_block_type": ["mamba", "wormhole"]}, "layer_types"),
-        (without(ZAMBA, "layers_block_type"), "layers_block_type"),
-        ({**without(ZAMBA, "layers_block_type"), "hybrid_layer_ids": []}, "layers_block_type"),
-        ({**GRANITE, "layer_types": ["mamba", "wormhole", "mamba", "mamba", "mamba"]}, "layer_types"),
-        ({**BAMBA, "attn_layer_indices": [LAYERS + 1]}, "attn_layer_indices"),
-        (without(LING, "layer_group_size"), "layer_group_size"),
-        ({**LING, "layer_group_size": 0}, "layer_group_size"),
-        ({**DELTA, "linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
-    ],
-)
-def test_hybrids_that_do_not_tell_their_layers_are_refused(config: dict[str, Any], field: str) -> None:
-    """What tells layers with a state from others must be there, and be known."""
-    assert field == refused(config)
-
-
-def test_a_pattern_that_is_none_is_shown_cut_short() -> None:
-    """Of one that is long the beginning is enough to find it."""
-    with pytest.raises(KvModelError, match=f"hybrid_override_pattern '{'Q' * 40}' is not a pattern"):
-        parse_architecture({**NEMOTRON, "hybrid_override_pattern": "Q" * 41})
-
-
-@pytest.mark.parametrize("pattern", ["M" * LAYERS, "1000 mamba2 + 24 attention"])
-def test_the_longest_patterns_are_read(pattern: str) -> None:
-    """1,024 layers are the most, in letters or in words."""
-    assert LAYERS == parse_architecture({**NEMOTRON, "hybrid_override_pattern": pattern}).depth
