@@ -5,6 +5,7 @@ A line on its input is the condition from then on; it says each back. Without a 
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
@@ -31,9 +32,7 @@ class Engine:
 
     def __init__(self) -> None:
         """Choose its port, which it keeps; `start` starts it."""
-        with socket.socket() as chosen:
-            chosen.bind(("127.0.0.1", 0))
-            self.port: int = chosen.getsockname()[1]
+        self.port = lasting_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[str] | None = None
 
@@ -64,6 +63,23 @@ class Engine:
             self._process.kill()
             self._process.communicate(timeout=END_SECONDS)
             self._process = None
+
+
+def lasting_port() -> int:
+    """A free port that nobody is given by chance while its server is down.
+
+    The kernel gives those of its range to whoever connects: in the end to one who tries this very port, and then is
+    connected to itself.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    while True:
+        port = random.randrange(max(lowest // 2, 1024), lowest)  # noqa: S311 - no secret
+        with socket.socket() as chosen:
+            try:
+                chosen.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 class _Page:

@@ -56,6 +56,12 @@ class Told:
     most_grown_bytes: int = 0
     most_grown_descriptors: int = 0
 
+    def problem(self, what: str) -> None:
+        """Note what was not as promised, and say it at once: a run takes an hour."""
+        self.problems.append(what)
+        sys.stdout.write(f"not as promised: {what}\n")
+        sys.stdout.flush()
+
 
 @dataclass(slots=True)
 class _Life:
@@ -82,8 +88,13 @@ def soak(folder: Path, *, hours: float, drawn: random.Random) -> Told:
     with Stage(folder, tick_seconds=TICK_SECONDS) as stage, ThreadPoolExecutor(len(COLUMNS)) as pool:
         life = _Life(psutil.Process(stage.serving.process.pid))
         if not _all_well(stage):
-            told.problems.append("not all is well at the start")
-        while time.monotonic() < until:
+            told.problem("not all is well at the start")
+        hour = hours
+        while (left_seconds := until - time.monotonic()) > 0.0:
+            if left_seconds * FASTER / 3600.0 < hour - 1.0:
+                hour -= 1.0
+                sys.stdout.write(f"{hour:g} h left, {told.kills} kills\n")
+                sys.stdout.flush()
             cells = [drawn.choice(_of(column)) for column in COLUMNS if drawn.random() < 0.6]
             if drawn.random() < KILL_RATIO:
                 _kill_amid(stage, cells, drawn, told)
@@ -92,7 +103,7 @@ def soak(folder: Path, *, hours: float, drawn: random.Random) -> Told:
             for cell, problem in zip(cells, pool.map(lambda cell: play(stage, cell), cells), strict=True):
                 told.played[cell.source, cell.condition] += 1
                 if problem:
-                    told.problems.append(f"{cell.source} {cell.condition}: {problem}")
+                    told.problem(f"{cell.source} {cell.condition}: {problem}")
             life.watch(told)
     return told
 
@@ -112,12 +123,12 @@ def _kill_amid(stage: Stage, cells: list[Cell], drawn: random.Random, told: Told
     for cell in cells:
         stage.set(cell.source, "well")
     if not _all_well(stage):
-        told.problems.append(f"after a kill amid {[(cell.source, cell.condition) for cell in cells]} not all is well")
+        told.problem(f"after a kill amid {[(cell.source, cell.condition) for cell in cells]} not all is well")
     try:
         if not read_segments(stage.records)[0].samples:
-            told.problems.append("after a kill nothing is recorded")
+            told.problem("after a kill nothing is recorded")
     except KvdiagError as error:
-        told.problems.append(f"after a kill: {error}")
+        told.problem(f"after a kill: {error}")
 
 
 def _all_well(stage: Stage) -> bool:
@@ -147,9 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{told.most_grown_bytes / MIB:.1f} MiB and {told.most_grown_descriptors} descriptors at most\n"
     )
     if told.most_grown_bytes > MOST_GROWN_BYTES or told.most_grown_descriptors > MOST_GROWN_DESCRIPTORS:
-        told.problems.append("a daemon grew")
-    for problem in told.problems:
-        sys.stdout.write(f"not as promised: {problem}\n")
+        told.problem("a daemon grew")
     sys.stdout.write("all was as promised\n" if not told.problems else "")
     return 1 if told.problems else 0
 
