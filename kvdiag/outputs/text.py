@@ -195,7 +195,14 @@ def evidence_value(evidence: Evidence) -> str:
     if evidence.unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else f"{value:,.0f}"
-    return f"{shown} {evidence.unit}"
+    return f"{shown} {_singular(evidence.unit) if shown == '1' else evidence.unit}".rstrip()
+
+
+def _singular(unit: str) -> str:
+    """What there is one of: `block per request` of `blocks per request`, `stretch` of `stretches`; `ms` stays."""
+    several, *per = unit.split(" ", 1)
+    one = several if several == "ms" else several.removesuffix("es" if several.endswith(("sses", "ches")) else "s")
+    return " ".join((one, *per))
 
 
 def _verdicts(findings: Iterable[Finding]) -> RenderableType:

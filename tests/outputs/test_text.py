@@ -174,6 +174,11 @@ def test_the_headline_of_nothing_says_so() -> None:
         (1_536, "bytes per request", "1.50 KiB per request"),
         (0.125, "ratio", "12.5%"),
         (2_029, "requests", "2,029 requests"),
+        (1, "requests", "1 request"),
+        (1, "blocks per request", "1 block per request"),
+        (1, "processes", "1 process"),
+        (1, "ms", "1 ms"),
+        (3, "", "3"),
         (None, "bytes", "not known"),
     ],
 )
