@@ -248,8 +248,9 @@ def gap_list(gaps: Iterable[Gap]) -> RenderableType:
 def readable(value: float) -> str:
     """Bytes as GiB or MiB with two decimals."""
     sign, size = ("-" if value < 0 else ""), abs(value)
-    for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= divisor:
+    for unit, divisor, smaller_places in (("GiB", 2**30, 2), ("MiB", 2**20, 2), ("KiB", 2**10, 0)):
+        # What would be rounded to 1024 of the smaller unit is one of this.
+        if round(1024 * size / divisor, smaller_places) >= 1024:  # noqa: PLR2004
             return f"{sign}{size / divisor:,.2f} {unit}"
     return f"{sign}{size:.0f} B"
 
