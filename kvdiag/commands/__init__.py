@@ -44,7 +44,22 @@ SILENT = frozenset({"fit", "agent"})
 """Commands that log nothing unless asked: importing the log library would take a fifth of their time."""
 
 
-class _LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group whose commands' usage errors all name the command whose help is to be read."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is called."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            # An option without its value: click's parser does not say whose.
+            if error.ctx is None and (name := ctx.invoked_subcommand) is not None:
+                command = self.get_command(ctx, name)
+                error.ctx = ctx if command is None else click.Context(command, parent=ctx, info_name=name)
+            raise
+
+
+class _LazyGroup(CommandGroup):
     """Lists the commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
