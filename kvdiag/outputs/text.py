@@ -214,13 +214,15 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
 
 
 def unknowns(findings: Iterable[Finding]) -> RenderableType:
-    """Findings that could not be told, those with one reason together."""
+    """Findings that could not be told, those with one reason together, the reason beside the first of them."""
     reasons: dict[str, list[str]] = {}
     for finding in findings:
         reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
     table = grid()
     for reason, ids in reasons.items():
-        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), plain(reason))
+        for place, name in enumerate(ids):
+            told = plain("the same", "dim") if place else plain(reason)
+            table.add_row(Text(name, style=STYLES["unknown"]), told)
     return table
 
 
