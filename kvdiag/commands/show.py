@@ -52,6 +52,11 @@ def is_ascii_only() -> bool:
     return not sys.stdout.encoding.lower().startswith("utf")
 
 
+def spinner_of(console: Console) -> str:
+    """The name of the spinner that a console's encoding can show."""
+    return "dots" if console.encoding.startswith("utf") else "line"
+
+
 def _write(text: str) -> None:
     """Write to stdout to the end, so that what cannot be written is noticed here.
 

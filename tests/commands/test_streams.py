@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import subprocess
@@ -11,6 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.spinner import Spinner
+
+from kvdiag.commands.show import spinner_of
 
 FIT = ["fit", "llama_70b", "--gpu", "h100", "--tp", "4", "--context", "8192", "--concurrency", "8"]
 MODEL = Path(__file__).parents[1] / "e2e" / "architectures" / "qwen3-gqa.json"
@@ -66,6 +71,19 @@ def test_an_encoding_of_ascii_gets_ascii(shown_on: Callable[..., tuple[int, str]
     assert 0 == code
     assert {"%", "."} <= set(bar) <= legend
     assert "mod?le.json" in "".join(line.strip() for line in lines)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_spinner_can_be_shown(encoding: str) -> None:
+    """No frame of it has a character that the encoding lacks."""
+    # GIVEN
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+
+    # WHEN
+    frames = "".join(Spinner(spinner_of(console)).frames)
+
+    # THEN
+    assert frames == frames.encode(encoding, "replace").decode(encoding)
 
 
 def test_what_to_do_is_pointed_at_in_ascii() -> None:
