@@ -145,7 +145,7 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
         plan = lever.plan
         effect = f"+{readable(lever.gained_bytes)} per GPU"
         if plan.keeps_cache:
-            effect += f", {plan.max_requests:,} requests at once"
+            effect += f", {plan.max_requests:,} request{'' if plan.max_requests == 1 else 's'} at once"
         table.add_row(
             Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
             Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),

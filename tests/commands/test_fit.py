@@ -408,3 +408,12 @@ def test_wrong_usage_is_code_3(capsys: pytest.CaptureFixture[str], arguments: tu
     printed = capsys.readouterr()
 
     assert (3, "", True) == (code, printed.out, printed.err.startswith("kvdiag: "))
+
+
+def test_one_request_is_told_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lever after which one fits, and none more."""
+    # WHEN
+    main(["fit", "llama_70b", "--gpu", "a100", "--context", "8192"])
+
+    # THEN
+    assert "fp8 weights: +63.73 GiB per GPU, 1 request at once\n" in capsys.readouterr().out

@@ -273,7 +273,7 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
             WHOLE,
             "2 of 2 requests failed: no reason given",
         ),
-        (SPAN, WHOLE[:3], "1 samples saw all of its requests resident, 2 are needed"),
+        (SPAN, WHOLE[:3], "1 sample saw all of its requests resident, 2 are needed"),
         (
             SPAN,
             (under_load(21.0, 9, (512,), running=1, waiting=1), under_load(22.0, 9, (512,), running=1, waiting=1)),
