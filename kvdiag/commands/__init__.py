@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import tomllib
@@ -44,7 +45,22 @@ SILENT = frozenset({"fit", "agent"})
 """Commands that log nothing unless asked: importing the log library would take a fifth of their time."""
 
 
-class _LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group whose commands' usage errors all name the command whose help is to be read."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is called."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            # An option without its value: click's parser does not say whose.
+            if error.ctx is None and (name := ctx.invoked_subcommand) is not None:
+                command = self.get_command(ctx, name)
+                error.ctx = ctx if command is None else click.Context(command, parent=ctx, info_name=name)
+            raise
+
+
+class _LazyGroup(CommandGroup):
     """Lists the commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -178,7 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Give what was closed by whoever started us to /dev/null, before a file of ours takes its number."""
+    """Give what was closed by whoever started us to /dev/null, before a file of ours takes its number.
+
+    What the encoding of stdout does not have is a question mark there.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -186,6 +205,8 @@ def _open_streams() -> None:
                 os.dup2(opened, number)
                 os.close(opened)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - a number
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def close_stdout() -> None:

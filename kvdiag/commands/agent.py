@@ -11,6 +11,7 @@ import click
 
 import kvdiag
 import kvdiag.agent
+from kvdiag.commands import CommandGroup
 from kvdiag.errors import KvdiagError
 
 PACKAGE = "kvdiag_agent"
@@ -23,7 +24,7 @@ FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """Whatever the umask: the server often runs as another user than the container that fills the folder."""
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def command() -> None:
     """The part of kvdiag that runs inside the server's processes and tells what torch's allocator holds."""
 

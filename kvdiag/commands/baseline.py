@@ -9,6 +9,7 @@ import click
 
 from kvdiag import baseline
 from kvdiag.baseline import TOLERANCE_RATIO, Baseline
+from kvdiag.commands import CommandGroup
 from kvdiag.commands.options import output_option
 from kvdiag.commands.show import print_json, print_text
 from kvdiag.diagnosis import diagnose
@@ -24,7 +25,7 @@ SAME, WORSE, UNKNOWN = 0, 2, 3
 _FILE = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Hold an engine version or configuration against another: idle memory, pool, cost of each test step.
 

@@ -15,9 +15,8 @@ from kvdiag.commands.prometheus_options import access, matchers, prometheus_opti
 from kvdiag.commands.report_file import ReportFile, report_option
 from kvdiag.commands.show import exit_code, print_diagnosis
 from kvdiag.commands.thresholds import limit_options, limits_of
-from kvdiag.commands.traces import examine_traces
+from kvdiag.commands.traces import examine_traces, recorded
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.segments import read_recorded
 from kvdiag.outputs.report import render
 
 _PATH = click.Path(path_type=Path)
@@ -82,7 +81,7 @@ def command(
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
         return examine_traces(trace, limits_of(reserved_gap_bytes), page, output)
-    timeline, facts = read_recorded(trace[0])
+    timeline, facts = recorded(trace[0])
     diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
     try:
         page.write(lambda making: render(diagnosis, timeline, making))

@@ -16,7 +16,7 @@ from kvdiag.commands.connect import DRILL_HEADER, agent_reader, base_url, device
 from kvdiag.commands.options import agent_option, output_option, server_options
 from kvdiag.commands.prometheus_options import Access, access
 from kvdiag.commands.serve import LISTEN
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.show import is_ascii_only, print_json, print_text
 from kvdiag.feeds.live import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs import doctor
@@ -88,7 +88,7 @@ def command(
     if output == "json":
         print_json(doctor.document(checks))
     else:
-        print_text(doctor.render(checks))
+        print_text(doctor.render(checks, ascii_only=is_ascii_only()))
     return EXIT_CODES[worst(checks)]
 
 

@@ -23,7 +23,7 @@ from kvdiag.commands.fit_inputs import (
     weights_of,
 )
 from kvdiag.commands.options import output_option, server_options
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.show import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.capacity import CacheLayout, plan_layout, pool_capacity
 from kvdiag.kv.deployment import Platform, block_note, default_batched_tokens, deployed_layout
@@ -205,7 +205,17 @@ def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
             document["grid"] = grid_document(rows)
         print_json(document)
     else:
-        print_text(render_fit(scenario, plan, levers, origin=files.origin, notes=notes, block_waste_ratio=waste))
+        print_text(
+            render_fit(
+                scenario,
+                plan,
+                levers,
+                origin=files.origin,
+                notes=notes,
+                block_waste_ratio=waste,
+                ascii_only=is_ascii_only(),
+            )
+        )
         if rows:
             print_text(render_grid(rows))
     return EXIT_CODES[plan.outcome]

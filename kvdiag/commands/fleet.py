@@ -19,7 +19,7 @@ from rich.console import Console
 
 from kvdiag.commands.prometheus_options import Access
 from kvdiag.commands.report_file import ReportFile
-from kvdiag.commands.show import exit_code, print_json, print_text
+from kvdiag.commands.show import exit_code, print_json, print_text, spinner_of
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -220,7 +220,7 @@ def _progress() -> Iterator[Tell]:
     """How many replicas have been judged, on stderr: a spinner on a terminal, else a line now and then."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        with console.status("reading") as status:
+        with console.status("reading", spinner=spinner_of(console)) as status:
             yield lambda done, of: status.update(f"{done} of {of} replicas")
         return
     told = time.monotonic()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from kvdiag.commands.show import spinner_of
 from kvdiag.feeds.active import Progress
 
 
@@ -24,7 +25,7 @@ def show_progress() -> Iterator[Callable[[Progress], None]]:
 
         yield tell_line
         return
-    with console.status("looking for other traffic") as status:
+    with console.status("looking for other traffic", spinner=spinner_of(console)) as status:
 
         def tell(progress: Progress) -> None:
             detail = f", {progress.detail}" if progress.detail else ""

@@ -55,6 +55,8 @@ class ReportFile:
         self._path = path
         if path is None:
             return
+        if str(path) == "-":
+            raise KvdiagError("cannot write a report to -: the verdict goes to standard output; give a file")
         try:
             # The file that a link points to is replaced, not the link.
             self._target = path.resolve()

@@ -47,6 +47,16 @@ def print_text(result: RenderableType) -> None:
     _write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
+def is_ascii_only() -> bool:
+    """Whether stdout may have no more characters than ASCII, so that bars are better made of those."""
+    return not sys.stdout.encoding.lower().startswith("utf")
+
+
+def spinner_of(console: Console) -> str:
+    """The name of the spinner that a console's encoding can show."""
+    return "dots" if console.encoding.startswith("utf") else "line"
+
+
 def _write(text: str) -> None:
     """Write to stdout to the end, so that what cannot be written is noticed here.
 
@@ -54,9 +64,8 @@ def _write(text: str) -> None:
         KvdiagError: the disk is full or gone.
 
     """
-    encoding = sys.stdout.encoding
     try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -24,7 +24,7 @@ from kvdiag.commands.logs import configure
 from kvdiag.commands.options import agent_option, either, server_options
 from kvdiag.commands.screen import Screen
 from kvdiag.commands.serve import LISTEN
-from kvdiag.commands.show import PIPED_WIDTH, exit_code, print_text
+from kvdiag.commands.show import PIPED_WIDTH, exit_code, is_ascii_only, print_text
 from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
@@ -193,7 +193,7 @@ async def _live(feed: Feed, console: Console) -> int:
                 if running.done():
                     await running
                 columns, rows = screen.size
-                screen.draw(frame(viewer.view(), Room(columns=columns, rows=rows, ascii_only=_ascii_only(console))))
+                screen.draw(frame(viewer.view(), Room(columns=columns, rows=rows, ascii_only=is_ascii_only())))
                 await screen.wait(REFRESH_SECONDS)
     finally:
         await _stopped(running)
@@ -219,7 +219,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
         finally:
             await _stopped(running)
     columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else PIPED_WIDTH
-    print_text(frame(view, Room(columns=columns or PIPED_WIDTH, ascii_only=_ascii_only(Console()))))
+    print_text(frame(view, Room(columns=columns or PIPED_WIDTH, ascii_only=is_ascii_only())))
     return exit_code(verdict(view)[0])
 
 
@@ -227,10 +227,6 @@ async def _stopped(running: asyncio.Future[None]) -> None:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-
-
-def _ascii_only(console: Console) -> bool:
-    return not console.encoding.startswith("utf")
 
 
 class _Daemon:

@@ -11,7 +11,10 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.remains import recognise
 from kvdiag.feeds.segments import read_recorded
+from kvdiag.feeds.trace import NotATraceError
+from kvdiag.model import Facts, Timeline
 from kvdiag.outputs.fleet import FleetDiagnosis, Judged
 
 
@@ -29,7 +32,7 @@ def examine_traces(paths: Sequence[Path], limits: Limits, page: ReportFile, outp
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     for path in paths:
-        timeline, facts = read_recorded(path)
+        timeline, facts = recorded(path)
         name = str(path)
         judged.append(Judged(key=name, subject=(("trace", name),), diagnosis=diagnose(timeline, facts, limits)))
         summaries.append(summarise(timeline, facts, limits, replica=name))
@@ -37,3 +40,26 @@ def examine_traces(paths: Sequence[Path], limits: Limits, page: ReportFile, outp
         source=None, judged=tuple(sorted(judged, key=Judged.order)), fleet=compare(summaries, limits), gaps=()
     )
     return show(result, output, page, lambda worst: read_recorded(Path(worst.key))[0])
+
+
+def recorded(path: Path) -> tuple[Timeline, Facts]:
+    """What a recorder has kept at `path`.
+
+    Raises:
+        KvdiagError: it cannot be read; of what a dead server left it says how that is judged.
+
+    """
+    try:
+        return read_recorded(path)
+    except NotATraceError as error:
+        raise KvdiagError(f"{error}{_instead(path)}") from error
+
+
+def _instead(path: Path) -> str:
+    """What to do with a file that is no trace."""
+    try:
+        kind = recognise(path)
+    except KvdiagError:
+        return ""
+    told = {"log": "if it is an engine's log", "black box": "to judge an agent's black box"}
+    return f"; {told[kind]}, add --postmortem" if kind in told else ""

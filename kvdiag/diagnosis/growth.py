@@ -15,6 +15,7 @@ from kvdiag.diagnosis.need import (
 )
 from kvdiag.diagnosis.observe import (
     block_bytes,
+    counted,
     floor_within,
     gap_reason,
     held_blocks,
@@ -128,7 +129,8 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if seen < limits.load_samples and waiting:
         return f"its requests were never resident together: up to {waiting} waited for room or a place (--max-num-seqs)"
     if seen < limits.load_samples:
-        return f"{seen} samples saw all of its requests resident, {limits.load_samples} are needed"
+        few = counted(seen, "sample", "samples")
+        return f"{few} saw all of its requests resident, {limits.load_samples} are needed"
     return None
 
 

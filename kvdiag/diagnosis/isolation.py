@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import counted
 from kvdiag.model import Facts, Probe, ProbeKind, Sample, Span, Timeline
 from kvdiag.ranks import rank_sum_tail
 
@@ -115,7 +116,8 @@ class Isolation:
             return None
         reasons = Counter(one.problem for one in self.answers if one.problem is not None).most_common(1)
         why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(self.answers)} requests)" if reasons else ""
-        return f"{least.requests} requests of a kind can be judged, {limits.isolation_rounds} are needed{why}"
+        few = counted(least.requests, "request", "requests")
+        return f"{few} of a kind can be judged, {limits.isolation_rounds} are needed{why}"
 
     def hits_show(self, limits: Limits) -> bool:
         """Whether time to first token tells a tenant's own hits from new prompts."""

@@ -287,7 +287,8 @@ def readable_bytes(value: float) -> str:
     """Bytes for a sentence: 1.25 GiB, 12 MiB, with a sign where it is negative."""
     sign, size = ("-" if value < 0 else ""), abs(value)
     for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= divisor:
+        # What would be rounded to 1024 of the smaller unit is one of this.
+        if round(1024 * size / divisor) >= 1024:  # noqa: PLR2004
             return (
                 f"{sign}{size / divisor:.2f} {unit}" if size < 100 * divisor else f"{sign}{size / divisor:.0f} {unit}"
             )

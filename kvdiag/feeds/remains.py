@@ -124,6 +124,7 @@ def _with_log(case: Case, path: Path) -> Case:
         raise KvdiagError(f"{origin} is binary: give an engine's log or its message")
     text = content.decode("utf-8", "replace")
     failure = read_failures(text)
+    case = replace(case, has_log=True)
     gaps = case.gaps
     if not whole:
         reason = f"{origin} is long: its beginning, its end and what lies round its first failure were read"

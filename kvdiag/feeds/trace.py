@@ -52,6 +52,10 @@ SAMPLE = b'{"sample":{"at_seconds":'
 """How the line of a sample begins."""
 
 
+class NotATraceError(KvdiagError):
+    """A file that begins as no trace does; one that only has a bad line is a trace."""
+
+
 class TraceWriter:
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
@@ -276,10 +280,10 @@ def _header(line: bytes, path: Path) -> Facts:
     try:
         header = _decoded(line)
     except ValueError as error:
-        raise KvdiagError(not_a_trace) from error
+        raise NotATraceError(not_a_trace) from error
     version = header.get("kvdiag_trace")
     if type(version) is not int or version < 1:
-        raise KvdiagError(not_a_trace)
+        raise NotATraceError(not_a_trace)
     if version > FORMAT:
         writer = header.get("kvdiag_version")
         use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"

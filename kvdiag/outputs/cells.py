@@ -1,8 +1,9 @@
-"""Texts in the cells of a terminal: over several lines, or at both ends of one; and durations in few of them."""
+"""What stands in cells of a terminal: texts over several lines, or at both ends of one; durations; marks of bars."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from rich.cells import cell_len, chop_cells
@@ -12,6 +13,21 @@ MARKS = 3
 """Combining marks on a character that are looked through for the end of a line; text with more breaks early."""
 
 UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of memory: what it is called, its character, the one for a terminal of ASCII alone, its colour."""
+
+    title: str
+    mark: str
+    ascii_mark: str
+    style: str = ""
+
+
+def marked(kind: Kind, *, ascii_only: bool) -> str:
+    """The character of a kind."""
+    return kind.ascii_mark if ascii_only else kind.mark
 
 
 def wrapped(text: Text, columns: int, most: int, *, indent: int = 0) -> list[Text]:

@@ -21,13 +21,13 @@ def document(checks: Sequence[Check]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "worst": worst(checks), "checks": rows}
 
 
-def render(checks: Sequence[Check]) -> RenderableType:
+def render(checks: Sequence[Check], *, ascii_only: bool) -> RenderableType:
     """One line a check, what to do below it where that is needed, and how many went how."""
     table = grid()
     for one in checks:
         told = Text.assemble((f"{one.id}: ", "bold"), plain(one.found, "dim" if one.outcome == "skip" else ""))
         if one.fix is not None:
-            told.append("\n").append(plain(f"→ {one.fix}"))
+            told.append("\n").append(plain(f"{'->' if ascii_only else '→'} {one.fix}"))
         table.add_row(Text(one.outcome.upper(), style=STYLES[one.outcome]), told)
     counts = [(outcome, sum(one.outcome == outcome for one in checks)) for outcome in STYLES]
     return Group(table, heading(", ".join(f"{count} {outcome}" for outcome, count in counts if count)))

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kvdiag.kv.plan import Budget, Outcome, Plan
 from kvdiag.kv.scenario import Lever, Scenario
+from kvdiag.outputs.cells import Kind, marked
 from kvdiag.outputs.text import grid, heading, readable
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
@@ -18,13 +19,13 @@ STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: 
 MARKS = {Outcome.FITS: "yes", Outcome.TIGHT: "tight", Outcome.DOES_NOT_FIT: "no"}
 _BAR_WIDTH = 60
 _PARTS = (
-    ("weights", "█"),
-    ("KV pool", "▓"),
-    ("activation", "▒"),
-    ("context", "░"),
-    ("graphs", "▒"),
-    ("overhead", "░"),
-    ("reserve", "·"),
+    Kind(title="weights", mark="█", ascii_mark="W"),
+    Kind(title="KV pool", mark="▓", ascii_mark="%"),
+    Kind(title="activation", mark="▒", ascii_mark="~"),
+    Kind(title="context", mark="░", ascii_mark="+"),
+    Kind(title="graphs", mark="▒", ascii_mark="*"),
+    Kind(title="overhead", mark="░", ascii_mark=":"),
+    Kind(title="reserve", mark="·", ascii_mark="."),
 )
 
 
@@ -36,6 +37,7 @@ def render_fit(
     origin: str,
     notes: Sequence[str],
     block_waste_ratio: float | None,
+    ascii_only: bool,
 ) -> RenderableType:
     """The whole answer. `block_waste_ratio` is None for a model that keeps no KV cache."""
     demand = plan.demand
@@ -50,7 +52,12 @@ def render_fit(
     parts: list[RenderableType] = [headline, _figures(scenario, plan, origin, block_waste_ratio)]
     budget = plan.budgets[plan.limiting_stage]
     title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
-    parts += [heading(title), _bar(budget), _partition(budget, pool_name="KV pool" if plan.keeps_cache else "free")]
+    pool_name = "KV pool" if plan.keeps_cache else "free"
+    parts += [
+        heading(title),
+        _bar(budget, ascii_only=ascii_only),
+        _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
+    ]
     if levers:
         parts += [heading("What would help, each on its own"), _levers(levers)]
     for note in notes:
@@ -104,27 +111,29 @@ def _shares(budget: Budget) -> tuple[int, ...]:
     )
 
 
-def _bar(budget: Budget) -> RenderableType:
+def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
     """The partition as a bar; parts that do not fit run over its end."""
     bar = "".join(
-        mark * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
-        for (_, mark), share in zip(_PARTS, _shares(budget), strict=True)
+        marked(part, ascii_only=ascii_only) * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
+        for part, share in zip(_PARTS, _shares(budget), strict=True)
     )
     return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))
 
 
-def _partition(budget: Budget, *, pool_name: str) -> RenderableType:
+def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    for (name, mark), share in zip(_PARTS, _shares(budget), strict=True):
+    for part, share in zip(_PARTS, _shares(budget), strict=True):
         # One figure for all three where they were measured together, else one for each.
-        if not share and name in (("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)):
+        if not share and part.title in (
+            ("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)
+        ):
             continue
-        shown = pool_name if name == "KV pool" else name
-        table.add_row(mark, shown, readable(share), f"{share / budget.total_bytes:.0%}")
+        shown = pool_name if part.title == "KV pool" else part.title
+        table.add_row(marked(part, ascii_only=ascii_only), shown, readable(share), f"{share / budget.total_bytes:.0%}")
     if budget.shortfall_bytes:
         table.add_row("!", "missing", readable(budget.shortfall_bytes), "")
     return Padding(table, (0, 0, 0, 2))
@@ -136,7 +145,7 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
         plan = lever.plan
         effect = f"+{readable(lever.gained_bytes)} per GPU"
         if plan.keeps_cache:
-            effect += f", {plan.max_requests:,} requests at once"
+            effect += f", {plan.max_requests:,} request{'' if plan.max_requests == 1 else 's'} at once"
         table.add_row(
             Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
             Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),

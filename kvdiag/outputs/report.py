@@ -275,7 +275,8 @@ def _compared(step: StepResult) -> Iterator[Html]:
 
 
 def _quantity(one: Quantity) -> str:
-    return evidence_value(Evidence(name=one.name, value=one.value, unit=one.unit, source="")).removesuffix(" blocks")
+    told = evidence_value(Evidence(name=one.name, value=one.value, unit=one.unit, source=""))
+    return told.removesuffix(" blocks").removesuffix(" block")
 
 
 def _verdicts(findings: Iterable[Finding]) -> Html:

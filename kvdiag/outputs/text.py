@@ -195,7 +195,14 @@ def evidence_value(evidence: Evidence) -> str:
     if evidence.unit == "index":
         return f"{value:.0f}"
     shown = f"{value:,.4g}" if value % 1 else f"{value:,.0f}"
-    return f"{shown} {evidence.unit}"
+    return f"{shown} {_singular(evidence.unit) if shown == '1' else evidence.unit}".rstrip()
+
+
+def _singular(unit: str) -> str:
+    """What there is one of: `block per request` of `blocks per request`, `stretch` of `stretches`; `ms` stays."""
+    several, *per = unit.split(" ", 1)
+    one = several if several == "ms" else several.removesuffix("es" if several.endswith(("sses", "ches")) else "s")
+    return " ".join((one, *per))
 
 
 def _verdicts(findings: Iterable[Finding]) -> RenderableType:
@@ -207,13 +214,15 @@ def _verdicts(findings: Iterable[Finding]) -> RenderableType:
 
 
 def unknowns(findings: Iterable[Finding]) -> RenderableType:
-    """Findings that could not be told, those with one reason together."""
+    """Findings that could not be told, those with one reason together, the reason beside the first of them."""
     reasons: dict[str, list[str]] = {}
     for finding in findings:
         reasons.setdefault(finding.summary.removeprefix("cannot tell: "), []).append(finding.id)
     table = grid()
     for reason, ids in reasons.items():
-        table.add_row(Text("\n".join(ids), style=STYLES["unknown"]), plain(reason))
+        for place, name in enumerate(ids):
+            told = plain("the same", "dim") if place else plain(reason)
+            table.add_row(Text(name, style=STYLES["unknown"]), told)
     return table
 
 
@@ -241,8 +250,9 @@ def gap_list(gaps: Iterable[Gap]) -> RenderableType:
 def readable(value: float) -> str:
     """Bytes as GiB or MiB with two decimals."""
     sign, size = ("-" if value < 0 else ""), abs(value)
-    for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= divisor:
+    for unit, divisor, smaller_places in (("GiB", 2**30, 2), ("MiB", 2**20, 2), ("KiB", 2**10, 0)):
+        # What would be rounded to 1024 of the smaller unit is one of this.
+        if round(1024 * size / divisor, smaller_places) >= 1024:  # noqa: PLR2004
             return f"{sign}{size / divisor:,.2f} {unit}"
     return f"{sign}{size:.0f} B"
 

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from kvdiag.kv.served import pool_bytes
 from kvdiag.model import Diagnosis, Engine, Facts, LedgerLine, Snapshot, Status
-from kvdiag.outputs.cells import duration, sides, wrapped
+from kvdiag.outputs.cells import Kind, duration, sides, wrapped
 from kvdiag.outputs.text import ORDER, STYLES, WORDS, plain, readable
 from kvdiag.outputs.top_findings import DETAILS, WITH_SENTENCES, exhaustion, findings
-from kvdiag.outputs.top_gpus import Gpu, Kind, bar, gpu_row, gpus, legend, parts, whole_gpu
+from kvdiag.outputs.top_gpus import Gpu, bar, gpu_row, gpus, legend, parts, whole_gpu
 from kvdiag.outputs.trail import LEAST_SECONDS, Trend
 from kvdiag.pressure import pressures
 

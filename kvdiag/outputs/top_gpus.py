@@ -12,21 +12,11 @@ from types import MappingProxyType
 from rich.text import Text
 
 from kvdiag.model import Device, LedgerLine, Sample, without_mig_parents
-from kvdiag.outputs.cells import sides
+from kvdiag.outputs.cells import Kind, marked, sides
 from kvdiag.outputs.text import plain, readable
 
 NAME_CHARACTERS = 48
 SLICE_CHARACTERS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of memory: what it is called, its character, the one for a terminal of ASCII alone, its colour."""
-
-    title: str
-    mark: str
-    ascii_mark: str
-    style: str
 
 
 _TORCH = Kind(title="torch", mark="~", ascii_mark="~", style="magenta")
@@ -58,11 +48,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 ELSE = Kind(title="else", mark="*", ascii_mark="*", style="white")
 """A component that only a newer daemon knows."""
-
-
-def marked(kind: Kind, *, ascii_only: bool) -> str:
-    """The character of a kind."""
-    return kind.ascii_mark if ascii_only else kind.mark
 
 
 def parts(lines: Sequence[LedgerLine], free_bytes: int | None) -> list[tuple[Kind, int]]:

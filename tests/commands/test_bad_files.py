@@ -26,6 +26,8 @@ def line(**value: object) -> bytes:
 HEADER = line(kvdiag_trace=1, kvdiag_version="0.1.0", facts=to_plain(Facts(url="http://127.0.0.1:8000")))
 SAMPLES = b"".join(line(sample=to_plain(Sample(at_seconds=float(number)))) for number in range(9))
 NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
+A_LOG = f"{NO_TRACE}; if it is an engine's log, add --postmortem"
+A_BOX = f"{NO_TRACE}; to judge an agent's black box, add --postmortem"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,10 @@ NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
     [
         pytest.param(None, "cannot read TRACE: No such file or directory", id="missing"),
         pytest.param(b"", NO_TRACE, id="empty"),
-        pytest.param(PAGE.encode(), NO_TRACE, id="a metrics page"),
+        pytest.param(PAGE.encode(), A_LOG, id="a metrics page"),
+        pytest.param(b"INFO 11-20 [core.py] out of memory\n", A_LOG, id="an engine's log"),
+        pytest.param(line(kvdiag_black_box=1), A_BOX, id="a black box"),
+        pytest.param(b"\x7fELF\0\0", NO_TRACE, id="binary"),
         pytest.param(HEADER[:40], NO_TRACE, id="torn in its header"),
         pytest.param(gzip.compress(HEADER)[:15], NO_TRACE, id="torn in its packed header"),
         pytest.param(

@@ -30,7 +30,18 @@ from tests.commands.refusals import refusal
             id="two subjects",
         ),
         pytest.param(
-            ["run", "--url"], "Option '--url' requires an argument (see kvdiag --help)", id="option without value"
+            ["run", "--url"], "Option '--url' requires an argument (see kvdiag run --help)", id="option without value"
+        ),
+        pytest.param(
+            ["baseline", "compare", "--output"],
+            "Option '--output' requires an argument (see kvdiag baseline compare --help)",
+            id="option of a command's command without value",
+        ),
+        pytest.param(
+            ["top", "--once=3"], "Option '--once' does not take a value (see kvdiag top --help)", id="flag with value"
+        ),
+        pytest.param(
+            ["--config"], "Option '--config' requires an argument (see kvdiag --help)", id="own option without value"
         ),
         pytest.param(
             ["diagnose", "x", "--output", "xml"],

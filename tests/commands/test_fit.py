@@ -213,3 +213,12 @@ def test_block_waste_is_the_share_that_holds_no_token(capsys: pytest.CaptureFixt
 
     assert 8 / 1008 == pytest.approx(document["block_waste_ratio"])
     assert "block waste      0.8%" in capsys.readouterr().out
+
+
+def test_one_request_is_told_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lever after which one fits, and none more."""
+    # WHEN
+    main(["fit", "llama_70b", "--gpu", "a100", "--context", "8192"])
+
+    # THEN
+    assert "fp8 weights: +63.73 GiB per GPU, 1 request at once\n" in capsys.readouterr().out

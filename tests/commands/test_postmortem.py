@@ -95,6 +95,19 @@ def test_packed_log_is_read(tmp_path: Path) -> None:
     assert 2 == kvdiag("diagnose", "--postmortem", str(tmp_path / "log.1.gz")).code
 
 
+def test_log_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+    """Where a log's end does not tell what the server was doing, its beginning is asked for, and no other log."""
+    # GIVEN the message alone
+    (tmp_path / "log").write_text(OOM)
+
+    # WHEN
+    actual = kvdiag("diagnose", "--postmortem", "--log", str(tmp_path / "log"), "--output", "json")
+
+    # THEN
+    assert "--log" not in actual.not_ok
+    assert "is not told; the log from the engine's start would" in actual.finding("spike.activation")["summary"]
+
+
 def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
     """A healthy log says nothing about memory that ran out; that is not ok, and not an error."""
     # GIVEN

@@ -61,6 +61,22 @@ def test_a_trace_gives_a_report(tmp_path: Path, trace: Path, capsys: pytest.Capt
     assert ["leak.jsonl", "report.html"] == sorted(one.name for one in tmp_path.iterdir())
 
 
+def test_a_report_needs_a_file(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output has the verdict: a report is neither put there nor into a file of that name."""
+    # GIVEN a folder to write in
+    monkeypatch.chdir(tmp_path)
+
+    # WHEN
+    assert 3 == main(["diagnose", str(trace), "--report", "-"])
+
+    # THEN
+    told = "kvdiag: cannot write a report to -: the verdict goes to standard output; give a file\n"
+    assert ("", told) == capsys.readouterr()
+    assert [trace] == list(tmp_path.iterdir())
+
+
 def test_json_and_a_report_go_together(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A report changes nothing of the document."""
     # WHEN

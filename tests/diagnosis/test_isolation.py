@@ -165,7 +165,7 @@ def test_probe_that_was_cut_short_is_unknown() -> None:
     # THEN
     assert "unknown" == actual.worst
     assert "0 requests of a kind can be judged" not in finding(actual, ID).summary
-    assert "1 requests of a kind can be judged, 3 are needed" in finding(actual, ID).summary
+    assert "1 request of a kind can be judged, 3 are needed" in finding(actual, ID).summary
 
 
 def test_other_runs_say_that_nothing_was_compared() -> None:

@@ -275,7 +275,7 @@ def test_shortage_says_what_spoilt_most() -> None:
     ]
 
     # THEN
-    expected = "1 requests of a kind can be judged, 3 are needed: other traffic (in 10 of 15 requests)"
+    expected = "1 request of a kind can be judged, 3 are needed: other traffic (in 10 of 15 requests)"
     actual = Isolation(answers=tuple(spoilt), caching=True).shortage(DEFAULT_LIMITS)
     assert expected == actual
     assert found.shortage(DEFAULT_LIMITS) is None

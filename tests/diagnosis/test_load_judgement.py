@@ -30,7 +30,7 @@ from tests.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, idle, marks, seen
             WHOLE,
             "2 of 2 requests failed: no reason given",
         ),
-        (SPAN, WHOLE[:3], "1 samples saw all of its requests resident, 2 are needed"),
+        (SPAN, WHOLE[:3], "1 sample saw all of its requests resident, 2 are needed"),
         (
             SPAN,
             (under_load(21.0, 9, (512,), running=1, waiting=1), under_load(22.0, 9, (512,), running=1, waiting=1)),

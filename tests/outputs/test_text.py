@@ -125,6 +125,20 @@ def test_unknowns_with_one_reason_are_told_together() -> None:
     assert 2 == " ".join(told.split()).count("no NVIDIA driver here")
 
 
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_unknown_has_its_reason_beside_it(name: str) -> None:
+    """One that lacks what another one lacks says so, and does not stand there without a reason."""
+    # GIVEN any run
+    diagnosis = judged(WORLDS[name])
+    lines = parts(piped(render(diagnosis))).get("Could not tell", "").splitlines()
+
+    # THEN
+    unknown = [one.id for one in diagnosis.findings if one.status == "unknown"]
+    rows = [line.split(maxsplit=1) for line in lines]
+    assert [] == [row for row in rows if row and row[0] in unknown and len(row) == 1]
+    assert sorted(unknown) == sorted(row[0] for row in rows if row and row[0] in unknown)
+
+
 def test_ok_says_what_it_does_not_cover() -> None:
     """Without a GPU the good news is about the pool alone, and says so."""
     # GIVEN a healthy server with and without a GPU
@@ -174,6 +188,11 @@ def test_the_headline_of_nothing_says_so() -> None:
         (1_536, "bytes per request", "1.50 KiB per request"),
         (0.125, "ratio", "12.5%"),
         (2_029, "requests", "2,029 requests"),
+        (1, "requests", "1 request"),
+        (1, "blocks per request", "1 block per request"),
+        (1, "processes", "1 process"),
+        (1, "ms", "1 ms"),
+        (3, "", "3"),
         (None, "bytes", "not known"),
     ],
 )

@@ -72,7 +72,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return _fault(case, summary, lower_fraction(case, told.short_bytes or limits.headroom_bytes))
     if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
         if chief.phase is None and told.kind in OUT:
-            return unseen(MISCONFIGURED, "whether it was before the first request is not told; the engine's log would")
+            return unseen(MISCONFIGURED, f"whether it was before the first request is not told{case.log_would}")
         return (Finding(id=MISCONFIGURED, status="ok", summary="nothing that is taken once at start failed"),)
     found = foreign(case, limits)
     if found is not None and found.sure:

@@ -53,7 +53,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that is known of one death. `report` is what the engine's log says of its memory before it."""
+    """All that is known of one death. `report` is what the engine's log says of its memory before it.
+
+    `has_log` is whether a log is among what was given, or a part of one.
+    """
 
     accounts: tuple[Account, ...] = ()
     report: EngineReport | None = None
@@ -61,6 +64,7 @@ class Case:
     facts: Facts = field(default_factory=Facts)
     before: Diagnosis | None = None
     gaps: tuple[Gap, ...] = ()
+    has_log: bool = False
     failed_pool_bytes: int | None = None
     """By how much the pool's size, as the log prints it, is below zero."""
 
@@ -114,6 +118,13 @@ class Case:
         own = [rank for rank in ranks if rank.name in names]
         smallest = self.report.deciding_rank if self.report is not None else None
         return next(iter(own), None) or smallest or next(iter(ranks), None)
+
+    @property
+    def log_would(self) -> str:
+        """Which log would tell what is not told of the time of the failure; empty where that log is given."""
+        if not self.has_log:
+            return "; the engine's log (--log) would"
+        return "; the log from the engine's start would" if self.report is None else ""
 
     @property
     def total_bytes(self) -> int | None:

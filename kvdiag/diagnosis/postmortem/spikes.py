@@ -26,7 +26,7 @@ def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
         told = "a capture failed, and no figure says that it was for want of memory; the first error before it would"
         return (Finding(id=CAPTURE, status="unknown", summary=f"cannot tell: {told}", evidence=evidence(case)),)
     if chief.phase is None:
-        return unseen(CAPTURE, "whether graphs were being captured is not told; the engine's log would")
+        return unseen(CAPTURE, f"whether graphs were being captured is not told{case.log_would}")
     if chief.phase != "graph_capture" or chief.shortage.kind not in OUT:
         return (Finding(id=CAPTURE, status="ok", summary="it was not while graphs were captured"),)
     if foreign(case, limits) is not None:
@@ -84,7 +84,7 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return (Finding(id=ACTIVATION, status="ok", summary=summary),)
     grown = [one for one in (case.before.findings if case.before else ()) if one.id.startswith("leak.device")]
     leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
-    when = "" if chief.phase is not None else "; whether it was a request or the start is not told: add --log"
+    when = "" if chief.phase is not None else f"; whether it was a request or the start is not told{case.log_would}"
     enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
     if shortage.enough_free:
         when = "; the device had more free, so another limit stood against it" + when

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.growth import blind_spot, floor_before, measure
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.observe import counted
 from kvdiag.diagnosis.page_waste import PageWaste, page_waste
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Facts, Finding, Status, Timeline
@@ -45,7 +46,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = f"requests hold {ratio:.1f} times the blocks that their tokens need ({blocks})"
         return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
     if worst.excess_blocks > tolerance:
-        summary = f"requests hold {worst.excess_blocks} blocks more than their tokens need"
+        summary = f"requests hold {counted(worst.excess_blocks, 'block', 'blocks')} more than their tokens need"
         return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
     summary = "blocks held are the blocks that the tokens need"
     return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)

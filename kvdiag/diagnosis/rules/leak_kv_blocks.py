@@ -15,6 +15,7 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
     IdleFloor,
     block_bytes,
+    counted,
     gap_reason,
     held_blocks,
     idle_floors,
@@ -59,9 +60,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         summary = f"in {len(floors)} idle stretches no block stayed held at the end"
         return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
     if held < _lowest_since_empty(floors[:-1]):
-        summary = (
-            f"{whole_number(held)} blocks are held while nothing runs, but fewer than before: still being returned?"
-        )
+        still = counted(held, "block is", "blocks are")
+        summary = f"{still} held while nothing runs, but fewer than before: still being returned?"
         return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
     size = block_bytes(facts)
     amount = f" ({readable_bytes(held * size)})" if size is not None else ""

@@ -8,12 +8,12 @@ from kvdiag.diagnosis.explained import explained_bytes
 from kvdiag.diagnosis.growth import unknown
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.observe import (
+    counted,
     floor_within,
     gap_reason,
     readable_bytes,
     server_devices,
     server_uuids,
-    whole_number,
 )
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Quantity, Sample, Status, StepResult, Timeline, Workload
@@ -49,7 +49,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     if floor.blocks is None:
         status, parts = "unknown", ["the pool's usage is not known or did not settle"]
     elif floor.blocks > 0:
-        status, parts = "fault", [f"{whole_number(floor.blocks)} blocks are held while nothing runs"]
+        status, parts = "fault", [f"{counted(floor.blocks, 'block is', 'blocks are')} held while nothing runs"]
     else:
         parts = ["no block is held"]
     if unseen and _failed(samples):
@@ -78,7 +78,8 @@ def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -
         return "the server was never idle: other traffic"
     if any(sample.engines_idle is None for sample in samples):
         return "the engine does not tell whether it is idle"
-    few = f"{len(samples)} readings saw the idle server, {limits.idle_samples} in a row are needed"
+    seen = counted(len(samples), "reading", "readings")
+    few = f"{seen} saw the idle server, {limits.idle_samples} in a row are needed"
     return f"{few}: {reason}" if reason else few
 
 

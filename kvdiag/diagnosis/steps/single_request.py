@@ -17,7 +17,7 @@ from kvdiag.diagnosis.growth import (
     unknown,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import whole_number
+from kvdiag.diagnosis.observe import counted, whole_number
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
@@ -52,14 +52,15 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     )
     # Part of a block cannot be seen: a leak smaller than one block per run of cycles stays invisible.
     visible = 1 / max(requests, 1)
+    loads = counted(requests, "request", "requests")
     if kept > 0:
         status = "fault"
-        sentence = f"{whole_number(kept)} blocks did not come back after {requests} requests; {sentence}"
+        sentence = f"{counted(kept, 'block', 'blocks')} did not come back after {loads}; {sentence}"
     elif kept < 0:
         # Blocks held before came back: whatever held them was not this step's requests.
         sentence = f"all blocks came back, and {whole_number(-kept)} that were held before; {sentence}"
     else:
-        sentence = f"all blocks came back, one in {requests} requests would show; {sentence}"
+        sentence = f"all blocks came back, one in {loads} would show; {sentence}"
     return StepResult(
         id=ID,
         status=status,

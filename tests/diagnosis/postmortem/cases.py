@@ -17,9 +17,9 @@ def case_of(text: str) -> Case:
     """A case of one text, as a log would be one without its start."""
     found = read_failures(text)
     if found is None:
-        return Case()
+        return Case(has_log=True)
     names = ("shortage", "process", "rank", "phase", "phase_told_by", "work", "running", "waiting", "max_num_seqs")
-    return Case(accounts=(Account(origin="a log", **{name: getattr(found, name) for name in names}),))
+    return Case(accounts=(Account(origin="a log", **{name: getattr(found, name) for name in names}),), has_log=True)
 
 
 def account(kind: str = "torch", **changes: Any) -> Account:

@@ -103,10 +103,25 @@ class TestActivation:
         """What asks for so much at an unknown time is a spike; what cudaMallocAsync keeps may be as well."""
         assert status == finding(ACTIVATION, account(kind, phase=phase, asked_bytes=asked_bytes)).status
 
-    @pytest.mark.parametrize(("phase", "open_"), [("prefill", False), (None, True)])
-    def test_time_that_is_not_told_is_asked_for(self, phase: str | None, open_: bool) -> None:
-        """The log would tell whether it was a request or the start."""
-        assert open_ == ("add --log" in finding(ACTIVATION, account(phase=phase)).summary)
+    @pytest.mark.parametrize(
+        ("phase", "parts", "told"),
+        [
+            pytest.param("prefill", {}, None, id="told"),
+            pytest.param(None, {}, "; the engine's log (--log) would", id="no log"),
+            pytest.param(None, {"has_log": True}, "; the log from the engine's start would", id="a log's end"),
+            pytest.param(None, {"has_log": True, "report": EngineReport()}, "", id="a log from its start"),
+        ],
+    )
+    def test_time_that_is_not_told_is_asked_for(
+        self, phase: str | None, parts: dict[str, Any], told: str | None
+    ) -> None:
+        """A log from the start would tell whether it was a request or the start; one that is given is not asked for."""
+        # GIVEN
+        summary = finding(ACTIVATION, account(phase=phase), **parts).summary
+
+        # THEN
+        _, found, would = summary.partition("; whether it was a request or the start is not told")
+        assert told == (would if found else None)
 
     @pytest.mark.parametrize(
         ("free_bytes", "status", "another_limit"),

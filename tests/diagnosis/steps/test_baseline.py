@@ -110,7 +110,7 @@ def test_too_few_readings_are_not_called_traffic() -> None:
     late = replace(whole, samples=tuple(one for one in whole.samples if one.engines is None or one is only))
 
     # THEN
-    summary = "cannot tell: 1 readings saw the idle server, 2 in a row are needed"
+    summary = "cannot tell: 1 reading saw the idle server, 2 in a row are needed"
     assert summary == result(World(), late).summary
 
 

@@ -132,7 +132,7 @@ def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
         ((engine(running=1), engine()), (), "the server was never idle: other traffic"),
         ((engine(running=None), engine(running=1)), (), "the server was never idle: other traffic"),
         ((engine(running=None), engine()), (), "the engine does not tell whether it is idle"),
-        ((engine(),), (), "1 readings saw the idle server, 2 in a row are needed"),
+        ((engine(),), (), "1 reading saw the idle server, 2 in a row are needed"),
         ((), (NO_ANSWER,), "0 readings saw the idle server, 2 in a row are needed: connection refused"),
     ],
     ids=["busy", "busy, and untold", "untold", "one reading", "none"],
@@ -156,7 +156,7 @@ def test_readings_outside_of_the_step_are_not_its_own() -> None:
     actual = judge(Timeline(samples=samples, marks=marks), facts(World()), DEFAULT_LIMITS)
 
     # THEN
-    assert "cannot tell: 1 readings saw the idle server, 2 in a row are needed" == actual.summary
+    assert "cannot tell: 1 reading saw the idle server, 2 in a row are needed" == actual.summary
 
 
 def test_what_the_step_offers() -> None:

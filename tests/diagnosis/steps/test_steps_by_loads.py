@@ -35,7 +35,7 @@ def test_a_single_cycle_is_judged_itself() -> None:
     actual = single(Offered(held=10, notes=("once",)))
 
     # THEN
-    told = "all blocks came back, one in 1 requests would show; 10 blocks held, 10 needed for 160 tokens of 1 request"
+    told = "all blocks came back, one in 1 request would show; 10 blocks held, 10 needed for 160 tokens of 1 request"
     assert ("ok", told, ("once",)) == (actual.status, actual.summary, actual.notes)
     assert (1, 1.0) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
 
@@ -79,7 +79,7 @@ def test_a_pool_that_does_not_settle_after_the_last_load_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("after", "status", "told"),
     [
-        (6, "fault", "1 blocks did not come back after 3 requests; "),
+        (6, "fault", "1 block did not come back after 3 requests; "),
         (5, "ok", "all blocks came back, one in 3 requests would show; "),
         (4, "ok", "all blocks came back, and 1 that were held before; "),
     ],
@@ -158,7 +158,7 @@ def test_a_long_request_that_holds_far_too_much_is_a_fault_whatever_its_growth()
 def test_a_long_request_without_a_verdict_has_no_line() -> None:
     """What was not seen did not grow along one."""
     # THEN
-    assert "cannot tell: 1 samples saw all of its requests resident, 2 are needed" == long(FITS_ONCE).summary
+    assert "cannot tell: 1 sample saw all of its requests resident, 2 are needed" == long(FITS_ONCE).summary
     assert "cannot tell: it did not run" == long().summary
 
 
