@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     problems = grown(standings[FULL_HOURS:], MAX_BYTES)
     full, last = standings[FULL_HOURS], standings[-1]
-    span = f"serve, {hours - FULL_HOURS} h of simulated time, 8 GPUs:"
+    span = f"serve, hour {hours} of simulated time, 8 GPUs:"
     before = f"at hour {FULL_HOURS + 1}"
     note(f"{span} resident memory", last.resident_bytes / MIB, full.resident_bytes / MIB, than=before, unit="MiB")
     note(f"{span} descriptors", last.descriptors, full.descriptors, than=before, unit="")

@@ -14,6 +14,7 @@ import pytest
 from kvdiag.commands import main
 from kvdiag.sim import STORIES, Drill
 from kvdiag.sim.checkpoint import ModelShape
+from tests.commands.fitting import answer, refusal
 
 GIB = 1 << 30
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
@@ -49,23 +50,6 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The usual file of profiles, in a home of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return tmp_path / "data" / "kvdiag" / "profiles.json"
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    """The exit code and the JSON that `kvdiag fit` prints."""
-    code = main(["fit", *arguments, "--output", "json"])
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, document
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line on stderr with which `kvdiag fit` refuses."""
-    code = main(["fit", *arguments])
-    printed = capsys.readouterr()
-    lines = printed.err.splitlines()
-
-    assert (3, "", 1) == (code, printed.out, len(lines)), printed
-    return lines[0]
 
 
 def drifts(document: dict[str, Any]) -> dict[str, float]:
