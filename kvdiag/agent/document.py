@@ -50,6 +50,7 @@ class Document:
         """The same as JSON: made with each reading, since to write it takes as long as all the rest."""
 
         self._settings: dict[str, Any] = {}
+        self._environment: dict[str, str] = {}
         self._listed_at: dict[int, tuple[int | None, int]] = {}
         self._slow_at_seconds = float("-inf")
         self.summarised_at_seconds = float("-inf")
@@ -67,6 +68,7 @@ class Document:
             self._slow_at_seconds = now_seconds
             self._part("process", self._read_process)
             self._part("ranks", self._read_ranks)
+            self._environment = {name: os.environ[name][:200] for name in SETTINGS_VARIABLES if name in os.environ}
         self._part("host", self._read_host)
         self._part("torch", self._read_devices, now_seconds, slow, summary)
         return {
@@ -124,7 +126,7 @@ class Document:
             return None
         found: dict[str, Any] = {
             "version": str(getattr(torch, "__version__", ""))[:32],
-            "environment": {name: os.environ[name][:200] for name in SETTINGS_VARIABLES if name in os.environ},
+            "environment": self._environment,
             "settings": self._settings,
         }
         self._part("initialised", _read_initialised, found)

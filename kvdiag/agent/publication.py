@@ -24,6 +24,28 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular
 NOTHING: Mapping[str, str] = {}
 
 
+class Seldom:
+    """Parts of a document as JSON; one that is as it was is not written again, which takes most of a publication."""
+
+    def __init__(self) -> None:
+        """Nothing was written yet."""
+        self._kept: dict[str, tuple[dict[str, Any], str]] = {}
+
+    def encoded(self, name: str, value: dict[str, Any] | None) -> str:
+        """A part as JSON; what is inside of it is never changed, but replaced.
+
+        Raises:
+            TypeError, ValueError: the value is no JSON.
+
+        """
+        if value is None:
+            return "null"
+        kept = self._kept.get(name)
+        if kept is None or kept[0] != value:
+            kept = self._kept[name] = (dict(value), encode(value))
+        return kept[1]
+
+
 class Folder:
     """The folder that the agents of a server publish in, and their reader looks at.
 

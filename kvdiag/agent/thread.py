@@ -15,12 +15,15 @@ from .black_box import BlackBox
 from .document import Document
 from .driver import Driver
 from .process import identity
-from .publication import Folder
+from .publication import Folder, Seldom
 
 PERIOD_SECONDS = 1.0
 NAME = "kvdiag-agent"
 REQUEST = "summary-request"
 """Whoever touches this file in the folder gets a new summary of the allocator's blocks; its content is not read."""
+
+SELDOM = ("ranks", "torch", "errors")
+"""Parts of the document that are hardly ever others than a second before."""
 
 WAIT_SECONDS = 0.05
 """Most that a fork or the process's end is held up by a publication under way: a driver may hang."""
@@ -35,6 +38,7 @@ class Agent:
         self.period_seconds = period_seconds
         self._folder = Folder(directory)
         self._document = Document(Driver())
+        self._seldom = Seldom()
         self._name: str | None = None
         self._box: BlackBox | None = None
         self._asked_at: int | None = None
@@ -90,7 +94,9 @@ class Agent:
             told["errors"]["black_box"] = problem
         self._sequence += 1
         told.update(sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds)
-        self._folder.put(f"agent-{self._name}.json", told, {"memory_stats": self._document.memory_stats_json})
+        encoded = {name: self._seldom.encoded(name, told.pop(name)) for name in SELDOM}
+        encoded["memory_stats"] = self._document.memory_stats_json
+        self._folder.put(f"agent-{self._name}.json", told, encoded)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.agent.publication import Seldom
 from tests.agent.subject import BUSY, ONCE, environment, names_in, published, run
 from tests.e2e.sessions import kill_session
 
@@ -334,3 +335,19 @@ def test_other_servers_get_it_from_sitecustomize(agent: Path, tmp_path: Path) ->
 
     # THEN
     assert ["yes", 2] == actual
+
+
+def test_a_part_that_changes_is_written_anew() -> None:
+    """What is as it was is not made JSON again; what is another, or another part, is what it is now."""
+    # GIVEN
+    seldom = Seldom()
+
+    # WHEN
+    parts = (("a", {"x": [1]}), ("a", {"x": [1]}), ("a", {"x": [2]}), ("b", {"x": [1]}))
+    told = [seldom.encoded(*one) for one in parts]
+
+    # THEN
+    assert ['{"x":[1]}', '{"x":[1]}', '{"x":[2]}', '{"x":[1]}'] == told
+    assert told[0] is told[1]
+    assert "null" == seldom.encoded("a", None)
+    assert '{"x":[2]}' == seldom.encoded("a", {"x": [2]})
