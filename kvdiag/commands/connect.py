@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -18,7 +19,6 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.facts import gather_facts, host_reader
 from kvdiag.feeds.live import AllocatorReading, DeviceReading
 from kvdiag.model import Facts, Gap
-from kvdiag.sim import RemoteNvml
 from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
@@ -129,8 +129,11 @@ def device_reader(url: str | None, *, drill: bool) -> Patient[DeviceReading]:
     A drill brings its own GPU: the machine's would be somebody else's.
     """
     local = url is None or drill or host.is_local(urlsplit(url).hostname or "")
-    source = NvmlSource(RemoteNvml(url) if drill and url is not None else None)
-    return Patient(source.read if local else _elsewhere, "nvml")
+    remote = None
+    if drill and url is not None:
+        # A simulator takes a MiB, and nobody needs it beside a real server.
+        remote = importlib.import_module("kvdiag.sim").RemoteNvml(url)
+    return Patient(NvmlSource(remote).read if local else _elsewhere, "nvml")
 
 
 def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading
