@@ -59,6 +59,7 @@ def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
     # GIVEN
     with Drill(STORIES["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
         assert eventually(lambda: newest_seconds(tmp_path) > 0.0)
+        assert eventually(lambda: ("vllm",) in serving.series("kvdiag_ticks_total"))
 
         # WHEN no file may grow any more
         _, hard = resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE)
