@@ -19,15 +19,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading
+from kvdiag.feeds.live import AllocatorReading, Clock, DeviceReading, HostReading
 from kvdiag.feeds.record_folder import Segments
 from kvdiag.feeds.recorder import FlightRecorder
 from kvdiag.feeds.tiers import Keep
 from kvdiag.feeds.watch import Found, Watch, pace_of
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
+from kvdiag.sources import host
 from kvdiag.sources.patience import Patient
 from kvdiag.sources.vllm import VllmSource
 from kvdiag.sources.vllm_page import Page, series
@@ -146,8 +147,21 @@ class _Agents(Patient[AllocatorReading]):
         return tuple(found), ()
 
 
+class _Host(Patient[HostReading]):
+    def __init__(self) -> None:
+        super().__init__(host.read, "host")
+
+    async def ask(self, timeout_seconds: float, **kwargs: Any) -> HostReading:
+        """The processes, read within the loop."""
+        return host.read(**kwargs)
+
+
 class _Watch(Watch):
-    """Judges within the loop: its clock would run on while a thread works."""
+    """Judges, and reads the host, within the loop: its clock would run on while a thread works."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._processes = _Host()
 
     async def _diagnose_once(self) -> None:
         self._diagnosis = self._diagnose(samples=self._tiers.samples(), facts=self._facts)
