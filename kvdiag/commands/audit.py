@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.connect import agent_reader, connect
-from kvdiag.commands.options import agent_option, output_option, server_options
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.options.common import agent_option, output_option, server_options
+from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import (
+from kvdiag.feeds.live.sampling import (
     AGENT_SECONDS,
     DRIVER_SECONDS,
     AllocatorReading,
@@ -22,11 +22,12 @@ from kvdiag.feeds.live import (
 )
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
-from kvdiag.outputs import jsondoc, text
+from kvdiag.outputs.documents import diagnosis_document
+from kvdiag.outputs.terminal import text
+from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.agents import SOURCE as AGENTS
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.publication import devices_inside
-from kvdiag.sources.torch_allocator import SOURCE as AGENTS
+from kvdiag.sources.worker_thread import Patient, StillBusy
 
 SPLIT_SECONDS = 2.0
 """An agent sees the request within a second, and publishes."""
@@ -62,7 +63,7 @@ def command(
         reasons = "; ".join(gap.reason for gap in told) or "neither a device nor a KV pool was seen"
         raise KvdiagError(f"nothing to audit: {reasons}")
     if output == "json":
-        print_json(jsondoc.audit_document(facts, sample, lines, sample.gaps))
+        print_json(diagnosis_document.audit_document(facts, sample, lines, sample.gaps))
     else:
         print_text(text.render_audit(facts, sample.devices or (), lines, (*facts.gaps, *sample.gaps)))
     return 0

@@ -14,17 +14,17 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2
 
 import kvdiag
-from kvdiag.commands.address import pasted
+from kvdiag.commands.options.addresses import pasted
+from kvdiag.engines.vllm.metrics import VllmSource
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.facts import gather_facts, host_reader
-from kvdiag.feeds.live import AllocatorReading, DeviceReading
+from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
+from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
+from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.torch_allocator import TorchAllocatorSource
-from kvdiag.sources.vllm import VllmSource
+from kvdiag.sources.worker_thread import Patient, StillBusy
 
 DRILL_HEADER = "kvdiag-drill"
 CONNECT_SECONDS = 5.0

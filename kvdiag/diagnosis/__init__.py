@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.observe import assigned_uuids, server_devices
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.history import Holder
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.timeline_queries import readable_bytes
 from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend, lasting
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval

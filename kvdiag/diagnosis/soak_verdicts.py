@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes, whole_number
 from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.soak_components import Component, Kind
+from kvdiag.diagnosis.timeline_queries import readable_bytes, whole_number
 from kvdiag.model import Evidence, Finding, Status
 
 SUBJECTS: Mapping[Kind, str] = {

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from kvdiag.sim.api import Api
-from kvdiag.sim.http import HttpServer
-from kvdiag.sim.stories import Story
+from kvdiag.sim.http_server import HttpServer
+from kvdiag.sim.scenarios import Story
 
 START_SECONDS = 10.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     gap_reason,
     readable_bytes,
@@ -11,8 +12,7 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     serving_devices,
 )
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.kv.served import served
+from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
 ID = "baseline.misconfigured"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, gap_reason
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted, gap_reason
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
 ID = "capacity.concurrency"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, readable_bytes, readings_of, whole_load
+from kvdiag.diagnosis.request_failures import memory_failures
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted, readable_bytes, readings_of, whole_load
 from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.long_context"

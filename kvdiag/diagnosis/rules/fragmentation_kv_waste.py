@@ -6,11 +6,11 @@ of known tokens; without one the engine's page shows waste of several times what
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import blind_spot, floor_before, measure
+from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
+from kvdiag.diagnosis.blocks.waste import PageWaste, page_waste
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted
-from kvdiag.diagnosis.page_waste import PageWaste, page_waste
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted
 from kvdiag.model import Facts, Finding, Status, Timeline
 
 ID = "fragmentation.kv_waste"

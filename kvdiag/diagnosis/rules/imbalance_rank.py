@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     block_bytes,
     gap_reason,
@@ -22,7 +23,6 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     whole_number,
 )
-from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "imbalance.rank"

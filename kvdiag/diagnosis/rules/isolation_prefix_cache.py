@@ -5,12 +5,12 @@ Nothing but a probe can tell: the engine's counters do not say whose prompt a hi
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.isolation import Arm, probed
+from kvdiag.diagnosis.cache_isolation import Arm, probed
 from kvdiag.diagnosis.isolation_verdict import verdict
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Evidence, Facts, Finding, Timeline
-from kvdiag.ranks import rank_sum_tail
+from kvdiag.stats.rank_tests import rank_sum_tail
 
 ID = "isolation.prefix_cache"
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvdiag.diagnosis.busy_floor import BusyFloor, busy_floor
+from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
+from kvdiag.diagnosis.blocks.late_frees import Collapse, Hold, hit_collapse, late_holds
 from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     IdleFloor,
     block_bytes,
     counted,
@@ -22,8 +24,6 @@ from kvdiag.diagnosis.observe import (
     readable_bytes,
     whole_number,
 )
-from kvdiag.diagnosis.pool_signs import Collapse, Hold, hit_collapse, late_holds
-from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "leak.kv_blocks"

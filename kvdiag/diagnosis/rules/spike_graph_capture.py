@@ -1,15 +1,15 @@
 """spike.graph_capture: CUDA graphs do not fit beside the pool, and the server dies before its first answer.
 
 What a timeline alone shows is that a start ended and how little was left; whether graphs were being captured then only
-the engine's log tells (kvdiag/diagnosis/postmortem/spikes.py). An engine that answers has its graphs.
+the engine's log tells (kvdiag/diagnosis/postmortem/transients.py). An engine that answers has its graphs.
 """
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.deaths import deaths
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.server_exits import deaths
+from kvdiag.diagnosis.timeline_queries import gap_reason, readable_bytes
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "spike.graph_capture"
