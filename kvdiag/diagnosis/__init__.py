@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules import RULES
-from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices

@@ -44,13 +44,45 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthFigures:
+    """How fast what a finding is about grows, and how long the room lasts: what outputs and alerts read.
+
+    `low` and `high` are bounds. `room_bytes` and the times are `None` where the room is not known, or nothing is being
+    used up; `exhaustion_high_seconds` also where the growth may end before it.
+    """
+
+    bytes_per_second: float
+    low_bytes_per_second: float | None = None
+    high_bytes_per_second: float | None = None
+    room_bytes: int | None = None
+    exhaustion_seconds: float | None = None
+    exhaustion_low_seconds: float | None = None
+    exhaustion_high_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImbalanceFigures:
+    """What one rank holds beyond the others, and the KV tokens that this costs every rank; `None` where unknown."""
+
+    excess_bytes: int | None = None
+    lost_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule's verdict with the numbers that decided. The last four come from the knowledge base."""
+    """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
+
+    `holder` is whose memory it is about, where it is about one process or device. Outputs read `growth` and
+    `imbalance`, never a row of the evidence by its name.
+    """
 
     id: str
     status: Status
     summary: str
     evidence: tuple[Evidence, ...] = ()
+    holder: str | None = None
+    growth: GrowthFigures | None = None
+    imbalance: ImbalanceFigures | None = None
     likely_cause: str | None = None
     confirm: str | None = None
     remedy: str | None = None

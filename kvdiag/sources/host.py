@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvdiag.diagnosis.caps import told
+from kvdiag.diagnosis.growth.host_caches import told
 from kvdiag.model import Gap, HostCache, HostProcess
 
 SOURCE = "host"

@@ -98,6 +98,18 @@ def blocks(
     return tuple(tuple(values[lower:upper]) for lower, upper in pairwise([first, *edges, last]))
 
 
+def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | None:
+    """The bins, a missing one between its neighbours; `None` where fewer than this share of them are known."""
+    known = [(place, value) for place, value in enumerate(bins) if value is not None]
+    if not known or len(known) < ratio * len(bins):
+        return None
+    whole = [known[0][1]] * known[0][0]
+    for (place, value), (next_place, next_value) in pairwise(known):
+        width = next_place - place
+        whole += [value + (next_value - value) * step / width for step in range(width)]
+    return whole + [known[-1][1]] * (len(bins) - known[-1][0])
+
+
 def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: float, errors: float) -> Interval | None:
     """How long `room` lasts at a rate known to within so many of its errors; `None` where nothing is being used up."""
     if rate_per_second <= 0.0:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvdiag.diagnosis.by_nvml import UNDECIDED, likely_and_other
 from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, WANTED, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
+from kvdiag.diagnosis.growth.attribution import UNDECIDED, likely_and_other
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.timeline_queries import readable_bytes
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 

@@ -10,8 +10,14 @@ memory. The three states stand in kvdiag/diagnosis/reserved_memory.py.
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.allocator_growth import allocator_growths
-from kvdiag.diagnosis.device_banks import watched_cache
+from dataclasses import replace
+
+from kvdiag.diagnosis.growth.attribution import unused_growth
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.equal_cycles import allocator_growths
+from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.growth.soak_memory import soaked
+from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.reserved_memory import (
@@ -26,10 +32,7 @@ from kvdiag.diagnosis.reserved_memory import (
     watched,
 )
 from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.soak_components import soaked
-from kvdiag.diagnosis.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.timeline_queries import block_bytes, counted, readable_bytes, torch_readings
-from kvdiag.diagnosis.window import MINUTE_SECONDS
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 
 ID = "fragmentation.allocator"
@@ -62,13 +65,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
-    judged = [_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest]
+    judged = [
+        replace(_judge_process(last, recent_readings(timeline, last, limits), limits), holder=last.who)
+        for last in newest
+    ]
     found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
         return (left,)
     if found.status in ("ok", "unknown"):
-        growing = _over_cycles if timeline.marks else watched_cache
+        growing = _over_cycles if timeline.marks else unused_growth
         return (growing(timeline, facts, limits, ID) or found,)
     return (found,)
 
@@ -79,7 +85,7 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
     A soak decides where there was one: it tells requests from what grows anyway.
     """
     soak = soaked(timeline, facts, limits)
-    found = None if soak is None else of_soak(verdict, soak.of("torch_cache"), limits)
+    found = None if soak is None else of_soak(verdict, soak.of(MemoryComponent.TORCH_UNUSED), limits)
     if found is not None:
         return found if found.status in ("suspect", "fault") else None
     growths = allocator_growths(timeline, facts, limits, step=CYCLES)
@@ -96,6 +102,7 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
         status="suspect",
         summary=f"{worst.who}: torch reserves {readable_bytes(climb.bytes_per_cycle)} more with each request, while "
         "what lives in it does not grow",
+        holder=worst.who,
         evidence=(
             number("process", worst.who, "", "torch"),
             number("reserved_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
@@ -126,6 +133,7 @@ def _left_by_the_load(
         status="fault" if seconds >= limits.left_over_seconds else "suspect",
         summary=f"{who}: {readable_bytes(most)} reserved by torch lie unused since its server's start{price}"
         f"{processes}: left over from loading the weights, and no request has used them",
+        holder=who,
         evidence=(
             number("process", who, "", "torch"),
             number("least_unused_since_start", most, "bytes", "torch"),

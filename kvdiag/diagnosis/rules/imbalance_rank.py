@@ -23,7 +23,7 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
     whole_number,
 )
-from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
 
 ID = "imbalance.rank"
 
@@ -81,6 +81,7 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
             number("kv_tokens_lost", most - least, "tokens", "computed"),
             number("share_of_the_larger", least / most, "ratio", "computed"),
         ),
+        imbalance=ImbalanceFigures(lost_tokens=most - least),
     )
 
 
@@ -130,9 +131,10 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     contexts = fullest.processes_bytes[1:]
     block = block_bytes(facts)
     tokens = lost_bytes // block * facts.pools[0].block_tokens if block and facts.pools else None
+    figures = ImbalanceFigures(excess_bytes=lost_bytes, lost_tokens=tokens)
     evidence: tuple[Evidence, ...] = (
         *(number(f"gpu_{rank.device.index}_held", rank.held_bytes, "bytes", "nvml") for rank in ranks),
-        number("beyond_the_others", lost_bytes, "bytes", "computed"),
+        number("excess", lost_bytes, "bytes", "computed"),
         number("held_by_further_processes", sum(contexts), "bytes", "nvml"),
         number("kv_tokens_lost", tokens, "tokens", "computed"),
     )
@@ -146,14 +148,18 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
         # Processes that have GPUs of their own are ranks: nothing of them belongs here.
         ranks_too = len(fullest.pids & frozenset().union(*(one.pids for one in ranks if one is not fullest)))
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
-        return Finding(id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence)
+        return Finding(
+            id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence, imbalance=figures
+        )
     if lost_bytes <= _even_bytes(fullest, ranks, limits):
         summary = f"{len(ranks)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        return Finding(id=ID, status="ok", summary=summary, evidence=evidence, imbalance=figures)
     unseen_one = "" if fullest.processes_bytes else "; whose processes hold it is not visible"
     summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}{unseen_one}"
     certain = _agree(fullest, ranks, limits) and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
-    return Finding(id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence)
+    return Finding(
+        id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence, imbalance=figures
+    )
 
 
 def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:

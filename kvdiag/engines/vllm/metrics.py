@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.caps import OFFLOADING
+from kvdiag.diagnosis.growth.host_caches import OFFLOADING
 from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, Series

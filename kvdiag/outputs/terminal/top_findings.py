@@ -75,11 +75,10 @@ def exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
     """How long the room lasts by the findings, from all that was recorded."""
     found = []
     for finding in problems_of(diagnosis.findings if diagnosis is not None else ()):
-        told = {one.name: one.value for one in finding.evidence}
-        middle = told.get("time_to_exhaustion")
-        if isinstance(middle, int | float):
-            bounds = [told.get(f"time_to_exhaustion_{name}") for name in ("earliest", "latest")]
-            between = [duration(one) if isinstance(one, int | float) else "never" for one in bounds]
-            line = Text.assemble(plain(finding.id, "bold"), (f"  room for {duration(middle)}", "bold"))
-            found.append(line.append(f" ({' to '.join(between)})", style="dim"))
+        growth = finding.growth
+        if growth is not None and growth.exhaustion_seconds is not None:
+            bounds = (growth.exhaustion_low_seconds, growth.exhaustion_high_seconds)
+            between = " to ".join("never" if one is None else duration(one) for one in bounds)
+            left = f"  room for {duration(growth.exhaustion_seconds)}"
+            found.append(Text.assemble(plain(finding.id, "bold"), (left, "bold"), (f" ({between})", "dim")))
     return found

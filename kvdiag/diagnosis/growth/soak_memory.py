@@ -6,28 +6,35 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from kvdiag.diagnosis.blocks.step_accounting import other_tokens
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.soak import Cycle, Soaked, judge
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, HostProcess, Span, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
 
-Kind = Literal["kv", "torch_live", "torch_cache", "beside_torch", "process", "device", "others", "host"]
-"""Held KV blocks; torch's live bytes; what it reserves beside them; what the process holds beside torch; the server's
-bytes on a device; all of a device where the server's are not told; others' bytes; a process's anonymous host memory."""
+Part = MemoryComponent
 
-ORDER: tuple[Kind, ...] = ("kv", "torch_live", "torch_cache", "beside_torch", "process", "device", "others", "host")
+ORDER: tuple[MemoryComponent, ...] = (
+    Part.KV_HELD_IDLE,
+    Part.TORCH_LIVE,
+    Part.TORCH_UNUSED,
+    Part.OUTSIDE_TORCH,
+    Part.SERVER,
+    Part.DEVICE,
+    Part.OTHERS,
+    Part.HOST_ANONYMOUS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class SoakedComponent:
     """One component, whose it is in words, and what the cycles say of it."""
 
-    kind: Kind
+    kind: MemoryComponent
     who: str
     soaked: Soaked
 
@@ -38,7 +45,7 @@ class Soak:
 
     cycles: tuple[Cycle, ...]
     problem: str | None
-    components: tuple[Component, ...] = ()
+    components: tuple[SoakedComponent, ...] = ()
     blocks_kept: int | None = None
     """KV blocks held after the last cycle beyond those after the first; `None` where they are not told."""
 
@@ -47,7 +54,7 @@ class Soak:
         """Requests of all clean cycles."""
         return sum(cycle.requests for cycle in self.cycles if cycle.clean)
 
-    def of(self, *kinds: Kind) -> tuple[Component, ...]:
+    def of(self, *kinds: MemoryComponent) -> tuple[SoakedComponent, ...]:
         """The components of some kinds."""
         return tuple(one for one in self.components if one.kind in kinds)
 
@@ -73,9 +80,9 @@ def soaked(timeline: Timeline, facts: Facts, limits: Limits) -> Soak | None:
     readings = _readings(timeline, facts, spans, floors)
     components = []
     for (kind, who), series in sorted(readings.items(), key=lambda one: (ORDER.index(one[0][0]), one[0][1])):
-        found = judge(series, cycles, limits, least=_least(kind, limits), noisy=kind == "host")
+        found = judge(series, cycles, limits, least=_least(kind, limits), noisy=kind is Part.HOST_ANONYMOUS)
         if found is not None:
-            components.append(Component(kind=kind, who=who, soaked=found))
+            components.append(SoakedComponent(kind=kind, who=who, soaked=found))
     problem = None if components else f"nothing was read after enough load and idle cycles{_why(cycles)}"
     held = [floor.blocks for floor in floors if floor is not None and floor.blocks is not None]
     kept = held[-1] - held[0] if held else None
@@ -109,15 +116,16 @@ def _floor(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> Idle
     return floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
 
 
-def _least(kind: Kind, limits: Limits) -> float:
-    if kind == "kv":
+def _least(kind: MemoryComponent, limits: Limits) -> float:
+    if kind is Part.KV_HELD_IDLE:
         return 0.0
-    if kind == "host":
+    if kind is Part.HOST_ANONYMOUS:
         return limits.soak.host_bytes
-    return limits.torch_quantum_bytes if kind == "torch_live" else limits.soak.device_bytes
+    return limits.torch_quantum_bytes if kind is Part.TORCH_LIVE else limits.soak.device_bytes
 
 
-Readings = dict[tuple[Kind, str], list[float | None]]
+Key = tuple[MemoryComponent, str]
+Readings = dict[Key, list[float | None]]
 
 
 def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: Sequence[IdleFloor | None]) -> Readings:
@@ -129,37 +137,37 @@ def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: S
         for key, value in {**_of_floor(floor, facts, own), **_of_host(host)}.items():
             readings.setdefault(key, [None] * len(spans))[place] = value
     # Whose a device's bytes are has to be told throughout.
-    for kind, who in [key for key in readings if key[0] == "process"]:
-        told = readings["process", who]
-        whole = readings["device", who]
+    for kind, who in [key for key in readings if key[0] == Part.SERVER]:
+        told = readings[Part.SERVER, who]
+        whole = readings[Part.DEVICE, who]
         if any(mine is None and all_ is not None for mine, all_ in zip(told, whole, strict=True)):
             del readings[kind, who]
-            readings.pop(("others", who), None)
+            readings.pop((Part.OTHERS, who), None)
         else:
-            del readings["device", who]
+            del readings[Part.DEVICE, who]
     return readings
 
 
-def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Mapping[tuple[Kind, str], float]:
-    found: dict[tuple[Kind, str], float] = {}
+def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Mapping[Key, float]:
+    found: dict[Key, float] = {}
     if floor is None:
         return found
     if floor.blocks is not None:
-        found["kv", "the pool"] = floor.blocks
+        found[Part.KV_HELD_IDLE, "the pool"] = floor.blocks
     for each in floor.allocators or ():
         if each.may_be_of(facts.server_pids):
-            found["torch_live", each.who] = each.allocated_bytes
-            found["torch_cache", each.who] = each.reserved_bytes - each.allocated_bytes
+            found[Part.TORCH_LIVE, each.who] = each.allocated_bytes
+            found[Part.TORCH_UNUSED, each.who] = each.reserved_bytes - each.allocated_bytes
             if each.outside_torch_bytes is not None:
-                found["beside_torch", each.who] = each.outside_torch_bytes
+                found[Part.OUTSIDE_TORCH, each.who] = each.outside_torch_bytes
     for device in server_devices(floor.devices, own):
         if device.memory is not None:
             who = f"GPU {device.index}" if device.mig_parent_uuid is None else f"GPU {device.index} {device.uuid}"
             mine = server_bytes(device, facts.server_pids)
-            found["device", who] = device.memory.used_bytes
+            found[Part.DEVICE, who] = device.memory.used_bytes
             if mine is not None:
-                found["process", who] = mine
-                found["others", who] = device.memory.used_bytes - mine
+                found[Part.SERVER, who] = mine
+                found[Part.OTHERS, who] = device.memory.used_bytes - mine
     return found
 
 
@@ -170,7 +178,9 @@ def _newest_host(timeline: Timeline, span: Span) -> tuple[HostProcess, ...]:
     return next((sample.host for sample in reversed(within) if sample.host), ())
 
 
-def _of_host(processes: Sequence[HostProcess]) -> Mapping[tuple[Kind, str], float]:
+def _of_host(processes: Sequence[HostProcess]) -> Mapping[Key, float]:
     return {
-        ("host", process.who): process.anonymous_bytes for process in processes if process.anonymous_bytes is not None
+        (Part.HOST_ANONYMOUS, process.who): process.anonymous_bytes
+        for process in processes
+        if process.anonymous_bytes is not None
     }

@@ -1,8 +1,7 @@
-"""Caches of a server on the host that fill up to a bound: growth under the bound is theirs, growth through it a leak.
+"""Host caches with a size limit: growth within the limit is a cache that fills, growth beyond it is a leak.
 
-By its shape a cache that fills is a leak for hours: only the bound tells them apart (llama.cpp's prompt
-cache takes 6 to 25 hours in reports of 2026). A bound that a command line tells is known; the default of a program is
-assumed.
+By its shape a filling cache is a leak for hours; only the limit tells them apart (llama.cpp's prompt cache takes 6 to
+25 hours in reports of 2026). A limit on the command line is known; the default of a program is assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Device memory after each of several equal cycles: how much it grew at first touch, and whether it goes on growing."""
+"""Memory after each of several equal test cycles: how much came with the first ones, and whether it keeps growing.
+
+A step of a run offers the same load several times and reads the idle floor after each. N readings are all there is, so
+the test is exact: the first cycles are first touch and left out; of the others three in four must rise by what can be
+seen at all, and the later ones by half as much as the earlier. Devices are judged by NVML, processes by what their
+agents publish of torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
-from kvdiag.model import Device, Facts, Timeline
+from kvdiag.model import Allocator, Device, Facts, Timeline
 
 BASELINE = "baseline"
 
@@ -63,8 +69,8 @@ def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: st
 
 def warmup_cycles(cycles: int, limits: Limits) -> int | None:
     """How many of so many equal cycles are first touch; `None` where too few would be left to judge."""
-    warmup = max(2, round(cycles * limits.warmup_cycles_ratio))
-    return warmup if cycles - warmup >= limits.judged_cycles else None
+    warmup = max(2, round(cycles * limits.cycles.warmup_cycles_ratio))
+    return warmup if cycles - warmup >= limits.cycles.judged_cycles else None
 
 
 def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[IdleFloor]:
@@ -162,6 +168,45 @@ def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limit
         judged_bytes=total,
         rose=rose,
         leaking=rose
-        and rising >= limits.device_rising_ratio * len(judged)
-        and late >= limits.device_deceleration_ratio * early,
+        and rising >= limits.cycles.rising_ratio * len(judged)
+        and late >= limits.cycles.deceleration_ratio * early,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorGrowth:
+    """One process on one device over equal cycles. `outside` is what it holds beside torch, `None` where not told."""
+
+    device_uuid: str
+    who: str
+    live: Climb
+    reserved: Climb
+    outside: Climb | None
+
+
+def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[AllocatorGrowth, ...]:
+    """Each process that published after every cycle; empty where there are too few cycles that they did."""
+    floors = floors_after_cycles(timeline, facts, limits, step)
+    readings = [
+        {each.identity: each for each in floor.allocators if each.may_be_of(facts.server_pids)}
+        for floor in floors
+        if floor.allocators
+    ]
+    warmup = warmup_cycles(len(readings) - 1, limits)
+    if warmup is None:
+        return ()
+    # A process that ended or began meanwhile was not there for every cycle.
+    lasting = set(readings[0]).intersection(*readings[1:])
+    return tuple(_torch_growth([reading[key] for reading in readings], warmup, limits) for key in sorted(lasting))
+
+
+def _torch_growth(series: list[Allocator], warmup: int, limits: Limits) -> AllocatorGrowth:
+    outside = [size for each in series if (size := each.outside_torch_bytes) is not None]
+    page = limits.device_quantum_bytes
+    return AllocatorGrowth(
+        device_uuid=series[0].device_uuid,
+        who=series[0].who,
+        live=climb_of([each.allocated_bytes for each in series], warmup, limits.torch_quantum_bytes, limits),
+        reserved=climb_of([each.reserved_bytes for each in series], warmup, page, limits),
+        outside=climb_of(outside, warmup, page, limits) if len(outside) == len(series) else None,
     )
