@@ -18,4 +18,4 @@ def number(name: str, value: float | str | None, unit: str, source: str) -> Evid
 
 def unseen(finding_id: str, missing: str) -> tuple[Finding, ...]:
     """The answer of a rule that lacks its evidence."""
-    return (Finding(id=finding_id, status="unknown", summary=missing),)
+    return (Finding(id=finding_id, status="unknown", summary=f"cannot tell: {missing}"),)

@@ -2,8 +2,8 @@
 
 A slope alone calls half of all healthy servers leaking: load, warm-up, garbage collection, an allocator's high-water
 mark and random drift all rise for a while. `assess` therefore looks at windows that end now (from an hour up to the
-whole history) and puts each through the gates below. The shortest that passes gives the rate, the longest answers where none
-does. In this order, since each gate needs what the one before established:
+whole history) and puts each through the gates below. The shortest that passes gives the rate, else the longest answers.
+In this order, since each gate needs what the one before established:
 
 1. load       What follows the load, or the highest load so far, is taken out. The sensitivity comes from differences of
               neighbouring bins: differences carry no trend, so that a leak cannot hide in the fit.
@@ -167,7 +167,7 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     return Assessment(
         seconds=series.times_seconds[-1] - series.times_seconds[0],
         windows=windows,
-        burst=burst if burst is not None and burst.grows else None,
+        burst=burst if burst is not None and burst.status == "fault" else None,
     )
 
 

@@ -95,21 +95,25 @@ class GrowthLimits:
     confirming_ratios: tuple[float, ...] = (0.0, 1.0 / 6.0, 1.0 / 3.0)
     """How long ago a window must have passed as well, in window lengths: noise passes once, growth every time."""
 
-    confirming_filled_ratio: float = 1.0
-    """Share of an earlier window that the history must reach back to."""
+    confirming_filled_ratio: float = 0.66
+    """Share of an earlier window that the history must reach back to: a history of one window is worth judging."""
 
     suspect_windows: int = 2
     """Evaluations in a row that a suspect needs; a fault needs all."""
 
-    slowing_hours: float = 10.0
+    slowing_hours: float = 8.0
     """Windows shorter than this are not believed while each fifth of the history rises less than the one before."""
 
+    still_to_come_ratio: float = 0.5
+    """Windows' worth of its later rate that growth which levels off exponentially still has before it."""
+
     slowing_ratio: float = 0.8
-    slowing_fifth_minutes: int = 20
+    slowing_fifth_minutes: int = 12
     """Rise of the last fifth over the first below which growth is slowing, and the least length of a fifth."""
 
-    collected_hours: float = 3.0
-    """Window from which garbage-collected memory without a longer history may be a fault: most collections are past."""
+    collected_hours: float = 1.9
+    """Window from which garbage-collected memory without a longer history may be a fault: with those that confirm it,
+    three hours, which hold most collections."""
 
     visible_errors: float = 4.0
     """Errors of a slope that are printed as the detection limit: four of five leaks of that rate are called."""

@@ -33,25 +33,44 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
     hours = limits.window_hours[0]
     rate = limits.least_gain_bytes / hours / MB
-    return f"{what} was read over {minutes:.0f} min; {hours:.0f} h of samples without long gaps show {rate:.0f} MB/h"
+    return f"{what} was read over {minutes:.0f} min; {hours:.0f} h of samples without long gaps show growth of {rate:.0f} MB/h"
 
 
 def decisive(
     assessed: Mapping[MemoryOwner, Assessment], limits: GrowthLimits, room_bytes: Callable[[MemoryOwner], int | None]
 ) -> Decisive | None:
     """The owner that decides: the fastest leak, else what is undecided, else the largest gain."""
-    found = [(owner, one.decides) for owner, one in assessed.items()]
-    found += [(owner, one.burst) for owner, one in assessed.items() if _urgent(one.burst, room_bytes(owner), limits)]
+    found: list[Decisive] = []
+    for owner, one in assessed.items():
+        room = room_bytes(owner)
+        if one.decides is not None:
+            found.append((owner, _by_room(one.decides, room, limits)))
+        if one.burst is not None:
+            found.append((owner, _burst(one.burst, room, limits)))
     return max(
-        ((owner, one) for owner, one in found if one is not None),
+        found,
         key=lambda one: (_ORDER.index(one[1].status), one[1].bytes_per_second, one[1].gain_bytes),
         default=None,
     )
 
 
-def _urgent(burst: GrowthEvidence | None, room_bytes: int | None, limits: GrowthLimits) -> bool:
-    left = None if burst is None or room_bytes is None else burst.exhaustion_seconds(room_bytes, limits)
-    return left is not None and left.middle <= limits.burst_exhaustion_seconds
+def _by_room(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
+    """Growth that slows down is a fault where the room ends before it does.
+
+    What levels off exponentially, and has not ended, still has half a window at its later rate before it.
+    """
+    if growth.reason != "slowing" or room_bytes is None:
+        return growth
+    to_come = limits.still_to_come_ratio * growth.later_bytes_per_second * growth.window_hours * HOUR_SECONDS
+    return replace(growth, status="fault", reason="grows") if room_bytes < to_come else growth
+
+
+def _burst(burst: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
+    """A burst counts where it would fill the room within the hour; elsewhere the hour decides, and nothing is healthy."""
+    left = None if room_bytes is None else burst.exhaustion_seconds(room_bytes, limits)
+    if left is not None and left.middle <= limits.burst_exhaustion_seconds:
+        return burst
+    return replace(burst, status="unknown", reason="recent")
 
 
 def finding(
@@ -128,7 +147,7 @@ def excluded(name: str, assessed: Assessment | None, component: MemoryComponent)
 
 def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits: GrowthLimits) -> tuple[Status, str]:
     """Status and summary of a window; `subject` is whose bytes, as the beginning of a sentence."""
-    status, sentence = _judged(growth, subject)
+    status, sentence = _judged(growth, subject, limits.slowing_hours)
     left = _left(growth, room_bytes, limits)
     if left is None:
         return status, sentence
@@ -150,7 +169,7 @@ _NOT_GROWTH: Mapping[Reason, str] = {
     "recurring": "rose {gain} over {window}, to where it has been before: not a leak",
 }
 _UNDECIDED: Mapping[Reason, str] = {
-    "recent": "too recently to exclude a short rise; {later} more samples",
+    "recent": "too recently to exclude a short rise; {later} further samples",
     "slowing": "slowing down as a warm-up does; {hours} h of samples",
     "weak": "too little above its noise; {longer} of samples",
     "uneven": "not steadily; {longer} of samples",
@@ -158,7 +177,7 @@ _UNDECIDED: Mapping[Reason, str] = {
 }
 
 
-def _judged(growth: GrowthEvidence, subject: str) -> tuple[Status, str]:
+def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
     window, gain = f"{growth.window_hours:.3g} h", readable_bytes(max(growth.gain_bytes, growth.floor_gain_bytes))
     rate = f"{readable_bytes(growth.bytes_per_second * HOUR_SECONDS)}/h"
     if growth.grows:
@@ -169,7 +188,9 @@ def _judged(growth: GrowthEvidence, subject: str) -> tuple[Status, str]:
         return "suspect", f"{subject} grows {rate}{steps} over {window}; {doubt} cannot be ruled out yet"
     if growth.status == "unknown":
         longer = f"{2.0 * growth.window_hours:.3g} h"
-        missing = _UNDECIDED[growth.reason].format(later=_some(growth.window_hours / 3.0), hours=10, longer=longer)
+        missing = _UNDECIDED[growth.reason].format(
+            later=_some(growth.window_hours / 3.0), hours=f"{hours:.0f}", longer=longer
+        )
         return "unknown", f"{subject} rose {gain} over {window}, {missing} would decide"
     if growth.reason == "flat":
         limit = f"{readable_bytes(growth.detection_limit_bytes_per_second * HOUR_SECONDS)}/h"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.device_banks import watched_devices
 from kvdiag.diagnosis.fleet import compare
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
+from kvdiag.diagnosis.growth.attribution import device_growth
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.builders.answers import evidence, statuses
@@ -101,7 +101,7 @@ def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: 
 
     # WHEN
     fleet = compare([replica(one, str(seed), facts) for seed, one in enumerate(days)])
-    alone = statuses(watched_devices(days[0], facts, DEFAULT_LIMITS))
+    alone = statuses(device_growth(days[0], facts, DEFAULT_LIMITS))
 
     # THEN
     assert {called: "fault", open_: "unknown"} == {one: statuses(fleet.findings)[one] for one in (called, open_)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
+from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented

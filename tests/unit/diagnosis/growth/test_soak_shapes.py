@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import pytest
 
+from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak import Cycle, Soaked, judge
 from kvdiag.stats.rank_tests import rank_sum_tail, rising
 
 IDLE, LOAD, AGAIN = Cycle(requests=0), Cycle(requests=2), Cycle(requests=2, repeated=True)

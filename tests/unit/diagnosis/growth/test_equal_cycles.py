@@ -8,8 +8,14 @@ from typing import get_args
 
 import pytest
 
-from kvdiag.diagnosis.allocator_growth import allocator_growths
-from kvdiag.diagnosis.device_growth import Owner, climb_of, device_growths, floors_after_cycles, warmup_cycles
+from kvdiag.diagnosis.growth.equal_cycles import (
+    Owner,
+    allocator_growths,
+    climb_of,
+    device_growths,
+    floors_after_cycles,
+    warmup_cycles,
+)
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Facts, Mark, Outcome, Sample, Timeline
 from tests.builders.values import GIB, MIB, allocator, device, holding, pool, process

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdiag.diagnosis.growth.soak_cycles import Soaked, judge
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak import Soaked, judge
 from tests.builders.series import report
 from tests.builders.soak_series import MODELS, Kind, contents, cycles_of, readings, soaked
 from tests.builders.values import MIB

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.caps import CAPS, Bound, bound_of, told, untold_bytes
+from kvdiag.diagnosis.growth.host_caches import CAPS, Bound, bound_of, told, untold_bytes
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
 from kvdiag.diagnosis.rules.leak_host import judge
@@ -111,7 +111,7 @@ def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected
 def test_what_nothing_tells_may_be_a_cache(who: str, changes: dict[str, object], expected: int) -> None:
     """Of an engine that is not known the largest default counts; of one that is, what its model may have."""
     # WHEN
-    actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.cache_bytes)  # type: ignore[arg-type]
+    actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.growth.cache_bytes)  # type: ignore[arg-type]
 
     # THEN
     assert expected == actual
@@ -140,7 +140,7 @@ def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
 
     # THEN
     assert status == actual.status
-    assert ("a cache whose bound is not told would fill as steadily" in actual.summary) == (status == "suspect")
+    assert ("cache_of_unknown_limit" in evidence(actual)) == (status == "suspect")
 
 
 def test_every_cap_names_its_source() -> None:
@@ -149,33 +149,26 @@ def test_every_cap_names_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caches", "gb_per_hour", "status", "words"),
-    [
-        ((CACHE,), 1.0, "ok", "under the bound of llama.cpp's prompt cache (--cache-ram), 2.79 GiB of 4.00 GiB"),
-        ((CACHE,), 3.0, "fault", "through the bound of llama.cpp's prompt cache (--cache-ram): 8.38 GiB of 4.00 GiB"),
-        ((), 1.0, "suspect", "it may be llama.cpp's prompt cache (--cache-ram, by default) that fills"),
-        ((), 5.0, "fault", "through the bound of llama.cpp's prompt cache (--cache-ram, by default)"),
-    ],
+    ("caches", "gb_per_hour", "status", "limit_gib"),
+    [((CACHE,), 1.0, "ok", 4), ((CACHE,), 3.0, "fault", 4), ((), 1.0, "suspect", 8), ((), 5.0, "fault", 8)],
     ids=["under", "through", "under an assumed one", "through an assumed one"],
 )
-def test_growth_is_judged_by_the_bound(
-    caches: tuple[HostCache, ...], gb_per_hour: float, status: str, words: str
+def test_growth_is_judged_by_the_size_limit(
+    caches: tuple[HostCache, ...], gb_per_hour: float, status: str, limit_gib: int
 ) -> None:
-    """Under a bound that is told a cache fills, under one that is assumed it may; through either it is a leak."""
+    """Within a limit that is set a cache fills, within one that is assumed it may; beyond either it is a leak."""
     # WHEN
     (actual,) = judge(growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches), DEFAULT_LIMITS)
 
     # THEN
-    assert status == actual.status
-    assert words in actual.summary
-    assert isinstance(evidence(actual)["bound_of_caches"], int)
+    assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
 
 
 def test_growth_of_a_process_without_caches_is_a_leak() -> None:
     """A bound is of the process that has the cache, and of no other."""
     known = replace(FACTS, engine_name=None, host_caches=(CACHE,))
     (actual,) = judge(growing("python3", 1.0), known, DEFAULT_LIMITS)
-    assert ("fault", False) == (actual.status, "bound_of_caches" in evidence(actual))
+    assert ("fault", False) == (actual.status, "cache_size_limit" in evidence(actual))
 
 
 def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
@@ -185,14 +178,13 @@ def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
 
     # THEN
     assert ("benign.warmup", "ok") == (actual.id, actual.status)
-    assert "llama-server 7: llama.cpp's prompt cache (--cache-ram) fills: 2.79 GiB of 4.00 GiB (70%)" in actual.summary
     assert evidence(actual)["full"] == pytest.approx(0.698, abs=0.01)
 
 
 def test_nothing_fills_where_nothing_is_told() -> None:
     """An assumed bound explains nothing away."""
     (actual,) = warmup(growing("llama-server", 1.0), Facts(), DEFAULT_LIMITS)
-    assert "fills" not in actual.summary
+    assert "full" not in evidence(actual)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, disturbance, soaked
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak_components import ORDER, Kind, Soak, disturbance, soaked
 from kvdiag.model import Facts, HostProcess, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, NONE, Seen, after_requests, facts_of, soak
@@ -27,11 +27,6 @@ def changed(timeline: Timeline, change: Callable[[Sample], Sample]) -> Timeline:
     return replace(timeline, samples=tuple(change(one) for one in timeline.samples))
 
 
-def test_every_kind_has_its_place() -> None:
-    """A kind without one could not be sorted."""
-    assert get_args(Kind) == ORDER
-
-
 def test_components_stand_in_their_order_with_their_names() -> None:
     """Blocks, torch's parts of each process, devices, others, the host; a device's bytes are told by whose they are."""
     # WHEN
@@ -39,19 +34,19 @@ def test_components_stand_in_their_order_with_their_names() -> None:
 
     # THEN
     assert [(one.kind, one.who) for one in found.components] == [
-        ("kv", "the pool"),
+        ("kv_held_idle", "the pool"),
         ("torch_live", f"VLLM::EngineCore {SERVER_PID}"),
-        ("torch_cache", f"VLLM::EngineCore {SERVER_PID}"),
-        ("beside_torch", f"VLLM::EngineCore {SERVER_PID}"),
-        ("process", "GPU 0"),
+        ("torch_unused", f"VLLM::EngineCore {SERVER_PID}"),
+        ("outside_torch", f"VLLM::EngineCore {SERVER_PID}"),
+        ("server", "GPU 0"),
         ("others", "GPU 0"),
-        ("host", f"VLLM::EngineCore {SERVER_PID}"),
+        ("host_anonymous", f"VLLM::EngineCore {SERVER_PID}"),
     ]
     assert [ORDER.index(one.kind) for one in found.components] == sorted(
         ORDER.index(one.kind) for one in found.components
     )
     assert (None, 0) == (found.problem, found.blocks_kept)
-    assert ["kv"] == [one.kind for one in found.of("kv")]
+    assert ["kv_held_idle"] == [one.kind for one in found.of(MemoryComponent.KV_HELD_IDLE)]
     assert sum(cycle.requests for cycle in found.cycles) == found.requests
 
 
@@ -59,13 +54,13 @@ def test_components_stand_in_their_order_with_their_names() -> None:
     ("kind", "seen"),
     [
         ("torch_live", Seen(live=after_requests(64 * KIB))),
-        ("torch_cache", Seen(live=NONE, cache=after_requests(2 * MIB))),
-        ("beside_torch", Seen(live=NONE, beside=after_requests(2 * MIB))),
-        ("process", Seen(server=after_requests(2 * MIB))),
+        ("torch_unused", Seen(live=NONE, cache=after_requests(2 * MIB))),
+        ("outside_torch", Seen(live=NONE, beside=after_requests(2 * MIB))),
+        ("server", Seen(server=after_requests(2 * MIB))),
         ("device", Seen(server=after_requests(2 * MIB), server_told=False)),
         ("others", Seen(others=after_requests(2 * MIB))),
-        ("host", Seen(host=after_requests(MIB))),
-        ("kv", Seen(blocks=after_requests(1))),
+        ("host_anonymous", Seen(host=after_requests(MIB))),
+        ("kv_held_idle", Seen(blocks=after_requests(1))),
     ],
 )
 def test_growth_is_in_its_own_component(kind: str, seen: Seen) -> None:
@@ -82,10 +77,10 @@ def test_growth_is_in_its_own_component(kind: str, seen: Seen) -> None:
     ("kind", "seen", "least_bytes"),
     [
         ("torch_live", Seen(live=NONE), 64 * KIB),
-        ("torch_cache", Seen(live=NONE), MIB),
-        ("process", Seen(), MIB),
-        ("host", Seen(host=NONE), 256 * KIB),
-        ("kv", Seen(), 0),
+        ("torch_unused", Seen(live=NONE), MIB),
+        ("server", Seen(), MIB),
+        ("host_anonymous", Seen(host=NONE), 256 * KIB),
+        ("kv_held_idle", Seen(), 0),
     ],
 )
 def test_what_counts_is_the_components_own_least(kind: str, seen: Seen, least_bytes: int) -> None:
@@ -119,8 +114,8 @@ def test_host_needs_a_longer_soak_than_torch() -> None:
     found = of(Seen(loads=loads, live=levels, host=levels))
 
     # THEN
-    assert {"torch_live": "leak", "host": "unsteady"} == {
-        one.kind: one.soaked.shape for one in found.components if one.kind in {"torch_live", "host"}
+    assert {"torch_live": "leak", "host_anonymous": "unsteady"} == {
+        one.kind: one.soaked.shape for one in found.components if one.kind in {"torch_live", "host_anonymous"}
     }
 
 
@@ -131,7 +126,9 @@ def test_cycle_that_was_cut_short_spoils_no_other() -> None:
 
     # THEN
     assert ["it was cut short"] == [cycle.problem for cycle in found.cycles if not cycle.clean]
-    assert ["kv", "torch_live", "torch_cache", "process", "others", "host"] == [one.kind for one in found.components]
+    assert ["kv_held_idle", "torch_live", "torch_unused", "server", "others", "host_anonymous"] == [
+        one.kind for one in found.components
+    ]
 
 
 @pytest.mark.parametrize(("fresh", "judged"), [(11, False), (12, True)])
@@ -210,7 +207,7 @@ def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:
 
     # THEN
     assert found is not None
-    assert {"kv", "device"} == {one.kind for one in found.components}
+    assert {"kv_held_idle", "device"} == {one.kind for one in found.components}
 
 
 def test_unnamed_parts_are_called_by_what_they_are() -> None:
@@ -239,11 +236,11 @@ def test_unnamed_parts_are_called_by_what_they_are() -> None:
     # THEN
     assert found is not None
     assert [(one.kind, one.who) for one in found.components] == [
-        ("kv", "the pool"),
+        ("kv_held_idle", "the pool"),
         ("torch_live", f"process {SERVER_PID}"),
-        ("torch_cache", f"process {SERVER_PID}"),
+        ("torch_unused", f"process {SERVER_PID}"),
         ("device", "GPU 0 MIG-1"),
-        ("host", "process 9"),
+        ("host_anonymous", "process 9"),
     ]
 
 

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
-from kvdiag.diagnosis.device_banks import watched_cache, watched_devices, watched_others, watched_torch
+from kvdiag.diagnosis.growth.attribution import (
+    NON_TORCH,
+    TORCH,
+    device_growth,
+    others_growth,
+    torch_growth,
+    unused_growth,
+)
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Allocator, Device, Facts, Finding, Memory, Sample, Timeline
 from tests.builders.answers import evidence
@@ -56,14 +62,14 @@ def test_server_that_grows_is_called_by_its_engine() -> None:
     timeline = seen(lambda grown, _: ((card(20 * GIB + grown, used=22 * GIB + grown),), None))
 
     # WHEN
-    torch, beside = watched_devices(timeline, KNOWN, DEFAULT_LIMITS)
-    other = watched_devices(timeline, replace(KNOWN, engine_name="llama.cpp"), DEFAULT_LIMITS)
+    torch, beside = device_growth(timeline, KNOWN, DEFAULT_LIMITS)
+    other = device_growth(timeline, replace(KNOWN, engine_name="llama.cpp"), DEFAULT_LIMITS)
 
     # THEN
     assert [(TORCH, "fault"), (NON_TORCH, "unknown")] == [(one.id, one.status) for one in (torch, beside)]
     assert [(TORCH, "unknown"), (NON_TORCH, "fault")] == [(one.id, one.status) for one in other]
     told = evidence(torch)
-    assert "GPU 0, the server's process" == told["holder"]
+    assert "GPU 0 (the server's process)" == torch.holder
     # 58 GiB less what grew
     assert 58 * GIB - (12 * 79 + 1) * MB == told["room"]
     assert pytest.approx(0.0, abs=MB) == told["growth_of_others_per_hour"]
@@ -81,11 +87,11 @@ def test_server_that_grows_is_called_by_its_engine() -> None:
 def test_device_of_untold_holders_is_suspect_alone(known: Facts, status: str) -> None:
     """A neighbour may grow on it, unless an engine took its pool there or it was assigned to the server."""
     # WHEN
-    found = watched_devices(seen(lambda grown, _: ((card(None, used=22 * GIB + grown),), None)), known, DEFAULT_LIMITS)
+    found = device_growth(seen(lambda grown, _: ((card(None, used=22 * GIB + grown),), None)), known, DEFAULT_LIMITS)
 
     # THEN
     assert (TORCH, status) == (found[0].id, found[0].status)
-    assert "GPU 0, whoever holds it" == evidence(found[0])["holder"]
+    assert "GPU 0 (process not visible)" == found[0].holder
 
 
 def test_devices_that_stand_still_are_ok_by_both_names() -> None:
@@ -94,23 +100,17 @@ def test_devices_that_stand_still_are_ok_by_both_names() -> None:
     still: Part = lambda grown, _: ((card(20 * GIB, used=22 * GIB),), None)  # noqa: E731
 
     # THEN
-    found = watched_devices(seen(still), KNOWN, DEFAULT_LIMITS)
+    found = device_growth(seen(still), KNOWN, DEFAULT_LIMITS)
     assert [(TORCH, "ok"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in found]
     assert "growth_of_others_per_hour" not in evidence(found[0])
-    assert () == watched_devices(seen(still, minutes=59), KNOWN, DEFAULT_LIMITS)
+    assert () == device_growth(seen(still, minutes=59), KNOWN, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
-    ("factors", "others", "growing", "words"),
-    [
-        ((1, 0, 0), 2, 0, "; of the 2 others none grows"),
-        ((2, 1, 0), 2, 1, "; of the 2 others 1 grows"),
-        ((3, 2, 1), 2, 2, "; of the 2 others 2 grow"),
-    ],
+    ("factors", "others", "growing"),
+    [((1, 0, 0), 2, 0), ((2, 1, 0), 2, 1), ((3, 2, 1), 2, 2)],
 )
-def test_growth_is_told_with_that_of_the_ranks_beside_it(
-    factors: tuple[int, ...], others: int, growing: int, words: str
-) -> None:
+def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...], others: int, growing: int) -> None:
     """One of several that grows alone is a leak of what it does."""
 
     # GIVEN
@@ -122,13 +122,12 @@ def test_growth_is_told_with_that_of_the_ranks_beside_it(
         return None, ranks
 
     # WHEN
-    torch, _ = watched_torch(seen(part), KNOWN, DEFAULT_LIMITS)
+    torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
     # THEN
     told = evidence(torch)
     assert (others, growing) == (told["other_ranks"], told["other_ranks_that_grow"])
-    assert torch.summary.endswith(words)
-    assert "VLLM::Worker 100" == told["holder"]
+    assert "VLLM::Worker 100" == torch.holder
 
 
 def test_torch_tells_what_lives_and_what_is_beside() -> None:
@@ -140,28 +139,26 @@ def test_torch_tells_what_lives_and_what_is_beside() -> None:
         return (card(21 * GIB, used=22 * GIB),), (one,)
 
     # WHEN
-    torch, beside = watched_torch(seen(part), KNOWN, DEFAULT_LIMITS)
+    torch, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
     # THEN
     assert [(TORCH, "fault"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in (torch, beside)]
     assert (0.0, 58 * GIB) == (evidence(torch)["reserved_growth_per_hour"], evidence(torch)["room"])
-    assert "torch's live bytes keep growing" in torch.summary
-    assert "bytes beside torch are flat" in beside.summary
     assert 0.0 == evidence(beside)["reserved_growth_per_hour"]
 
 
 @pytest.mark.parametrize(
-    ("device_grows", "reserved_grows", "status", "words"),
+    ("device_grows", "reserved_grows", "status"),
     [
-        (True, False, "fault", "device bytes keep growing"),
-        (True, True, "unknown", "torch's reserved bytes grow, and so does the device"),
-        (False, False, "ok", "device bytes are flat"),
-        (False, True, "ok", "device bytes are flat"),
-        (None, False, "unknown", "what the processes hold of the device was read over 0 min"),
+        (True, False, "fault"),
+        (True, True, "unknown"),
+        (False, False, "ok"),
+        (False, True, "ok"),
+        (None, False, "unknown"),
     ],
 )
 def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
-    *, device_grows: bool | None, reserved_grows: bool, status: str, words: str
+    *, device_grows: bool | None, reserved_grows: bool, status: str
 ) -> None:
     """Where no process tells what it holds in all; what both hold cannot be told apart."""
 
@@ -172,11 +169,10 @@ def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
         return devices, (worker(6 * GIB, 20 * GIB + (grown if reserved_grows else 0)),)
 
     # WHEN
-    _, beside = watched_torch(seen(part), KNOWN, DEFAULT_LIMITS)
+    _, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
     # THEN
     assert (NON_TORCH, status) == (beside.id, beside.status)
-    assert words in beside.summary
 
 
 @pytest.mark.parametrize(
@@ -202,7 +198,7 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
         return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), split=parts),)
 
     # WHEN
-    found = watched_cache(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator")
+    found = unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator")
 
     # THEN
     assert expected == (None if found is None else found.status)
@@ -217,9 +213,6 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
         assert (None if stranded_share is None else round(last * stranded_share)) == told["stranded"]
         units = {one.name: (one.unit, one.source) for one in found.evidence}
         assert {("bytes", "torch")} == {units[name] for name in ("reserved_but_unallocated", "stranded", "releasable")}
-        told_apart = "lie between live blocks" in found.summary
-        assert told_apart == (stranded_share is not None)
-        assert ("which part is between live blocks is not told" in found.summary) != told_apart
 
 
 @pytest.mark.parametrize(
@@ -240,18 +233,17 @@ def test_cache_whose_parts_are_not_all_told_is_suspect(told: tuple[str, ...], st
         return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), expandable_segments=True, **counted),)
 
     # WHEN
-    actual = only(watched_cache(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator"))
+    actual = only(unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator"))
 
     # THEN
     assert status == actual.status
-    assert (len(told) == 1) == ("which part is between live blocks is not told" in actual.summary)
 
 
 def test_cache_that_does_not_grow_is_none() -> None:
     """Neither where what lives grows with it."""
-    assert watched_cache(seen(lambda grown, _: (None, (worker(6 * GIB, 8 * GIB),))), KNOWN, DEFAULT_LIMITS, "f") is None
+    assert unused_growth(seen(lambda grown, _: (None, (worker(6 * GIB, 8 * GIB),))), KNOWN, DEFAULT_LIMITS, "f") is None
     both: Part = lambda grown, _: (None, (worker(6 * GIB + grown, 8 * GIB + grown),))  # noqa: E731
-    assert watched_cache(seen(both), KNOWN, DEFAULT_LIMITS, "f") is None
+    assert unused_growth(seen(both), KNOWN, DEFAULT_LIMITS, "f") is None
 
 
 def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
@@ -261,13 +253,12 @@ def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
     still: Part = lambda grown, _: ((card(20 * GIB, used=25 * GIB),), None)  # noqa: E731
 
     # WHEN
-    actual = only(watched_others(seen(growing), KNOWN, DEFAULT_LIMITS, "baseline.foreign_memory"))
+    actual = only(others_growth(seen(growing), KNOWN, DEFAULT_LIMITS, "baseline.foreign_memory"))
 
     # THEN
     assert ("baseline.foreign_memory", "fault") == (actual.id, actual.status)
-    assert actual.summary.startswith("GPU 0: bytes that are not the server's keep growing")
     assert 0.0 == evidence(actual)["server_growth_per_hour"]
-    assert watched_others(seen(still), KNOWN, DEFAULT_LIMITS, "x") is None
+    assert others_growth(seen(still), KNOWN, DEFAULT_LIMITS, "x") is None
 
 
 def test_room_is_the_least_that_is_told_of_the_device() -> None:
@@ -280,7 +271,7 @@ def test_room_is_the_least_that_is_told_of_the_device() -> None:
         return (card(21 * GIB, used=22 * GIB), card(None, used=79 * GIB, index=1)), (one,)
 
     # WHEN
-    torch, _ = watched_torch(seen(part), KNOWN, DEFAULT_LIMITS)
+    torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
     # THEN
     assert 40 * GIB == evidence(torch)["room"]
