@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
-from kvdiag.diagnosis.blocks.late_frees import Collapse, Hold, hit_collapse, late_holds
+from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
 from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number, unseen
@@ -87,7 +87,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
 
 
-def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
+def _came_back_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
     """Blocks that nobody used, and that a timeout gave back: no leak for ever, but a pool that is smaller meanwhile."""
     most = max(late, key=lambda hold: hold.blocks)
     longest = max(late, key=lambda hold: hold.seconds).seconds

@@ -275,7 +275,7 @@ def _text(value: object) -> str | None:
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-class VllmSource:
+class EngineClient:
     """A vLLM server over HTTP. `read` never raises for what the server does; `identify` and `page` do."""
 
     def __init__(self, http: HttpReader) -> None:

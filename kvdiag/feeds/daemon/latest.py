@@ -15,7 +15,7 @@ PARTS: Mapping[str, str] = {"vllm": "engines", "nvml": "devices", "torch_allocat
 """Which part of a sample each source reads."""
 
 
-class Newest:
+class LatestReadings:
     """The newest of every part. What failed to be read is gone at once, what is not renewed after a while."""
 
     def __init__(self) -> None:

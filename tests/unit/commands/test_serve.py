@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvdiag.commands import main
 from kvdiag.commands.serve import address
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually, refused_port
 from tests.fixtures.require import require
 from tests.integration.vllm.cli import started
@@ -79,7 +79,7 @@ def free_port() -> int:
 @pytest.fixture
 def serving() -> Iterator[Daemon]:
     """A daemon beside a healthy server, that has come to a verdict."""
-    with Drill(STORIES["healthy"]) as drill, daemon(drill.url) as serving:
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         yield serving
 
@@ -122,7 +122,7 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         assert 200 == serving.client.get("/-/ready")[0]
 
         # WHEN a server comes that leaks
-        with Drill(STORIES["kv-leak"], port=port) as drill:
+        with Drill(SCENARIOS["kv-leak"], port=port) as drill:
             assert eventually(serving.says("ok"))
             Client(drill.url).complete(64, 8)
 
@@ -136,7 +136,7 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
         assert not serving.says("ok")()
 
         # WHEN a healthy one takes its place, THEN the leak was the other's
-        with Drill(STORIES["healthy"], port=port):
+        with Drill(SCENARIOS["healthy"], port=port):
             assert eventually(serving.says("ok"))
             assert 1.0 == serving.up()["vllm",]
 

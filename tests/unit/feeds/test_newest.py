@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, Newest
+from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process
 
@@ -11,15 +11,15 @@ STARTING = Gap(source="vllm", kind="absent", reason="starting: nobody listens")
 STUCK = Gap(source="nvml", kind="failed", reason="the driver has not answered for 9 s")
 
 
-def after(*samples: Sample) -> Newest:
+def after(*samples: Sample) -> LatestReadings:
     """Having seen these."""
-    newest = Newest()
+    newest = LatestReadings()
     for sample in samples:
         newest.add(sample)
     return newest
 
 
-def health(newest: Newest) -> dict[str, tuple[bool, int]]:
+def health(newest: LatestReadings) -> dict[str, tuple[bool, int]]:
     """Whether each source is up, and its errors."""
     return {one.source: (one.up, one.errors_total) for one in newest.sources({})}
 
@@ -129,7 +129,7 @@ def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
 def test_news_come_once() -> None:
     """A gap that goes on is told when it begins, and when it is of another kind."""
     # GIVEN
-    newest = Newest()
+    newest = LatestReadings()
 
     # THEN
     assert (STARTING,) == newest.add(Sample(at_seconds=1.0, gaps=(STARTING,)))

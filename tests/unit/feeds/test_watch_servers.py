@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 import httpx2
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.retention import Keep
-from kvdiag.feeds.daemon.watch import Found, Watch, pace_of
+from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
 from kvdiag.feeds.live.sampling import Clock, DeviceReading, ticks
 from kvdiag.model import Device, Diagnosis, Snapshot
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import GIB, SERVER_PID, device, pool, process
 from tests.builders.worlds import World, facts
 from tests.unit.feeds.virtual_time import now_seconds, run
@@ -86,7 +86,7 @@ class Place:
         )
 
 
-class Driver(Patient[DeviceReading]):
+class Driver(ThreadedReader[DeviceReading]):
     """A driver that takes as long as the place says, on the loop's clock."""
 
     def __init__(self, place: Place) -> None:
@@ -121,13 +121,13 @@ def watching(
         client = httpx2.AsyncClient(base_url="http://place", transport=httpx2.MockTransport(place.answer))
         driver = Driver(place)
 
-        async def find() -> Found:
+        async def find() -> FoundServer:
             if not place.up or place.nonsense:
                 raise KvdiagError("nobody listens")
             known = replace(
                 facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
             )
-            return Found(facts=known, vllm=VllmSource(HttpReader(client)), nvml=driver)
+            return FoundServer(facts=known, vllm=EngineClient(HttpReader(client)), nvml=driver)
 
         watch = Judging(
             find=find,
