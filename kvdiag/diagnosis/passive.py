@@ -213,7 +213,7 @@ def evidence(trend: Trend, who: str, room_bytes: int | None, source: str, limits
     return (
         number("holder", who, "", source),
         number("window", round(trend.hours, 2), "hours", "kvdiag"),
-        number("read_while_idle", "only" if trend.idle_only else "and under load", "", "vllm"),
+        number("read_while_idle", "only" if trend.idle_only else "and under load", "", "engine"),
         number("growth_per_hour", trend.bytes_per_second * HOUR_SECONDS, "bytes", source),
         number("growth_per_hour_of_later_half", trend.later_bytes_per_second * HOUR_SECONDS, "bytes", source),
         number("growth_of_the_floor", trend.gain_bytes, "bytes", source),

@@ -58,7 +58,7 @@ def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit
 
 
 def _fails(sample: Sample) -> bool:
-    return sample.engines is None and any(gap.source == "vllm" and gap.kind == "failed" for gap in sample.gaps)
+    return sample.engines is None and any(gap.source == "engine" and gap.kind == "failed" for gap in sample.gaps)
 
 
 def _free(devices: Iterable[Device]) -> Iterable[tuple[str, int, int, int]]:

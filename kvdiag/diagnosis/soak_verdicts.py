@@ -20,7 +20,7 @@ SUBJECTS: Mapping[Kind, str] = {
     "others": "other processes' memory",
     "host": "anonymous host memory",
 }
-SOURCES: Mapping[Kind, str] = {"kv": "vllm", "host": "host", "process": "nvml", "device": "nvml", "others": "nvml"}
+SOURCES: Mapping[Kind, str] = {"kv": "engine", "host": "host", "process": "nvml", "device": "nvml", "others": "nvml"}
 
 OWN: tuple[Kind, ...] = ("torch_live", "torch_cache", "beside_torch", "process")
 """Nobody but the server moves these, and no collector of garbage."""

@@ -108,7 +108,7 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged, in a clause; `None` where it can."""
     if span is None:
-        lost = gap_reason(timeline, facts, "vllm")
+        lost = gap_reason(timeline, facts, "engine")
         return f"it did not run: {lost}" if lost else "it did not run"
     outcome = span.outcome
     if outcome is not None and outcome.failed:

@@ -183,7 +183,7 @@ class Watch:
             if self._anew or self._state == "lost":
                 self._returned.set()
             self._become("serving")
-        elif self._state == "serving" and any(gap.source == "vllm" for gap in entry.gaps):
+        elif self._state == "serving" and any(gap.source == "engine" for gap in entry.gaps):
             self._become("lost")
 
     def _go_on(self, before: Before | None) -> None:
@@ -307,7 +307,7 @@ class Watch:
             try:
                 return await self._found()
             except KvdiagError as error:
-                gap = Gap(source="vllm", kind="absent", reason=f"starting: {error}")
+                gap = Gap(source="engine", kind="absent", reason=f"starting: {error}")
                 self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
         raise AssertionError("ticks never end")
 

@@ -40,7 +40,7 @@ ENDED_SECONDS = 300.0
 MAX_LOST = 8
 """Of stretches that could not be read, told one by one."""
 
-SCRAPE_FAILED = Gap(source="vllm", kind="failed", reason="the scrape of the server failed (up is 0)")
+SCRAPE_FAILED = Gap(source="engine", kind="failed", reason="the scrape of the server failed (up is 0)")
 
 
 def timeline_of(

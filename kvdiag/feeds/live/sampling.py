@@ -219,8 +219,8 @@ class Sampler:
                 group.create_task(self._agent_loop(self._agents))
 
     async def _engine_loop(self) -> None:
-        async for _ in ticks(self._pace.engine_seconds, self._ticks("vllm")):
-            with self._own_mistakes("vllm"):
+        async for _ in ticks(self._pace.engine_seconds, self._ticks("engine")):
+            with self._own_mistakes("engine"):
                 await self.read_engine()
 
     async def _device_loop(self) -> None:
@@ -291,7 +291,7 @@ class Sampler:
         if self._vllm is None:
             return
         before = self._load()
-        with self._timed("vllm"):
+        with self._timed("engine"):
             engines, gaps = await self._vllm.read()
         now_seconds = self._clock.now_seconds()
         self._recorder.add(

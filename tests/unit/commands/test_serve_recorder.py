@@ -59,7 +59,7 @@ def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
     # GIVEN
     with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
         assert eventually(lambda: newest_seconds(tmp_path) > 0.0)
-        assert eventually(lambda: ("vllm",) in serving.series("kvdiag_ticks_total"))
+        assert eventually(lambda: ("engine",) in serving.series("kvdiag_ticks_total"))
 
         # WHEN no file may grow any more
         _, hard = resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE)
@@ -68,10 +68,10 @@ def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
         # THEN
         assert eventually(lambda: serving.up()["recorder",] == 0.0)
         lost = serving.series("kvdiag_source_errors_total")["recorder",]
-        ticks = serving.series("kvdiag_ticks_total")["vllm",]
-        assert eventually(lambda: serving.series("kvdiag_ticks_total")["vllm",] > ticks + 5)
+        ticks = serving.series("kvdiag_ticks_total")["engine",]
+        assert eventually(lambda: serving.series("kvdiag_ticks_total")["engine",] > ticks + 5)
         assert eventually(lambda: serving.series("kvdiag_source_errors_total")["recorder",] > lost)
-        assert 1.0 == serving.up()["vllm",]
+        assert 1.0 == serving.up()["engine",]
 
         # WHEN there is room again
         resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (hard, hard))

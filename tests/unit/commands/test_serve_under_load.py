@@ -21,7 +21,7 @@ FASTER = 10
 def counted(serving: Daemon) -> tuple[float, float]:
     """Ticks of engine and devices that were due, and those of them that were missed."""
     due, missed = (serving.series(f"kvdiag_ticks{name}_total") for name in ("", "_missed"))
-    return tuple(sum(series[source,] for source in ("vllm", "nvml")) for series in (due, missed))  # type: ignore[return-value]
+    return tuple(sum(series[source,] for source in ("engine", "nvml")) for series in (due, missed))  # type: ignore[return-value]
 
 
 async def crowd(port: int) -> list[bytes]:

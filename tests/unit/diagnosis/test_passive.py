@@ -314,7 +314,7 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
     expected = [
         ("holder", "x 1", "", "host"),
         ("window", 6.0, "hours", "kvdiag"),
-        ("read_while_idle", "only", "", "vllm"),
+        ("read_while_idle", "only", "", "engine"),
         ("growth_per_hour", GIB, "bytes", "host"),
         ("growth_per_hour_of_later_half", GIB / 2, "bytes", "host"),
         ("growth_of_the_floor", 4.0 * GIB, "bytes", "host"),

@@ -202,7 +202,7 @@ def test_soak_goes_before_what_was_watched(by_soak: Status, otherwise: Status, s
         ("torch_live", "torch", "bytes"),
         ("torch_cache", "torch", "bytes"),
         ("beside_torch", "torch", "bytes"),
-        ("kv", "vllm", "blocks"),
+        ("kv", "engine", "blocks"),
         ("host", "host", "bytes"),
         ("process", "nvml", "bytes"),
         ("device", "nvml", "bytes"),

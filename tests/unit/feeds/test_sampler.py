@@ -77,7 +77,7 @@ def sampled(
 
 def engine_readings(samples: list[Sample]) -> list[Sample]:
     """Samples that the engine was due in."""
-    return [one for one in samples if one.engines or any(gap.source == "vllm" for gap in one.gaps)]
+    return [one for one in samples if one.engines or any(gap.source == "engine" for gap in one.gaps)]
 
 
 def device_readings(samples: list[Sample]) -> list[Sample]:
@@ -118,7 +118,7 @@ def test_server_that_fails_leaves_gaps() -> None:
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
     # THEN
-    gap = Gap(source="vllm", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
+    gap = Gap(source="engine", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
     expected = {(None, Load(requests=2, resident_tokens=(7,)), (gap,))}
     assert expected == {(one.engines, one.load, one.gaps) for one in engine_readings(samples)}
 
@@ -136,7 +136,7 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
     )
 
     # THEN
-    gap = Gap(source="vllm", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
+    gap = Gap(source="engine", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
     assert {(gap,)} == {one.gaps for one in engine_readings(samples)}
 
 

@@ -187,7 +187,7 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
     assert [True, True] == asleep
     assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
     assert 1400.0 < watch.history()[-1].at_seconds - watch.history()[0].at_seconds
-    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
 
 
 def test_another_model_is_another_server() -> None:
@@ -235,7 +235,7 @@ def test_a_restart_between_two_readings_is_noticed() -> None:
     watch = watching(place, script)
 
     # THEN
-    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
     assert restarted_seconds <= watch.history()[0].at_seconds
 
 
@@ -282,8 +282,8 @@ def test_a_slow_driver_is_asked_seldom() -> None:
 
     watch = watching(place, script)
     ticks = {one.source: (one.ticks_total, one.ticks_missed_total) for one in watch.snapshot().sources}
-    assert 0 == ticks["vllm"][1]
-    assert (ticks["vllm"][0] or 0) > 1200
+    assert 0 == ticks["engine"][1]
+    assert (ticks["engine"][0] or 0) > 1200
 
 
 def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
@@ -302,7 +302,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
             await asyncio.sleep(seconds)
             gc.collect()
             objects.append(len(gc.get_objects()))
-        told.append((watch.snapshot().state, source(watch.snapshot(), "vllm")))
+        told.append((watch.snapshot().state, source(watch.snapshot(), "engine")))
         place.nonsense = False
         await until(lambda: watch.snapshot().state == "serving")
 
@@ -312,7 +312,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
     ((state, (up, errors)),) = told
     assert ("lost", False) == (state, up)
     assert HOUR_SECONDS * 0.99 <= errors <= HOUR_SECONDS + 2
-    assert ("serving", (True, errors)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, errors)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
     assert objects[1] - objects[0] < 0.1 * HOUR_SECONDS
-    ticks = next(one for one in watch.snapshot().sources if one.source == "vllm")
+    ticks = next(one for one in watch.snapshot().sources if one.source == "engine")
     assert 0 == ticks.ticks_missed_total
