@@ -27,7 +27,7 @@ from kvdiag.outputs.terminal import text
 from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.agents import SOURCE as AGENTS
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 SPLIT_SECONDS = 2.0
 """An agent sees the request within a second, and publishes."""
@@ -75,11 +75,11 @@ async def _look(
     api_key: str | None,
     ca_file: Path | None,
     insecure: bool,
-    agents: Patient[AllocatorReading] | None,
+    agents: ThreadedReader[AllocatorReading] | None,
 ) -> tuple[Facts, Sample]:
     allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
     if url is None:
-        nvml: Patient[DeviceReading] = Patient(NvmlSource().read, "nvml")
+        nvml: ThreadedReader[DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
         devices, gaps = await _devices(nvml)
         if driver_absent(devices, gaps):
             devices = devices_inside(allocators)
@@ -101,14 +101,14 @@ async def _look(
         return connection.facts, sample
 
 
-async def _devices(nvml: Patient[DeviceReading]) -> DeviceReading:
+async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
     try:
         return await nvml.ask(DRIVER_SECONDS * 5, processes=True)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)
 
 
-async def _allocators(agents: Patient[AllocatorReading]) -> AllocatorReading:
+async def _allocators(agents: ThreadedReader[AllocatorReading]) -> AllocatorReading:
     """What the agents tell, once they have told why reserved bytes are not live, or do not tell in time.
 
     The first reading asks them to look; who has asked less than ten seconds before is answered with what there is.

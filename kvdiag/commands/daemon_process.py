@@ -23,13 +23,13 @@ from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading
-from kvdiag.feeds.recording.disk_recorder import FlightRecorder
+from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import Before, reload
-from kvdiag.feeds.recording.segment_store import Segments
+from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.web_config import Passwords, WebConfig, access, read_web_config
-from kvdiag.sources.worker_thread import Leavable, Patient
+from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
 
 _log = structlog.get_logger()
 
@@ -105,7 +105,7 @@ class Daemon:
         """
         over = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(Leavable())
+        loop.set_default_executor(DaemonThreadPool())
         loop.set_exception_handler(_mistake)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, over.set)
@@ -177,7 +177,7 @@ class Daemon:
             self._finder = finder
             self._watch.look_elsewhere(finder.find, finder.nvml)
         if options.agent_dir != old.agent_dir:
-            agents: Patient[AllocatorReading] | None = agent_reader(options.agent_dir)
+            agents: ThreadedReader[AllocatorReading] | None = agent_reader(options.agent_dir)
             if self._agents is not None:
                 self._agents.close()
             self._agents = agents
@@ -217,7 +217,7 @@ def _finder(options: Options, own_port: int) -> Finder:
     )
 
 
-def _recorder(options: Options) -> tuple[FlightRecorder | None, Before | None]:
+def _recorder(options: Options) -> tuple[DiskRecorder | None, Before | None]:
     """The recorder, and what its folder holds of earlier runs.
 
     Raises:
@@ -227,9 +227,9 @@ def _recorder(options: Options) -> tuple[FlightRecorder | None, Before | None]:
     if options.record_dir is None:
         return None, None
     url = None if options.url is None else without_credentials(base_url(options.url))
-    segments = Segments(options.record_dir, max_bytes=options.record_max_bytes)
+    segments = SegmentStore(options.record_dir, max_bytes=options.record_max_bytes)
     before = reload(options.record_dir, now_seconds=time.time(), url=url)
-    return FlightRecorder(segments), before
+    return DiskRecorder(segments), before
 
 
 def _reason(error: OSError) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 import httpx2
 
 from kvdiag.commands.connect import DRILL_HEADER, base_url, device_reader, open_client, without_credentials
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import Found
+from kvdiag.feeds.daemon.watch import FoundServer
 from kvdiag.feeds.live.sampling import DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.listening_ports import PORTS, candidates
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 
 
 class Finder:
@@ -33,13 +33,13 @@ class Finder:
         self._own_port = own_port
         self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
-        self.nvml: Patient[DeviceReading] = device_reader(self._url, drill=False)
-        self._drills: dict[str, Patient[DeviceReading]] = {}
+        self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
+        self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
         self._host = host_reader()
         if self._url is not None:
             self._client(self._url)
 
-    async def find(self) -> Found:
+    async def find(self) -> FoundServer:
         """The first server that answers.
 
         Raises:
@@ -57,14 +57,14 @@ class Finder:
                 why = str(error)
         raise KvdiagError(f"no server is found on this host ({why}): is it starting? else give its --url")
 
-    async def _ask(self, url: str) -> Found:
-        vllm = VllmSource(HttpReader(self._client(url)))
+    async def _ask(self, url: str) -> FoundServer:
+        vllm = EngineClient(HttpReader(self._client(url)))
         facts, identity = await gather_facts(vllm, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
-            return Found(facts=facts, vllm=vllm, nvml=self.nvml)
+            return FoundServer(facts=facts, vllm=vllm, nvml=self.nvml)
         if url not in self._drills:
             self._drills[url] = device_reader(url, drill=True)
-        return Found(facts=facts, vllm=vllm, nvml=self._drills[url])
+        return FoundServer(facts=facts, vllm=vllm, nvml=self._drills[url])
 
     def _client(self, url: str) -> httpx2.AsyncClient:
         if url not in self._clients:

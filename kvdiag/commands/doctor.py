@@ -17,7 +17,7 @@ from kvdiag.commands.options.common import agent_option, output_option, server_o
 from kvdiag.commands.options.prometheus_options import Access, access
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.commands.serve import LISTEN
-from kvdiag.engines.vllm.metrics import POLLED_NAMES, Identity, VllmSource
+from kvdiag.engines.vllm.metrics import POLLED_NAMES, EngineClient, Identity
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -27,7 +27,7 @@ from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG, VLLM
 from kvdiag.sources.prometheus_text import Page
-from kvdiag.sources.worker_thread import StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout
 
 DRIVER_SECONDS = 10.0
 """The first answer takes longer: the driver is initialised, a second for each GPU where nobody holds it."""
@@ -129,7 +129,7 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
         # The first reading starts the driver's library, which is no measure of the others.
         begun_seconds = time.perf_counter()
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         devices, begun_seconds = None, time.perf_counter()
         reason = f"the driver has not answered for {busy.since_seconds:.0f} s; look for Xid errors in `dmesg`"
         gaps = (Gap(source="nvml", kind="failed", reason=reason),)
@@ -169,7 +169,7 @@ def _server(url: str | None, identity: Identity | None, problem: str | None) -> 
 
 async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill."""
-    source = VllmSource(http)
+    source = EngineClient(http)
     try:
         identity = await source.identify()
     except Unreadable as error:

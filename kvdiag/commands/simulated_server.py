@@ -12,7 +12,7 @@ from pathlib import Path
 
 import kvdiag
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import STORIES
+from kvdiag.sim import SCENARIOS
 
 STOP_SECONDS = 5.0
 
@@ -25,8 +25,8 @@ def simulated(story: str) -> Iterator[str]:
         KvdiagError: there is no such story, or it does not start.
 
     """
-    if story not in STORIES:
-        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
+    if story not in SCENARIOS:
+        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(SCENARIOS)}")
     # A session of its own: Ctrl-C is for kvdiag, which still has requests to take back from the server.
     # It ends with us even where we are killed: then nobody holds the other end of its input any more.
     # The same package as ours, be it inside a file of its own; -P: no module of the folder that we were called in.

@@ -209,7 +209,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
         try:
             begun_seconds = time.monotonic()
             while verdict(view)[0] == "unknown" and not running.done():
-                refused = any(gap.source == "vllm" for gap in view.snapshot.newest.gaps)
+                refused = any(gap.source == "engine" for gap in view.snapshot.newest.gaps)
                 nobody = refused and view.snapshot.state == "starting"
                 patience_seconds = NOBODY_SECONDS if nobody else ONCE_SECONDS
                 if time.monotonic() - begun_seconds > patience_seconds:

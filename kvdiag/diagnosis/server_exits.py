@@ -11,7 +11,7 @@ from kvdiag.model import Device, Facts, Sample, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class ServerExit:
     """An engine that did not answer any more, and whose memory came free: on which GPU least had been left before."""
 
     at_seconds: float
@@ -21,7 +21,7 @@ class Death:
     answered_before: bool
 
 
-def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Death, ...]:
+def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit, ...]:
     """Every time that no engine answered, and much of a device of the server came free.
 
     A page that fails for a moment is none: the memory of a process comes free when it ends, and not before.
@@ -29,7 +29,7 @@ def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Death, ...
     if not any(_fails(sample) for sample in timeline.samples):
         return ()
     own = assigned_uuids(timeline, facts)
-    found: list[Death] = []
+    found: list[ServerExit] = []
     answered = silent = False
     least: dict[str, tuple[int, int]] = {}
     for sample in timeline.samples:
@@ -44,7 +44,7 @@ def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Death, ...
             least[uuid] = low
             if silent and free - low[0] >= limits.died_ratio * total:
                 found.append(
-                    Death(
+                    ServerExit(
                         at_seconds=sample.at_seconds,
                         gpu=low[1],
                         free_before_bytes=low[0],
@@ -58,7 +58,7 @@ def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Death, ...
 
 
 def _fails(sample: Sample) -> bool:
-    return sample.engines is None and any(gap.source == "vllm" and gap.kind == "failed" for gap in sample.gaps)
+    return sample.engines is None and any(gap.source == "engine" and gap.kind == "failed" for gap in sample.gaps)
 
 
 def _free(devices: Iterable[Device]) -> Iterable[tuple[str, int, int, int]]:

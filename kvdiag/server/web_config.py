@@ -23,7 +23,7 @@ from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.server.connections import Access
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 MAX_FILE_BYTES = 2**20
 
@@ -161,7 +161,7 @@ class Passwords:
         self._nobodys = (
             "" if self._bcrypt is None else self._bcrypt.gensalt(max(costs)).decode() + "." * HASH_CHARACTERS
         )
-        self._hashing: Patient[bool] = Patient(self._right, "bcrypt")
+        self._hashing: ThreadedReader[bool] = ThreadedReader(self._right, "bcrypt")
 
     async def allow(self, authorization: str) -> bool | None:
         """Whether a header opens the door; `None` where that takes too long now."""
@@ -177,7 +177,7 @@ class Passwords:
         if key not in self._known:
             try:
                 right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
-            except StillBusy:
+            except ReadTimeout:
                 return None
             self._known[key] = right and user in self._users
             if len(self._known) > MOST_REMEMBERED:

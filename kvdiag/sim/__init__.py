@@ -4,7 +4,7 @@ It shares no code with what diagnoses it, and tells it nothing that a real serve
 """
 
 from kvdiag.sim.nvml_state import RemoteNvml
-from kvdiag.sim.scenarios import STORIES, Story
+from kvdiag.sim.scenarios import SCENARIOS, Scenario
 from kvdiag.sim.server import Drill
 
-__all__ = ["STORIES", "Drill", "RemoteNvml", "Story"]
+__all__ = ["SCENARIOS", "Drill", "RemoteNvml", "Scenario"]

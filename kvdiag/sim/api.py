@@ -20,7 +20,7 @@ from kvdiag.sim.engine_core import Engine, Output, Outputs
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpRequest, Response
 from kvdiag.sim.nvml_state import STATE_PATH, nvml_state
-from kvdiag.sim.scenarios import Story
+from kvdiag.sim.scenarios import Scenario
 from kvdiag.sim.scheduler import Request
 
 VLLM_VERSION = "0.32.0"
@@ -41,7 +41,7 @@ class _ClientGoneError(ConnectionError):
 class Api:
     """One server: its engine on its GPU, and the answers that it gives."""
 
-    def __init__(self, story: Story, root: Path) -> None:
+    def __init__(self, story: Scenario, root: Path) -> None:
         """Put the story's processes on a new GPU, the server last; `root` is the model's folder."""
         self._root = root
         self._started_seconds = time.time()
@@ -189,7 +189,7 @@ class Api:
         }
 
 
-def cache_config(story: Story, total_blocks: int) -> dict[str, str]:
+def cache_config(story: Scenario, total_blocks: int) -> dict[str, str]:
     """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
     # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
     concurrency = total_blocks / blocks_for(story.max_model_len_tokens, story.block_tokens)

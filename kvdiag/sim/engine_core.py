@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kvdiag.sim.blocks import BlockPool
 from kvdiag.sim.gpu import Block, CachingAllocator, DeviceFullError, Gpu, OutOfMemoryError, round_up
 from kvdiag.sim.model_folder import BFLOAT16_BYTES
-from kvdiag.sim.scenarios import Comb, Story
+from kvdiag.sim.scenarios import Comb, Scenario
 from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler, SchedulerLimits
 from kvdiag.sim.statistics import Statistics
 
@@ -49,7 +49,7 @@ Outputs = asyncio.Queue[Output | None]
 class Engine:
     """One vLLM-like engine on one simulated GPU; `run` is its step loop."""
 
-    def __init__(self, story: Story, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
+    def __init__(self, story: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
         """Take all the memory that a server takes before it serves; `seed` decides what tokens the model samples."""
         self.story = story
         self.gpu = gpu

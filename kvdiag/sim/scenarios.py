@@ -1,4 +1,4 @@
-"""What can be wrong with a server, as data: `STORIES`. Engine and GPU act a story out; nothing here is a reading."""
+"""What can be wrong with a server, as data: `SCENARIOS`. Engine and GPU act a story out; nothing here is a reading."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Scenario:
     """A server and its device. Sizes are what the engine asks for; what comes of it is for the device to say."""
 
     name: str
@@ -78,19 +78,19 @@ class Story:
 
 
 _ALL = (
-    Story(name="healthy", summary="Everything that a request takes comes back."),
-    Story(
+    Scenario(name="healthy", summary="Everything that a request takes comes back."),
+    Scenario(
         name="kv-leak",
         summary="Each finished request leaves four of its KV blocks behind.",
         blocks_kept_per_request=4,
     ),
-    Story(
+    Scenario(
         name="device-leak",
         summary="Each request leaves 6 MiB of device memory behind, outside torch.",
         kv_cache_memory_bytes=14 * GIB,
         device_bytes_kept_per_request=6 * MIB,
     ),
-    Story(
+    Scenario(
         name="fragmentation",
         summary="torch holds 3 GiB in holes of 62 MiB: ten requests need 2.75 GiB in one piece and run out of memory.",
         kv_cache_memory_bytes=11 * GIB + 512 * MIB,
@@ -98,19 +98,19 @@ _ALL = (
         activation_bytes_per_batched_token=704 * KIB,
         comb=Comb(teeth=48, hole_bytes=62 * MIB, tooth_bytes=2 * MIB),
     ),
-    Story(
+    Scenario(
         name="foreign-memory",
         summary="Another program holds 6 GiB of the device.",
         kv_cache_memory_bytes=10 * GIB,
         foreign=(ForeignProcess(pid=4_194_303, name="/usr/bin/python3 train.py", used_bytes=6 * GIB),),
     ),
-    Story(
+    Scenario(
         name="duplicate-model",
         summary="The server's process holds the weights twice.",
         kv_cache_memory_bytes=8 * GIB,
         weight_copies=2,
     ),
-    Story(
+    Scenario(
         name="concurrency-thrash",
         summary="The model leaves room for 900 blocks: ten requests of 2K tokens do not fit and preempt one another.",
         model=TEN_B,
@@ -121,24 +121,24 @@ _ALL = (
         kv_cache_memory_bytes=None,
         workspace_bytes=808 * MIB,
     ),
-    Story(
+    Scenario(
         name="long-context-oom",
         summary="The prefill of a 16K prompt needs 3 GiB of workspace that the device does not have.",
         kv_cache_memory_bytes=15 * GIB,
         activation_bytes_per_context_token=192 * KIB,
     ),
-    Story(
+    Scenario(
         name="warmup",
         summary="The first three requests load kernels, then device memory stands still: nothing is wrong.",
         kv_cache_memory_bytes=15 * GIB,
         lazy_bytes=(180 * MIB, 120 * MIB, 60 * MIB),
     ),
-    Story(
+    Scenario(
         name="salt-ignored",
         summary="cache_salt is dropped: one tenant's prefix cache answers another's request (run --isolation).",
         salts_ignored=True,
     ),
 )
 
-STORIES: Mapping[str, Story] = MappingProxyType({story.name: story for story in _ALL})
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType({story.name: story for story in _ALL})
 """Every story by its name, in the order in which they are told."""

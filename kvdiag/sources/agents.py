@@ -18,7 +18,7 @@ from pathlib import Path
 from kvdiag.model import Allocator, Gap, GapKind
 from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, content
 from kvdiag.sources.agent_publication import Publication, parse, plain
-from kvdiag.sources.black_boxes import NewestBoxes
+from kvdiag.sources.black_boxes import NewestBlackBoxes
 
 SOURCE = "torch_allocator"
 
@@ -47,7 +47,7 @@ class TorchAllocatorSource:
         self._folder = folder
         self._clock = clock
         self._renewed: dict[str, tuple[int, float]] = {}
-        self._boxes = NewestBoxes()
+        self._boxes = NewestBlackBoxes()
         self._asked_at_seconds = float("-inf")
 
     def read(self) -> Reading:

@@ -120,7 +120,7 @@ Owner = tuple[str, int, int]
 """A process on a device: the device's identifier, the process's id and its start."""
 
 
-class NewestBoxes:
+class NewestBlackBoxes:
     """What living processes last failed to allocate. A box is read once, and again when it has been replaced."""
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ def parse(page: Page, document: Mapping[str, Any], diagnosis: Diagnosis | None) 
         pools=tuple(_pool(pool) for pool in _rows(subject, "pools")),
     )
     up = {one.labels.get("source", ""): one.value == 1.0 for one in page.get(UP, ())[:MAX_ROWS]}
-    serving = up.get("vllm", False)
+    serving = up.get("engine", False)
     newest = Sample(
         at_seconds=_only(page, SAMPLED) or 0.0,
         engines=_engines(page) if serving else None,

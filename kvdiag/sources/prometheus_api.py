@@ -96,7 +96,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class LostHistory:
     """A stretch of time that could not be read, and why."""
 
     start_seconds: float
@@ -109,7 +109,7 @@ class History:
     """What a selector has brought: points by series, what could not be read, and what the server warned of."""
 
     series: dict[Labels, Points] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostHistory] = field(default_factory=list)
     warnings: dict[str, None] = field(default_factory=dict)
     points: int = 0
 
@@ -155,7 +155,7 @@ class PrometheusSource:
         left = [(start_seconds, end_seconds)]
         while left:
             start, end = left.pop()
-            lost = Lost(start_seconds=start, end_seconds=end, reason=f"not asked any more, since {self._last}")
+            lost = LostHistory(start_seconds=start, end_seconds=end, reason=f"not asked any more, since {self._last}")
             if self.gave_up:
                 into.lost.append(lost)
                 continue
@@ -197,7 +197,7 @@ class PrometheusSource:
         except Unreadable as error:
             self._failures += 1
             self._last = str(error)
-            into.lost.append(Lost(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
+            into.lost.append(LostHistory(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
 
     async def number(self, query: str) -> float | None:
         """The one value of a query now, by the server's own clock; `None` where it has none.

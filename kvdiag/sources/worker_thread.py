@@ -22,7 +22,7 @@ MOST_THREADS = 32
 """Of an event loop. Each attempt to connect to a name looks it up on one, whether an earlier look-up hangs or not."""
 
 
-class StillBusy(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
+class ReadTimeout(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
     """The read has been under way for `since_seconds` and has not come back."""
 
     def __init__(self, name: str, since_seconds: float) -> None:
@@ -35,11 +35,11 @@ class StillBusy(Exception):  # noqa: N818  it is an answer ("not yet"), not a mi
         return f"{self.name} has not answered for {self.since_seconds:.1f} s"
 
 
-class Patient(Generic[T]):
+class ThreadedReader(Generic[T]):
     """Asks `read` from an event loop without ever blocking it; for any number of tasks of one loop."""
 
     def __init__(self, read: Callable[..., T], name: str) -> None:
-        """Start nothing yet; `name` is what `StillBusy` and the thread are called after."""
+        """Start nothing yet; `name` is what `ReadTimeout` and the thread are called after."""
         self._read = read
         self._name = name
         self._call: _Call[T] | None = None
@@ -72,7 +72,7 @@ class Patient(Generic[T]):
 
     async def _finish(self, call: _Call[T], deadline_seconds: float) -> None:
         if not await call.over(deadline_seconds):
-            raise StillBusy(self._name, time.monotonic() - call.begun_seconds)
+            raise ReadTimeout(self._name, time.monotonic() - call.begun_seconds)
         if self._call is call:
             self._call = None
 
@@ -131,7 +131,7 @@ def _work_off(calls: SimpleQueue[_Call[T] | None]) -> None:
         del call
 
 
-class Leavable(ThreadPoolExecutor):
+class DaemonThreadPool(ThreadPoolExecutor):
     """For an event loop's own calls, such as looking up a name: none that hangs keeps the process from ending."""
 
     def __init__(self, most_threads: int = MOST_THREADS) -> None:

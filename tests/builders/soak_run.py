@@ -19,19 +19,19 @@ from typing import Any, TypeVar, cast
 import httpx2
 
 from kvdiag.diagnosis.steps import STEPS
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests
 from kvdiag.feeds.active.soak_plan import plan_soak
 from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
-from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Recorder, Sampler
+from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Device, Facts, Memory, Process, Timeline
 from kvdiag.sim.api import Api
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpServer
-from kvdiag.sim.scenarios import Story
+from kvdiag.sim.scenarios import Scenario
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.unit.feeds.virtual_time import now_seconds, run
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class _LoopClock(Clock):
 
 
 def soak_run(
-    story: Story,
+    story: Scenario,
     *,
     seconds: float = 300.0,
     cycle_seconds: float | None = None,
@@ -100,7 +100,7 @@ def soak_run(
 
 
 async def _soaked(
-    story: Story,
+    story: Scenario,
     root: Path,
     *,
     steps: int,
@@ -115,18 +115,18 @@ async def _soaked(
     server = HttpServer(api.handle)
     url = f"http://127.0.0.1:{await server.start(0)}"
     engine = asyncio.create_task(api.engine.run())
-    recorder, clock = Recorder(), _LoopClock()
+    recorder, clock = TimelineBuilder(), _LoopClock()
     try:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            source = VllmSource(HttpReader(client))
-            facts, _ = await gather_facts(source, url, cast("Patient[Facts]", _Host()))
+            source = EngineClient(HttpReader(client))
+            facts, _ = await gather_facts(source, url, cast("ThreadedReader[Facts]", _Host()))
             requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS)
             feed = ActiveFeed(
                 steps=STEPS[:steps],
                 facts=facts,
                 sampler=Sampler(
                     vllm=source,
-                    nvml=cast("Patient[DeviceReading]", _Nvml(api.engine.gpu)),
+                    nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
                     facts=facts,
                     recorder=recorder,
                     pace=pace,

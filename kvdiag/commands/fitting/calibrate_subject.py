@@ -15,7 +15,7 @@ from kvdiag.kv.calibration.engine_report import EngineReport, page_report
 from kvdiag.kv.fit.gpu_catalogue import gpu_name
 from kvdiag.model import Device
 from kvdiag.sources.model_files import ModelFiles
-from kvdiag.sources.worker_thread import StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout
 
 # platforms/cpu.py::CpuPlatform.check_and_update_config
 _CPU_BLOCK_TOKENS = 128
@@ -74,7 +74,7 @@ async def _server_gpu(connection: Connection) -> tuple[Device | None, bool]:
     """
     try:
         devices, _ = await connection.nvml.ask(DRIVER_SECONDS * 5, processes=True)
-    except StillBusy:
+    except ReadTimeout:
         return None, False
     seen = [device for device in devices or () if device.memory is not None]
     pids = set(connection.facts.server_pids or ())

@@ -19,15 +19,15 @@ FREED_LATE_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ExpectedBlocks:
     """Blocks needed: at least and at most. They differ where blocks are returned some steps after they are outgrown."""
 
     least_blocks: int
     most_blocks: int
 
-    def __add__(self, other: Need) -> Need:
+    def __add__(self, other: ExpectedBlocks) -> ExpectedBlocks:
         """The need of both."""
-        return Need(
+        return ExpectedBlocks(
             least_blocks=self.least_blocks + other.least_blocks,
             most_blocks=self.most_blocks + other.most_blocks,
         )
@@ -42,7 +42,7 @@ class _Modelled:
     late: ServingTerms
 
 
-def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> Need | None:
+def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlocks | None:
     """Blocks that decoding requests with so many resident tokens each need; `None` where the curve is not known.
 
     Full attention: ceil(tokens / block) for each request (vllm/v1/core/kv_cache_utils.py). A model whose layers all
@@ -53,7 +53,7 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> Need | None:
     if pool is None or curve_problem(facts) is not None:
         return None
     modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
-    total = Need(least_blocks=0, most_blocks=0)
+    total = ExpectedBlocks(least_blocks=0, most_blocks=0)
     for tokens in resident_tokens:
         total += _by_report(tokens, pool) if modelled is None else _by_model(tokens, modelled)
     return total
@@ -105,23 +105,23 @@ def _is_linear(pool: KvPool, facts: Facts) -> bool:
     return isinstance(model, str) or model.layout.bytes_per_token() is not None
 
 
-def _by_report(tokens: int, pool: KvPool) -> Need:
+def _by_report(tokens: int, pool: KvPool) -> ExpectedBlocks:
     full = -(-tokens // pool.block_tokens)
     window = pool.sliding_window_tokens
     if window is None:
-        return Need(least_blocks=full, most_blocks=full)
-    return Need(
+        return ExpectedBlocks(least_blocks=full, most_blocks=full)
+    return ExpectedBlocks(
         least_blocks=full - max(tokens - window + 1, 0) // pool.block_tokens,
         most_blocks=full - max(tokens - window - FREED_LATE_TOKENS, 0) // pool.block_tokens,
     )
 
 
-def _by_model(tokens: int, modelled: _Modelled) -> Need:
+def _by_model(tokens: int, modelled: _Modelled) -> ExpectedBlocks:
     held = [
         decode_blocks(modelled.layout, resident_tokens=tokens, serving=terms)
         for terms in (modelled.prompt, modelled.late)
     ]
-    return Need(least_blocks=min(held), most_blocks=max(held))
+    return ExpectedBlocks(least_blocks=min(held), most_blocks=max(held))
 
 
 def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:

@@ -14,7 +14,7 @@ from kvdiag.model import Facts, Sample, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class LateFree:
     """Blocks that were held all the time between two moments, in which nothing ran and nothing waited."""
 
     begin_seconds: float
@@ -27,10 +27,10 @@ class Hold:
         return self.end_seconds - self.begin_seconds
 
 
-def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Hold, ...]:
+def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
     """Every stretch of idle readings that shows a noticeable part of the pool held for longer than frees may take."""
     total = sum(pool.usable_blocks for pool in facts.pools)
-    holds: list[Hold] = []
+    holds: list[LateFree] = []
     run: list[tuple[float, int]] = []
     for sample in (*timeline.samples, None):
         if sample is not None and sample.engines is None:
@@ -42,7 +42,7 @@ def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Hold, 
             run.append((sample.at_seconds, held))
             continue
         if run:
-            hold = Hold(begin_seconds=run[0][0], end_seconds=run[-1][0], blocks=min(blocks for _, blocks in run))
+            hold = LateFree(begin_seconds=run[0][0], end_seconds=run[-1][0], blocks=min(blocks for _, blocks in run))
             if hold.seconds >= limits.late_blocks_seconds and hold.blocks >= limits.late_blocks_ratio * total:
                 holds.append(hold)
         run = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.blocks.expected import (
     FREED_LATE_TOKENS,
-    Need,
+    ExpectedBlocks,
     blocks_needed,
     curve_problem,
     filled_ratio,
@@ -35,7 +35,7 @@ class Growth:
     samples: int
     requests: int
     tokens: int
-    need: Need
+    need: ExpectedBlocks
     held_blocks: int
     filled_ratio: float | None
 
@@ -70,7 +70,7 @@ def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counte
     # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
     before = need if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
     if before is not None:
-        need = Need(least_blocks=before.least_blocks, most_blocks=need.most_blocks)
+        need = ExpectedBlocks(least_blocks=before.least_blocks, most_blocks=need.most_blocks)
     return Growth(
         samples=samples,
         requests=sample.load.requests,
@@ -108,7 +108,7 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
     """Why a span cannot be judged, in a clause; `None` where it can."""
     if span is None:
-        lost = gap_reason(timeline, facts, "vllm")
+        lost = gap_reason(timeline, facts, "engine")
         return f"it did not run: {lost}" if lost else "it did not run"
     outcome = span.outcome
     if outcome is not None and outcome.failed:
@@ -259,7 +259,7 @@ def refused(span: Span | None) -> str | None:
     return f"{span.outcome.failed} of {span.outcome.completed + span.outcome.failed} requests failed: {text}"
 
 
-def nominal_need(facts: Facts, span: Span) -> Need | None:
+def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
     """Blocks that a span's requests need when all of them are finished."""
     if span.workload is None:
         return None

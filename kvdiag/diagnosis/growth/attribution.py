@@ -17,7 +17,7 @@ from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.formatting import format_bytes
 from kvdiag.model import Allocator, Evidence, Facts, Finding, Timeline, cuda_uuid
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
@@ -113,7 +113,7 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
     )
     parts = "how much lies between live blocks is not reported"
     if stranded is not None and releasable is not None:
-        parts = f"{readable_bytes(stranded)} lie between live blocks, {readable_bytes(releasable)} are releasable"
+        parts = f"{format_bytes(stranded)} lie between live blocks, {format_bytes(releasable)} are releasable"
     # Holes are no cache: nothing gives them back. Whether they are holes only the blocks tell.
     status = growing.status if stranded is not None and releasable is not None else "suspect"
     return replace(growing, status=status, summary=f"{growing.summary}, while allocated memory does not grow; {parts}")

@@ -68,7 +68,7 @@ _TITLES: Mapping[MemoryComponent, str] = {
 }
 
 _SOURCES: Mapping[MemoryComponent, str] = {
-    MemoryComponent.KV_HELD_IDLE: "vllm",
+    MemoryComponent.KV_HELD_IDLE: "engine",
     MemoryComponent.TORCH_LIVE: "torch",
     MemoryComponent.TORCH_RESERVED: "torch",
     MemoryComponent.TORCH_UNUSED: "torch",

@@ -9,7 +9,7 @@ from kvdiag.diagnosis.growth.host_caches import Bound, bound_of
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, MemorySeries, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 
@@ -24,7 +24,7 @@ def within_its_limit(
     if bound is None:
         return judged
     grown = seen.grown_bytes(part, owner)
-    full = f"{readable_bytes(grown)} of {readable_bytes(bound.limit_bytes)}"
+    full = f"{format_bytes(grown)} of {format_bytes(bound.limit_bytes)}"
     shown = (*judged.evidence, *_evidence(grown, bound))
     if grown > limits.growth.cache_passed_ratio * bound.limit_bytes:
         summary = f"{judged.summary}; beyond the size limit of {bound.names} ({full})"
@@ -53,7 +53,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
     if not found:
         return None
     ratio, grown, bound, who = max(found, key=lambda one: (one[0], one[3]))
-    full = f"{readable_bytes(grown)} of {readable_bytes(bound.limit_bytes)}, {ratio:.0%}"
+    full = f"{format_bytes(grown)} of {format_bytes(bound.limit_bytes)}, {ratio:.0%}"
     summary = f"{who}: {bound.names} is still filling ({full})"
     return Finding(id=verdict, status="ok", summary=summary, evidence=_evidence(grown, bound))
 

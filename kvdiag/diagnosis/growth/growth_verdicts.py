@@ -16,7 +16,7 @@ from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment, GrowthEv
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.timeline_queries import counted, readable_bytes
+from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
 from kvdiag.model import Evidence, Finding, GrowthFigures, Status
 from kvdiag.stats import Interval
 
@@ -33,7 +33,8 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
     hours = limits.window_hours[0]
     rate = limits.least_gain_bytes / hours / MB
-    return f"{what} was read over {minutes:.0f} min; {hours:.0f} h of samples without long gaps show growth of {rate:.0f} MB/h"
+    shows = f"{hours:.0f} h of samples without long gaps show growth of {rate:.0f} MB/h"
+    return f"{what} was read over {minutes:.0f} min; {shows}"
 
 
 def decisive(
@@ -66,7 +67,7 @@ def _by_room(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimit
 
 
 def _burst(burst: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
-    """A burst counts where it would fill the room within the hour; elsewhere the hour decides, and nothing is healthy."""
+    """A burst counts where it would fill the room within the hour; elsewhere it is unknown until the hour is full."""
     left = None if room_bytes is None else burst.exhaustion_seconds(room_bytes, limits)
     if left is not None and left.middle <= limits.burst_exhaustion_seconds:
         return burst
@@ -95,7 +96,7 @@ def finding(
     status, summary = judged(growth, f"{name}: {component.label}", room_bytes, limits)
     shown = (*evidence(growth, name, component, room_bytes, limits), *extra)
     if status == "fault" and _may_fill_a_cache(growth, cache_bytes, grown_bytes, room_bytes, limits):
-        status, full = "suspect", f"{readable_bytes(grown_bytes)} so far, of up to {readable_bytes(cache_bytes)}"
+        status, full = "suspect", f"{format_bytes(grown_bytes)} so far, of up to {format_bytes(cache_bytes)}"
         summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
         shown = (
             *shown,
@@ -151,10 +152,8 @@ def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits:
     left = _left(growth, room_bytes, limits)
     if left is None:
         return status, sentence
-    seconds, unit, digits = (HOUR_SECONDS, "h", 1) if left.middle >= 2.0 * HOUR_SECONDS else (60.0, "min", 0)
-    latest = "unknown" if math.isinf(left.high) else f"{left.high / seconds:,.{digits}f}"
-    earliest, middle = (f"{value / seconds:,.{digits}f}" for value in (left.low, left.middle))
-    return status, f"{sentence}; exhausted in {middle} {unit} ({earliest} to {latest})"
+    latest = "unknown" if math.isinf(left.high) else format_duration(left.high)
+    return status, f"{sentence}; exhausted in {format_duration(left.middle)} ({format_duration(left.low)} to {latest})"
 
 
 def _left(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> Interval | None:
@@ -178,10 +177,10 @@ _UNDECIDED: Mapping[Reason, str] = {
 
 
 def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
-    window, gain = f"{growth.window_hours:.3g} h", readable_bytes(max(growth.gain_bytes, growth.floor_gain_bytes))
-    rate = f"{readable_bytes(growth.bytes_per_second * HOUR_SECONDS)}/h"
+    window, gain = f"{growth.window_hours:.3g} h", format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes))
+    rate = format_rate(growth.bytes_per_second * HOUR_SECONDS)
     if growth.grows:
-        steps = f" in {counted(growth.steps_up, 'step', 'steps')} up, none down," if growth.by_steps else ""
+        steps = f" in {plural(growth.steps_up, 'step')} up, none down," if growth.by_steps else ""
         if growth.status == "fault":
             return "fault", f"{subject} grows {rate}{steps} over {window} and is not released"
         doubt = "random drift" if growth.reason == "grows" else "garbage collection"
@@ -193,7 +192,7 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
         )
         return "unknown", f"{subject} rose {gain} over {window}, {missing} would decide"
     if growth.reason == "flat":
-        limit = f"{readable_bytes(growth.detection_limit_bytes_per_second * HOUR_SECONDS)}/h"
+        limit = format_rate(growth.detection_limit_bytes_per_second * HOUR_SECONDS)
         return "ok", f"{subject} is flat over {window} (detection limit {limit})"
     return "ok", f"{subject} {_NOT_GROWTH[growth.reason].format(gain=gain, window=window)}"
 
@@ -212,7 +211,7 @@ def evidence(
         ("holder", who, "", source),
         ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
         ("decided_by", growth.reason, "", "computed"),
-        ("load_removed", "yes" if growth.load_removed else "no", "", "vllm"),
+        ("load_removed", "yes" if growth.load_removed else "no", "", "engine"),
         ("growth_per_hour", growth.bytes_per_second * HOUR_SECONDS, "bytes", source),
         ("growth_per_hour_of_later_half", growth.later_bytes_per_second * HOUR_SECONDS, "bytes", source),
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),

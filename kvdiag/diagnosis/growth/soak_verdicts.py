@@ -8,7 +8,7 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.timeline_queries import readable_bytes, whole_number
+from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Evidence, Finding, Status
 
 Part = MemoryComponent
@@ -66,8 +66,8 @@ def follows_dose(component: SoakedComponent, limits: Limits) -> bool:
 def amount(kind: MemoryComponent, value: float) -> str:
     """A component's figure in its unit."""
     if kind.unit == "blocks":
-        return f"{value:.2g} blocks" if value < TEN else f"{whole_number(value)} blocks"
-    return readable_bytes(value)
+        return f"{value:.2g} blocks" if value < TEN else f"{format_count(value)} blocks"
+    return format_bytes(value)
 
 
 def _leak_status(component: SoakedComponent, limits: Limits) -> Status:

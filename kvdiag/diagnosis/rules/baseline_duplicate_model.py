@@ -52,7 +52,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     beyond = used - pool_bytes - weights
     evidence = (
         number("server_bytes", used, "bytes", "nvml"),
-        number("pool_bytes", pool_bytes, "bytes", "vllm" if pools[1] == "reported" else pools[1]),
+        number("pool_bytes", pool_bytes, "bytes", "engine" if pools[1] == "reported" else pools[1]),
         number("weights_bytes", weights, "bytes", "host: checkpoint files"),
         number("beyond_pool_and_weights", beyond, "bytes", "computed"),
         number("allowance", allowance, "bytes", "computed"),

@@ -77,7 +77,7 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
         summary=f"engine {small.engine} has a pool of {held}, engine {large.engine} one of {usual}: a rank of the "
         f"first {why}",
         evidence=(
-            *(number(f"engine_{pool.engine}_pool", size, "tokens", "vllm") for size, pool in sizes),
+            *(number(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
             number("kv_tokens_lost", most - least, "tokens", "computed"),
             number("share_of_the_larger", least / most, "ratio", "computed"),
         ),

@@ -24,10 +24,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     chance = rank_sum_tail(found.new.seconds, found.own.seconds) if found.own.seconds else None
     evidence: tuple[Evidence, ...] = (
         number("requests_judged", sum(one.problem is None for one in found.answers), "requests", "kvdiag"),
-        number("new_prompts_hit", found.new.hit_ratio, "ratio", "vllm"),
-        number("own_prompts_hit", found.own.hit_ratio, "ratio", "vllm"),
-        number("other_salt_hit", found.salted.hit_ratio, "ratio", "vllm"),
-        number("other_unsalted_hit", found.unsalted.hit_ratio, "ratio", "vllm"),
+        number("new_prompts_hit", found.new.hit_ratio, "ratio", "engine"),
+        number("own_prompts_hit", found.own.hit_ratio, "ratio", "engine"),
+        number("other_salt_hit", found.salted.hit_ratio, "ratio", "engine"),
+        number("other_unsalted_hit", found.unsalted.hit_ratio, "ratio", "engine"),
         number("keys", 2 if found.other_key else 1, "keys", "kvdiag"),
         number("first_token_new", _milliseconds(found.new), "ms", "kvdiag"),
         number("first_token_own", _milliseconds(found.own), "ms", "kvdiag"),

@@ -45,7 +45,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             "its log, or the agent's black box, tells (--postmortem)"
         )
         evidence = (
-            number("deaths_while_serving", len(ended), "times", "vllm"),
+            number("deaths_while_serving", len(ended), "times", "engine"),
             number("gpu", last_death.gpu, "index", "nvml"),
             number("least_free_before", last_death.free_before_bytes, "bytes", "nvml"),
         )

@@ -29,7 +29,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
     samples = timeline.between(span.begin_seconds, span.end_seconds)
     if floor is None:
-        return unknown(ID, _not_settled(samples, gap_reason(timeline, facts, "vllm"), limits), span)
+        return unknown(ID, _not_settled(samples, gap_reason(timeline, facts, "engine"), limits), span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
     unseen = [device for device in devices if device.memory is None]

@@ -17,7 +17,7 @@ from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
 from kvdiag.sources.http import HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page, PageParser, Series
 
-SOURCE = "vllm"
+SOURCE = "engine"
 
 USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
@@ -275,7 +275,7 @@ def _text(value: object) -> str | None:
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-class VllmSource:
+class EngineClient:
     """A vLLM server over HTTP. `read` never raises for what the server does; `identify` and `page` do."""
 
     def __init__(self, http: HttpReader) -> None:

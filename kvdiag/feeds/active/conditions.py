@@ -17,7 +17,7 @@ def crowded(samples: list[Sample]) -> bool:
 
 def is_engine_reading(sample: Sample) -> bool:
     """Whether a sample is of the engines, a failed one too."""
-    return sample.engines is not None or any(gap.source == "vllm" for gap in sample.gaps)
+    return sample.engines is not None or any(gap.source == "engine" for gap in sample.gaps)
 
 
 def engine_samples(samples: list[Sample]) -> list[Sample]:

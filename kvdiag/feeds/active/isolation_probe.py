@@ -16,7 +16,7 @@ from kvdiag.feeds.active.conditions import engine_samples
 from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed
 from kvdiag.feeds.active.marker import Marker
 from kvdiag.feeds.active.step_plan import admitted
-from kvdiag.feeds.live.sampling import Clock, Recorder, Sampler
+from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
 
 ROUNDS = 6
@@ -107,7 +107,7 @@ class IsolationFeed:
         facts: Facts,
         sampler: Sampler,
         requests: Requests,
-        recorder: Recorder,
+        recorder: TimelineBuilder,
         clock: Clock,
         other_headers: Mapping[str, str] | None = None,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.feeds.live.sampling import Clock, Recorder
+from kvdiag.feeds.live.sampling import Clock, TimelineBuilder
 from kvdiag.model import Mark, Outcome, Phase, Workload
 
 
@@ -12,7 +12,7 @@ from kvdiag.model import Mark, Outcome, Phase, Workload
 class Marker:
     """Adds a mark to the recorder with the moment at which it is called."""
 
-    recorder: Recorder
+    recorder: TimelineBuilder
     clock: Clock
 
     def __call__(

@@ -18,7 +18,7 @@ from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.feeds.active.marker import Marker
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
-from kvdiag.feeds.live.sampling import Clock, Recorder, Sampler
+from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
@@ -100,7 +100,7 @@ class ActiveFeed:
         facts: Facts,
         sampler: Sampler,
         requests: Requests,
-        recorder: Recorder,
+        recorder: TimelineBuilder,
         clock: Clock,
         progress: Callable[[Progress], None],
         begin: Callable[[], None] = lambda: None,

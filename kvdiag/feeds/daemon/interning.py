@@ -12,7 +12,7 @@ T = TypeVar("T")
 MINUTE_SECONDS = 60.0
 
 
-class Sharing:
+class Interning:
     """Remembers the values of a minute and of the one before it."""
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ from kvdiag.model import Device, Gap, Sample, SourceHealth
 SHOWN_SECONDS = 15.0
 """Age up to which a reading is shown as what is there now: three process lists, or a driver that is asked seldom."""
 
-PARTS: Mapping[str, str] = {"vllm": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
+PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
 """Which part of a sample each source reads."""
 
 
-class Newest:
+class LatestReadings:
     """The newest of every part. What failed to be read is gone at once, what is not renewed after a while."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Newest:
         self._at_seconds = 0.0
         self._parts: dict[str, Sample] = {}
         self._listed: dict[str, tuple[float, Device]] = {}
-        self._up: dict[str, bool] = {"vllm": False}
+        self._up: dict[str, bool] = {"engine": False}
         self._errors: dict[str, int] = {}
         self._gaps: dict[str, tuple[Gap, ...]] = {}
 
@@ -39,7 +39,7 @@ class Newest:
             failed = any(gap.kind == "failed" for gap in gaps)
             if seen:
                 self._parts[source] = sample
-            elif failed or source == "vllm":
+            elif failed or source == "engine":
                 self._parts.pop(source, None)
             told = {gap.kind for gap in self._gaps.get(source, ())}
             news += [gap for gap in gaps[:1] if gap.kind not in told]
@@ -48,7 +48,7 @@ class Newest:
                 continue
             self._gaps[source] = gaps
             self._errors[source] = self._errors.get(source, 0) + failed
-            if seen or failed or source == "vllm":
+            if seen or failed or source == "engine":
                 self._up[source] = seen
             else:
                 self._up.pop(source, None)  # it does not exist here, so that it cannot be down
@@ -82,7 +82,7 @@ class Newest:
 
     def engines_seconds(self) -> float | None:
         """When the engines were last read, `None` while they cannot be."""
-        sample = self._parts.get("vllm")
+        sample = self._parts.get("engine")
         return None if sample is None else sample.at_seconds
 
     def _with_processes(self, device: Device) -> Device:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.feeds.daemon.interning import Sharing
+from kvdiag.feeds.daemon.interning import Interning
 from kvdiag.model import Sample
 
 MINUTE_SECONDS = 60.0
@@ -27,7 +27,7 @@ class Keep:
     all_seconds: float = 86_400.0
 
 
-class Tiers:
+class Retention:
     """The samples of one server, in ascending time."""
 
     def __init__(self, keep: Keep | None = None) -> None:
@@ -35,7 +35,7 @@ class Tiers:
         self._keep = keep or Keep()
         self._whole: deque[Sample] = deque()
         self._thinned: deque[Sample] = deque()
-        self._sharing = Sharing()
+        self._sharing = Interning()
 
     def load(self, samples: Iterable[Sample]) -> None:
         """Begin with what was thinned by an earlier run, in ascending time."""

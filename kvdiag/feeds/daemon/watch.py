@@ -15,18 +15,18 @@ import structlog
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.engines.vllm.lengths import LENGTH_NAMES, parse_lengths
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.latest import Newest
-from kvdiag.feeds.daemon.retention import Keep, Tiers
+from kvdiag.feeds.daemon.latest import LatestReadings
+from kvdiag.feeds.daemon.retention import Keep, Retention
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading, Pace, Sampler, Ticks, ticks
-from kvdiag.feeds.recording.disk_recorder import FlightRecorder
+from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import Before, same_server
 from kvdiag.kv.calibration.running_server import all_pools_bytes
 from kvdiag.model import Diagnosis, Facts, Gap, Lengths, Sample, ServerState, Snapshot, SourceHealth, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 _log = structlog.get_logger()
 
@@ -62,12 +62,12 @@ def pace_of(tick_seconds: float) -> Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundServer:
     """A server that answers: who it is, its metrics, and the NVML that shows its GPUs."""
 
     facts: Facts
-    vllm: VllmSource
-    nvml: Patient[DeviceReading]
+    vllm: EngineClient
+    nvml: ThreadedReader[DeviceReading]
 
 
 class Watch:
@@ -76,14 +76,14 @@ class Watch:
     def __init__(
         self,
         *,
-        find: Callable[[], Awaitable[Found]],
-        nvml: Patient[DeviceReading],
-        agents: Patient[AllocatorReading] | None,
+        find: Callable[[], Awaitable[FoundServer]],
+        nvml: ThreadedReader[DeviceReading],
+        agents: ThreadedReader[AllocatorReading] | None,
         limits: Limits,
         pace: Pace,
         diagnosis_seconds: float = DIAGNOSIS_SECONDS,
         diagnosis_ratio: float = MOST_DIAGNOSIS_RATIO,
-        recorder: FlightRecorder | None = None,
+        recorder: DiskRecorder | None = None,
         before: Before | None = None,
         clock: Clock | None = None,
         keep: Keep | None = None,
@@ -97,20 +97,20 @@ class Watch:
         self._find = find
         self._nvml = nvml
         self._agents = agents
-        self._processes: Patient[HostReading] = Patient(host.read, "host")
+        self._processes: ThreadedReader[HostReading] = ThreadedReader(host.read, "host")
         self.limits = limits
         """Of diagnoses from now on."""
         self._pace = pace
         self._diagnosis_seconds = diagnosis_seconds
         self._diagnosis_ratio = diagnosis_ratio
-        self._judge: Patient[Diagnosis] = Patient(self._diagnose, "diagnosis")
+        self._judge: ThreadedReader[Diagnosis] = ThreadedReader(self._diagnose, "diagnosis")
         self._clock = clock or Clock()
         self._clock_set_total = 0
         self._recorder = recorder
-        self._tiers = Tiers(keep)
-        self._newest = Newest()
+        self._tiers = Retention(keep)
+        self._newest = LatestReadings()
         self._sampler: Sampler | None = None
-        self._vllm: VllmSource | None = None
+        self._vllm: EngineClient | None = None
         self._lengths: Lengths | None = None
         self._counted: dict[str, Ticks] = {}
         self._state: ServerState = "starting"
@@ -137,12 +137,12 @@ class Watch:
             self._judge.close()
             self._processes.close()
 
-    def look_elsewhere(self, find: Callable[[], Awaitable[Found]], nvml: Patient[DeviceReading]) -> None:
+    def look_elsewhere(self, find: Callable[[], Awaitable[FoundServer]], nvml: ThreadedReader[DeviceReading]) -> None:
         """Leave the server for another one."""
         self._find, self._nvml, self._elsewhere = find, nvml, True
         self._changed.set()
 
-    def ask_agents(self, agents: Patient[AllocatorReading] | None) -> None:
+    def ask_agents(self, agents: ThreadedReader[AllocatorReading] | None) -> None:
         """Read other agents from now on, or none."""
         self._agents = agents
         self._changed.set()
@@ -183,7 +183,7 @@ class Watch:
             if self._anew or self._state == "lost":
                 self._returned.set()
             self._become("serving")
-        elif self._state == "serving" and any(gap.source == "vllm" for gap in entry.gaps):
+        elif self._state == "serving" and any(gap.source == "engine" for gap in entry.gaps):
             self._become("lost")
 
     def _go_on(self, before: Before | None) -> None:
@@ -270,7 +270,7 @@ class Watch:
             _log.info("server", state=state, url=self._facts.url)
 
     async def _follow(self) -> None:
-        found: Found | None = None
+        found: FoundServer | None = None
         while True:
             self._vllm = None if found is None else found.vllm
             self._sampler = Sampler(
@@ -295,23 +295,23 @@ class Watch:
             self._changed.clear()
             if self._elsewhere:
                 self._elsewhere, found = False, None
-                self._state, self._anew, self._newest = "starting", True, Newest()
+                self._state, self._anew, self._newest = "starting", True, LatestReadings()
                 self._now_watches(Facts())
             elif not looking.cancelled():
                 found = looking.result()
                 self._now_watches(found.facts)
 
-    async def _first(self) -> Found:
+    async def _first(self) -> FoundServer:
         """The server, once there is one. Until then each attempt leaves its reason as what is absent yet."""
         async for _ in ticks(self._pace.engine_seconds):
             try:
                 return await self._found()
             except KvdiagError as error:
-                gap = Gap(source="vllm", kind="absent", reason=f"starting: {error}")
+                gap = Gap(source="engine", kind="absent", reason=f"starting: {error}")
                 self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
         raise AssertionError("ticks never end")
 
-    async def _next(self) -> Found:
+    async def _next(self) -> FoundServer:
         """The server again, once it is another or has other facts: it was lost and came back, or began anew."""
         while True:
             try:
@@ -332,7 +332,7 @@ class Watch:
             if self._anew or found.facts != self._facts:
                 return found
 
-    async def _found(self) -> Found:
+    async def _found(self) -> FoundServer:
         try:
             found = await self._find()
         except KvdiagError:
@@ -375,7 +375,7 @@ class Watch:
             return
         try:
             made = await self._judge.ask(GIVEN_UP_SECONDS, samples=samples, facts=facts)
-        except StillBusy as busy:
+        except ReadTimeout as busy:
             _log.warning("diagnosis", reason=str(busy))
             return
         except Exception as error:  # noqa: BLE001  one that fails is not renewed, which its timestamp shows; sampling goes on

@@ -26,7 +26,7 @@ from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, de
 from kvdiag.feeds.history.replica_host import host_of
 from kvdiag.feeds.history.series_join import Replica, Said, container_of, gpus_assigned
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
-from kvdiag.sources.prometheus_api import SOURCE, History, Lost
+from kvdiag.sources.prometheus_api import SOURCE, History, LostHistory
 from kvdiag.sources.prometheus_names import METRICS, VLLM
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ ENDED_SECONDS = 300.0
 MAX_LOST = 8
 """Of stretches that could not be read, told one by one."""
 
-SCRAPE_FAILED = Gap(source="vllm", kind="failed", reason="the scrape of the server failed (up is 0)")
+SCRAPE_FAILED = Gap(source="engine", kind="failed", reason="the scrape of the server failed (up is 0)")
 
 
 def timeline_of(
@@ -214,13 +214,13 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
     return gaps
 
 
-def _joined(lost: Sequence[Lost]) -> list[Lost]:
+def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
     """Stretches that follow one another for the same reason as one."""
-    found: list[Lost] = []
+    found: list[LostHistory] = []
     for one in sorted(set(lost), key=lambda one: (one.start_seconds, one.end_seconds, one.reason)):
         if found and found[-1].reason == one.reason and one.start_seconds <= found[-1].end_seconds:
             end = max(one.end_seconds, found[-1].end_seconds)
-            found[-1] = Lost(start_seconds=found[-1].start_seconds, end_seconds=end, reason=one.reason)
+            found[-1] = LostHistory(start_seconds=found[-1].start_seconds, end_seconds=end, reason=one.reason)
         else:
             found.append(one)
     return found

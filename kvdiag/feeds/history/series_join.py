@@ -247,7 +247,7 @@ def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], ch
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap(source="vllm", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
+        gap = Gap(source="engine", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -368,7 +368,7 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
         key=f"gpu {uuid}",
         subject=_common([dict(labels) for labels in series]),
         series=tuple(series),
-        gaps=(Gap(source="vllm", kind="absent", reason=reason), Gap(source="host", kind="absent", reason=reason)),
+        gaps=(Gap(source="engine", kind="absent", reason=reason), Gap(source="host", kind="absent", reason=reason)),
     )
 
 

@@ -14,13 +14,13 @@ from typing import Protocol
 
 import structlog
 
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
 from kvdiag.sources import host
 from kvdiag.sources.agent_publication import devices_inside
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 _log = structlog.get_logger()
 
@@ -105,7 +105,7 @@ async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[i
         await asyncio.sleep(start + number * seconds - loop.time())
 
 
-class Recorder:
+class TimelineBuilder:
     """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it."""
 
     def __init__(self, trace: TraceWriter | None = None) -> None:
@@ -177,10 +177,10 @@ class Sampler:
     def __init__(
         self,
         *,
-        vllm: VllmSource | None,
-        nvml: Patient[DeviceReading],
-        agents: Patient[AllocatorReading] | None = None,
-        processes: Patient[HostReading] | None = None,
+        vllm: EngineClient | None,
+        nvml: ThreadedReader[DeviceReading],
+        agents: ThreadedReader[AllocatorReading] | None = None,
+        processes: ThreadedReader[HostReading] | None = None,
         facts: Facts,
         recorder: Keeper,
         pace: Pace,
@@ -197,7 +197,7 @@ class Sampler:
         self._vllm = vllm
         self._nvml = nvml
         self._agents = agents
-        self._processes = processes or Patient(host.read, "host")
+        self._processes = processes or ThreadedReader(host.read, "host")
         self._driver_absent = False
         self._facts = facts
         self._recorder = recorder
@@ -219,8 +219,8 @@ class Sampler:
                 group.create_task(self._agent_loop(self._agents))
 
     async def _engine_loop(self) -> None:
-        async for _ in ticks(self._pace.engine_seconds, self._ticks("vllm")):
-            with self._own_mistakes("vllm"):
+        async for _ in ticks(self._pace.engine_seconds, self._ticks("engine")):
+            with self._own_mistakes("engine"):
                 await self.read_engine()
 
     async def _device_loop(self) -> None:
@@ -243,12 +243,12 @@ class Sampler:
             with self._own_mistakes("host"):
                 await self.read_host()
 
-    async def _agent_loop(self, agents: Patient[AllocatorReading]) -> None:
+    async def _agent_loop(self, agents: ThreadedReader[AllocatorReading]) -> None:
         async for _ in ticks(self._pace.agent_seconds, self._ticks("torch_allocator")):
             with self._own_mistakes("torch_allocator"):
                 await self._read_agents(agents)
 
-    async def _read_agents(self, agents: Patient[AllocatorReading]) -> None:
+    async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:
         with self._timed("torch_allocator"):
             allocators, gaps = await read_agents(agents, AGENT_SECONDS)
         devices = devices_inside(allocators) if self._driver_absent else None
@@ -280,7 +280,7 @@ class Sampler:
             with self._timed("host"):
                 try:
                     processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
-                except StillBusy as busy:
+                except ReadTimeout as busy:
                     since = f"{busy.since_seconds:.0f} s"
                     reason = f"the host has not answered for {since}: does a process hang in a driver?"
                     processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
@@ -291,7 +291,7 @@ class Sampler:
         if self._vllm is None:
             return
         before = self._load()
-        with self._timed("vllm"):
+        with self._timed("engine"):
             engines, gaps = await self._vllm.read()
         now_seconds = self._clock.now_seconds()
         self._recorder.add(
@@ -303,7 +303,7 @@ class Sampler:
         with self._timed("nvml"):
             try:
                 devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
-            except StillBusy as busy:
+            except ReadTimeout as busy:
                 reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
                 devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
         self._driver_absent = driver_absent(devices, gaps)
@@ -327,10 +327,10 @@ def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> 
     return not devices and any(gap.kind == "absent" for gap in gaps)
 
 
-async def read_agents(agents: Patient[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
+async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
     """One reading of the agents' files; a volume that does not answer in time is a gap, not a wait."""
     try:
         return await agents.ask(timeout_seconds)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         reason = f"the agents' folder has not answered for {busy.since_seconds:.0f} s: its readings are stale"
         return None, (Gap(source="torch_allocator", kind="failed", reason=reason),)

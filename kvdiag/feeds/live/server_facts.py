@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from kvdiag.engines.vllm.metrics import Identity, VllmSource, parse_caches, parse_engines, parse_pools
+from kvdiag.engines.vllm.metrics import EngineClient, Identity, parse_caches, parse_engines, parse_pools
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Facts, Gap, HostCache
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 HOST_SECONDS = 30.0
 """On a machine of thousands of processes, or beside a slow volume, reading takes a while."""
 
 
-def host_reader() -> Patient[Facts]:
+def host_reader() -> ThreadedReader[Facts]:
     """Makes the facts on a thread of its own, which is left behind where the host hangs."""
-    return Patient(read_facts, "host")
+    return ThreadedReader(read_facts, "host")
 
 
 async def gather_facts(
-    source: VllmSource,
+    source: EngineClient,
     url: str,
-    reader: Patient[Facts],
+    reader: ThreadedReader[Facts],
     *,
     forced: bool = False,
     host_seconds: float = HOST_SECONDS,
@@ -43,7 +43,7 @@ async def gather_facts(
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     try:
         facts = await reader.ask(host_seconds, url=url, identity=identity, page=page, gaps=gaps, forced=forced)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         raise KvdiagError(
             f"{url}: this host has not told the server's processes and files for {busy.since_seconds:.0f} s: "
             "does a process hang in a driver, or a volume not answer?"

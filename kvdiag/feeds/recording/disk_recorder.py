@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from kvdiag.feeds.recording.segment_store import Segments
+from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Facts, Sample
 
 _log = structlog.get_logger()
@@ -32,10 +32,10 @@ LAST_SECONDS = 1.0
 """At the end, for what still waits."""
 
 
-class FlightRecorder:
-    """Has `Segments` written by a thread; nothing here waits, and nothing raises."""
+class DiskRecorder:
+    """Has `SegmentStore` written by a thread; nothing here waits, and nothing raises."""
 
-    def __init__(self, segments: Segments, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, segments: SegmentStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin the thread."""
         self._segments = segments
         self._clock = clock

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.interning import Sharing
+from kvdiag.feeds.daemon.interning import Interning
 from kvdiag.feeds.daemon.retention import MINUTE_SECONDS
 from kvdiag.feeds.recording.folder_timeline import behind, moved
 from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files
@@ -95,7 +95,7 @@ def _extend(
         return
     try:
         timeline = moved(
-            read_trace(path, from_seconds=from_seconds - late_seconds, share=Sharing().sample)[0], late_seconds
+            read_trace(path, from_seconds=from_seconds - late_seconds, share=Interning().sample)[0], late_seconds
         )
     except KvdiagError as error:
         _log.warning("recorder", reason=f"left out at the start: {error}")

@@ -46,7 +46,7 @@ NAME = re.compile(r"kvdiag-(\d{8})\.jsonl\.gz")
 HISTORY = "history"
 
 
-class Segments:
+class SegmentStore:
     """The files of one folder, written by one recorder at a time."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:

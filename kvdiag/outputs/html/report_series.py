@@ -139,7 +139,7 @@ def engines(timeline: Timeline, facts: Facts) -> Readings:
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
     for sample in timeline.samples:
         if sample.engines is None:
-            if _failed(sample, "vllm"):
+            if _failed(sample, "engine"):
                 rows.add(sample.at_seconds, (), ())
             continue
         labels = tuple([engine.engine for engine in sample.engines])

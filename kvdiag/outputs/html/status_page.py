@@ -227,7 +227,7 @@ def _hours(history: Sequence[Sample], now_seconds: float) -> Iterable[Html]:
 def _occupancy(samples: Iterable[Sample]) -> dict[str, Points]:
     lines: dict[str, list[tuple[float, float | None]]] = {}
     for sample in samples:
-        if any(gap.source == "vllm" for gap in sample.gaps):
+        if any(gap.source == "engine" for gap in sample.gaps):
             for points in lines.values():
                 points.append((sample.at_seconds, None))
         for engine in sample.engines or ():

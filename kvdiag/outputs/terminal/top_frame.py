@@ -69,7 +69,7 @@ def verdict(view: View) -> tuple[Status, str]:
     if view.problem is not None:
         return "unknown", view.problem
     silent = next(
-        (gap.reason for gap in reversed(snapshot.newest.gaps) if gap.source == "vllm"), "no server has answered yet"
+        (gap.reason for gap in reversed(snapshot.newest.gaps) if gap.source == "engine"), "no server has answered yet"
     )
     if snapshot.state == "starting":
         return "unknown", silent if silent.startswith("starting") else f"starting: {silent}"

@@ -151,7 +151,7 @@ def test_nothing_fires_before_there_is_a_server(tmp_path: Path) -> None:
         state="starting",
         facts=Facts(),
         newest=Sample(at_seconds=1_000.0),
-        sources=(SourceHealth(source="vllm", up=False, errors_total=0),),
+        sources=(SourceHealth(source="engine", up=False, errors_total=0),),
     )
     case = {
         "rule_files": [str(file) for file in FILES],

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.prometheus.conftest import require_prometheus
 from tests.integration.prometheus.openmetrics import line
@@ -46,7 +46,7 @@ def told(text: str) -> list[Sample]:
 
 def healthy_page() -> str:
     """What a daemon beside a simulated server says of it, once it has judged."""
-    with Drill(STORIES["healthy"]) as drill, daemon(drill.url) as serving:
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         return serving.client.get("/metrics")[1]
 

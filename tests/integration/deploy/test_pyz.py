@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvdiag
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 
 ROOT = Path(__file__).parents[3]
 LONG_SECONDS = 300.0
@@ -60,7 +60,7 @@ def test_the_file_runs_where_nothing_is_installed(pyz: Run, tmp_path: Path) -> N
     first = pyz("--version")
     assert f"kvdiag, version {kvdiag.__version__}\n" == first.stdout, first.stderr
     assert pyz("fit", "llama_70b", "--tp", "4").stdout.startswith("FITS")
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         looked = pyz("doctor", "--url", drill.url)
     assert (0, "") == (looked.returncode, looked.stderr)
     offered = pyz("run", "--simulate", "healthy", "--dry-run")

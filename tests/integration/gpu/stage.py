@@ -20,14 +20,14 @@ import httpx2
 
 from kvdiag.commands.agent import SITE, files
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import VllmSource
-from kvdiag.feeds.live.sampling import Clock, Pace, Recorder, Sampler
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, KvPool, Load, Mark, Outcome, Phase, Sample
 from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 
 MIB = 2**20
 WEIGHTS_BYTES = 1024 * MIB
@@ -124,7 +124,7 @@ class Stage:
     server: Process
     device_uuid: str
     published: Path
-    recorder: Recorder
+    recorder: TimelineBuilder
     sampler: Sampler
     clock: Clock
     open_requests: int = 0
@@ -224,7 +224,7 @@ async def stage(
             neighbour = await stack.enter_async_context(subject(python, work, "neighbour", published=None, env={}))
             await neighbour.tell("keep_share", ratio=neighbour_ratio)
         facts = Facts(server_pids=(told["pid"],), weights_bytes=WEIGHTS_BYTES, pools=(_pool(),))
-        recorder, clock = Recorder(stack.enter_context(TraceWriter(trace, facts))), Clock()
+        recorder, clock = TimelineBuilder(stack.enter_context(TraceWriter(trace, facts))), Clock()
         played: list[Stage] = []
         sampler = await stack.enter_async_context(
             sampling(recorder, clock, facts, published, lambda: played[0].open_requests if played else 0)
@@ -247,7 +247,7 @@ def _pool() -> KvPool:
 
 @asynccontextmanager
 async def sampling(
-    recorder: Recorder, clock: Clock, facts: Facts, published: Path | None, open_requests: Callable[[], int]
+    recorder: TimelineBuilder, clock: Clock, facts: Facts, published: Path | None, open_requests: Callable[[], int]
 ) -> AsyncIterator[Sampler]:
     """The sampler of `kvdiag run` at work."""
 
@@ -262,9 +262,9 @@ async def sampling(
     nvml = NvmlSource()
     async with httpx2.AsyncClient(base_url="http://stage", transport=transport) as client:
         sampler = Sampler(
-            vllm=VllmSource(HttpReader(client)),
-            nvml=Patient(nvml.read, "nvml"),
-            agents=None if published is None else Patient(TorchAllocatorSource(published).read, "agents"),
+            vllm=EngineClient(HttpReader(client)),
+            nvml=ThreadedReader(nvml.read, "nvml"),
+            agents=None if published is None else ThreadedReader(TorchAllocatorSource(published).read, "agents"),
             facts=facts,
             recorder=recorder,
             pace=Pace(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.fixtures.require import require
 from tests.integration.alerts.rules import FILES, alerts
@@ -38,7 +38,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
     port = free_port()
     with ExitStack() as leaking, ExitStack() as stack:
         # GIVEN a server that leaks, beside kvdiag, that has nothing to tell yet
-        drill = leaking.enter_context(Drill(STORIES["kv-leak"], port=port))
+        drill = leaking.enter_context(Drill(SCENARIOS["kv-leak"], port=port))
         watched = stack.enter_context(daemon(drill.url))
         assert eventually(watched.says("ok"))
         beside = stack.enter_context(chain(tmp_path, kvdiag=f"http://{watched.client.host}", vllm=drill.url))
@@ -75,7 +75,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
 
         # WHEN a healthy server takes its place
         leaking.close()
-        stack.enter_context(Drill(STORIES["healthy"], port=port))
+        stack.enter_context(Drill(SCENARIOS["healthy"], port=port))
 
         # THEN the page is taken back
         assert eventually(lambda: bool(beside.pager.alerts("page", "resolved")))

@@ -94,7 +94,7 @@ def _renamed(timeline: Timeline, incident: str, view: View) -> Timeline:
 
 def _up(timeline: Timeline, labels: Labels) -> Iterator[str]:
     for sample in timeline.samples:
-        failed = any(gap.source == "vllm" and gap.kind == "failed" for gap in sample.gaps)
+        failed = any(gap.source == "engine" and gap.kind == "failed" for gap in sample.gaps)
         if sample.engines is not None or failed:
             yield line("up", labels, int(not failed), sample.at_seconds)
 

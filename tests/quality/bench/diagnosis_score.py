@@ -20,7 +20,15 @@ from kvdiag.feeds.recording.trace import read_trace
 from tests.quality.bench.table import note
 from tests.quality.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
 from tests.quality.corpus.incidents import INCIDENTS
-from tests.quality.corpus.measure import Found, Judged, Quiet, judge_draws, judge_incident, watch_healthy, watch_leak
+from tests.quality.corpus.measure import (
+    FoundServer,
+    Judged,
+    Quiet,
+    judge_draws,
+    judge_incident,
+    watch_healthy,
+    watch_leak,
+)
 from tests.quality.corpus.scenarios import SCENARIOS
 from tests.quality.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, answers, half, score
 from tests.quality.corpus.today import DETECTORS
@@ -273,7 +281,7 @@ def _quiet(quiet: Sequence[Quiet], seed: int, say: Say) -> None:
             _wrapped(f"{one.model}, {text}", say)
 
 
-Leaks = Sequence[tuple[Leak, Found]]
+Leaks = Sequence[tuple[Leak, FoundServer]]
 
 
 def _leaks(found: Leaks, seed: int, say: Say) -> None:

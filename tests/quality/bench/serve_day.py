@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from kvdiag.feeds.daemon.retention import Tiers
-from kvdiag.feeds.recording.segment_store import Segments, files
+from kvdiag.feeds.daemon.retention import Retention
+from kvdiag.feeds.recording.segment_store import SegmentStore, files
 from kvdiag.feeds.recording.trace import is_begun, read_header
 from kvdiag.model import Allocator, Device, Engine, Facts, HostProcess, Memory, Process, Sample
 from tests.stand_ins.nvml.stand_in import Gpu, Running
@@ -86,7 +86,7 @@ def facts_of(folder: Path, url: str) -> Facts | None:
 
 def record_a_day(folder: Path, facts: Facts, gpus: int) -> None:
     """A history until now, as a daemon leaves it."""
-    segments, tiers, now_seconds = Segments(folder, max_bytes=256 * MIB), Tiers(), time.time()
+    segments, tiers, now_seconds = SegmentStore(folder, max_bytes=256 * MIB), Retention(), time.time()
     segments.begin(facts)
     for ago_seconds in range(DAY_SECONDS, 600, -15):
         for sample in drawn(now_seconds - ago_seconds, gpus, lists_processes=ago_seconds % 30 == 0):

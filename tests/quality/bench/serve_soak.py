@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.feeds.daemon.retention import Keep
-from kvdiag.feeds.daemon.watch import Found, Watch, pace_of
+from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
-from kvdiag.feeds.recording.disk_recorder import FlightRecorder
-from kvdiag.feeds.recording.segment_store import Segments
+from kvdiag.feeds.recording.disk_recorder import DiskRecorder
+from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Memory, Process
 from kvdiag.sources import host
 from kvdiag.sources.prometheus_text import Page, series
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import pool
 from tests.quality.bench.table import note
 from tests.unit.feeds.virtual_time import now_seconds, run
@@ -98,7 +98,7 @@ class _Drawn:
         ), ()
 
 
-class _Devices(Patient[DeviceReading]):
+class _Devices(ThreadedReader[DeviceReading]):
     def __init__(self, drawn: _Drawn) -> None:
         super().__init__(lambda: (None, ()), "nvml")
         self._drawn = drawn
@@ -120,7 +120,7 @@ class _Devices(Patient[DeviceReading]):
         ), ()
 
 
-class _Agents(Patient[AllocatorReading]):
+class _Agents(ThreadedReader[AllocatorReading]):
     def __init__(self, drawn: _Drawn) -> None:
         super().__init__(lambda: (None, ()), "agents")
         self._drawn = drawn
@@ -147,7 +147,7 @@ class _Agents(Patient[AllocatorReading]):
         return tuple(found), ()
 
 
-class _Host(Patient[HostReading]):
+class _Host(ThreadedReader[HostReading]):
     def __init__(self) -> None:
         super().__init__(host.read, "host")
 
@@ -184,10 +184,10 @@ async def _soaked(folder: Path, hours: float, every_hours: float, keep: Keep | N
     nvml = _Devices(drawn)
     facts = Facts(url="http://127.0.0.1:8000", engine_name="vllm", pools=(pool(),), server_pids=(os.getpid(),))
 
-    async def find() -> Found:
-        return Found(facts=facts, vllm=cast("VllmSource", drawn), nvml=nvml)
+    async def find() -> FoundServer:
+        return FoundServer(facts=facts, vllm=cast("EngineClient", drawn), nvml=nvml)
 
-    recorder = FlightRecorder(Segments(folder, max_bytes=max_bytes))
+    recorder = DiskRecorder(SegmentStore(folder, max_bytes=max_bytes))
     watch = _Watch(
         find=find,
         nvml=nvml,

@@ -9,7 +9,7 @@ from tests.quality.corpus.incident import CORE, WORKER, Incident, Shape, host_of
 from tests.quality.corpus.recording import NOT_UP, Gpu, Holder, Pages, Recording, serving
 from tests.quality.corpus.tape import GIB, MIB, Tape
 
-NOT_REPORTED = Gap(source="vllm", kind="absent", reason="there is no server")
+NOT_REPORTED = Gap(source="engine", kind="absent", reason="there is no server")
 
 
 def _contexts(

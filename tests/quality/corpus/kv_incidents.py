@@ -10,7 +10,7 @@ from tests.quality.corpus.incident import Incident, Shape, kv_pool, server
 from tests.quality.corpus.recording import Pages, Recording, engine, serving
 from tests.quality.corpus.tape import GIB, Tape, running_total, scaled
 
-IMPOSSIBLE = Gap(source="vllm", kind="failed", reason="kv_cache_usage_perc is 1.355, not within 0..1")
+IMPOSSIBLE = Gap(source="engine", kind="failed", reason="kv_cache_usage_perc is 1.355, not within 0..1")
 
 
 def _units(blocks: int, *, block_tokens: int = 16, **changes: int) -> KvPool:

@@ -174,7 +174,7 @@ def _worst(given: Answer) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundServer:
     """A leak: hours from its onset until it was called, and called a fault; time to exhaustion against the truth."""
 
     drawn: Drawn
@@ -185,7 +185,7 @@ class Found:
     alert_hours: Mapping[str, float | None]
 
 
-def watch_leak(drawn: Drawn, leak: Leak) -> Found:
+def watch_leak(drawn: Drawn, leak: Leak) -> FoundServer:
     """Judge a leaking server at every half hour after the onset, until it is called a fault."""
     timeline, facts = drawn.play()
     series = seen(timeline, facts)
@@ -213,7 +213,7 @@ def watch_leak(drawn: Drawn, leak: Leak) -> Found:
         others = [f"{status} {one}" for one, status in given.called.items()]
         undecided = [one.summary for one in diagnosis.findings if one.id in right]
         instead = "; ".join(others or undecided[:1])
-    return Found(
+    return FoundServer(
         drawn=drawn,
         called_hours=called,
         fault_hours=fault,

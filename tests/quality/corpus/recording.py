@@ -27,8 +27,8 @@ from tests.quality.corpus.tape import MIB, Tape, Track, pages, running_total
 
 START_SECONDS = 1_700_000_000.0
 
-NO_ENGINE = Gap(source="vllm", kind="absent", reason="the server has no vLLM metrics page")
-NOT_UP = Gap(source="vllm", kind="failed", reason="connection refused")
+NO_ENGINE = Gap(source="engine", kind="absent", reason="the server has no vLLM metrics page")
+NOT_UP = Gap(source="engine", kind="failed", reason="connection refused")
 CONTAINER_PID = 1
 
 

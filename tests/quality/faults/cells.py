@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.quality.faults.stage import Stage
 
 SHOWN: Mapping[str, str | None] = {
-    "vllm": "kvdiag_kv_usage_ratio",
+    "engine": "kvdiag_kv_usage_ratio",
     "nvml": "kvdiag_gpu_memory_used_bytes",
     "torch_allocator": "kvdiag_torch_allocated_bytes",
     "host": "kvdiag_host_resident_bytes",
@@ -22,7 +22,7 @@ SHOWN: Mapping[str, str | None] = {
 }
 """A figure of each source: the recorder writes alone."""
 
-COLUMNS = (("nvml",), ("vllm", "host"), ("torch_allocator",), ("recorder",))
+COLUMNS = (("nvml",), ("engine", "host"), ("torch_allocator",), ("recorder",))
 """What is played side by side; the server's page and its processes go and come together."""
 
 NO_SUCH_THING: Mapping[tuple[str, str], str] = {
@@ -62,11 +62,11 @@ CELLS: tuple[Cell, ...] = (
     Cell(source="nvml", condition="garbage", up=1.0, named="its memory cannot be told"),
     Cell(source="nvml", condition="flapping", up=None),
     Cell(source="nvml", condition="absent", up=0.0, named="the NVIDIA kernel module is not loaded"),
-    Cell(source="vllm", condition="slow", up=1.0),
-    Cell(source="vllm", condition="garbage", up=0.0, named="malformed"),
-    Cell(source="vllm", condition="flapping", up=None),
-    Cell(source="vllm", condition="hanging", up=0.0, named="5 s"),
-    Cell(source="vllm", condition="absent", up=0.0, named="connect"),
+    Cell(source="engine", condition="slow", up=1.0),
+    Cell(source="engine", condition="garbage", up=0.0, named="malformed"),
+    Cell(source="engine", condition="flapping", up=None),
+    Cell(source="engine", condition="hanging", up=0.0, named="5 s"),
+    Cell(source="engine", condition="absent", up=0.0, named="connect"),
     Cell(source="host", condition="absent", up=0.0, named="none of the server's processes lives any more"),
     Cell(source="host", condition="flapping", up=None),
     Cell(source="torch_allocator", condition="garbage", up=0.0, named="agent-"),
@@ -91,7 +91,7 @@ def play(stage: Stage, cell: Cell) -> str:
             return f"holds up others: {before} then {_ticks(stage)}"
         if stage.serving.client.get("/-/healthy")[0] != 200 or stage.serving.process.poll() is not None:
             return "ends the daemon"
-        if cell.source == "vllm" and cell.up == 0.0 and not _comes(lambda: not stage.serving.says("ok")()):
+        if cell.source == "engine" and cell.up == 0.0 and not _comes(lambda: not stage.serving.says("ok")()):
             return "is called healthy"
     finally:
         stage.set(cell.source, "well")

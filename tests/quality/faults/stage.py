@@ -93,9 +93,9 @@ class Stage:
 
     def _enter(self, source: str, condition: str) -> None:
         match source, condition:
-            case (("vllm" | "host"), "absent"):
+            case (("engine" | "host"), "absent"):
                 self.engine.kill()
-            case "vllm", _:
+            case "engine", _:
                 self.engine.start()
                 self.engine.answer(condition)
             case "host", "well":

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from kvdiag.model import Device, Gap
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 
 GIVE_UP_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ class Client:
         return reading
 
     def ask(self, timeout_seconds: float) -> Reading:
-        """Ask the source through a `Patient`."""
+        """Ask the source through a `ThreadedReader`."""
         reading: Reading = self._run("ask", timeout_seconds)
         return reading
 
@@ -90,12 +90,12 @@ class Client:
 def _serve() -> None:
     now_seconds = 1000.0
     source: NvmlSource
-    patient: Patient[Reading]
+    patient: ThreadedReader[Reading]
 
     def renew() -> None:
         nonlocal source, patient
         source = NvmlSource(clock=lambda: now_seconds)
-        patient = Patient(source.read, "nvml")
+        patient = ThreadedReader(source.read, "nvml")
 
     renew()
     with asyncio.Runner() as runner:

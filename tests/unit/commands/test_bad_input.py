@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sim import STORIES
+from kvdiag.sim import SCENARIOS
 from tests.unit.commands.refusals import refusal
 
 
@@ -55,12 +55,12 @@ from tests.unit.commands.refusals import refusal
         ),
         pytest.param(
             ["run", "--simulate", "nope"],
-            f"there is no story 'nope'; there are {', '.join(STORIES)}",
+            f"there is no story 'nope'; there are {', '.join(SCENARIOS)}",
             id="unknown story to run",
         ),
         pytest.param(
             ["drill", "no\nsuch\x1b[2Jstory"],
-            rf"there is no story 'no\nsuch\x1b[2Jstory'; there are {', '.join(STORIES)}",
+            rf"there is no story 'no\nsuch\x1b[2Jstory'; there are {', '.join(SCENARIOS)}",
             id="unknown story to serve",
         ),
     ],

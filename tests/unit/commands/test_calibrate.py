@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sim.model_folder import ModelShape
 from tests.unit.commands.fitting import answer, refusal
 
@@ -290,7 +290,7 @@ SHAPE = ModelShape(layers=32, hidden=2560, intermediate=7680, heads=24, kv_heads
 @pytest.fixture
 def server() -> Iterator[str]:
     """A simulated server that sizes its pool by its GPU, as a real one does."""
-    story = replace(STORIES["healthy"], model=SHAPE, kv_cache_memory_bytes=None)
+    story = replace(SCENARIOS["healthy"], model=SHAPE, kv_cache_memory_bytes=None)
     with Drill(story) as drill:
         yield drill.url
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import Hostile, refused_port, reply
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A healthy simulated server."""
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         yield drill.url
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import kvdiag
 from kvdiag.commands import COMMANDS
-from kvdiag.sim import STORIES
+from kvdiag.sim import SCENARIOS
 from tests.integration.vllm.cli import Result
 from tests.integration.vllm.cli import kvdiag as call
 
@@ -74,7 +74,7 @@ def test_help_of_run_names_the_stories() -> None:
     actual = call("run", "--help")
 
     # THEN
-    assert [] == [story for story in STORIES if story not in unwrapped(actual.stdout)]
+    assert [] == [story for story in SCENARIOS if story not in unwrapped(actual.stdout)]
 
 
 def test_version_is_told() -> None:

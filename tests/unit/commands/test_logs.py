@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from kvdiag.commands.logging_setup import configure, structlog
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.unit.sim.client import Client
 
@@ -63,7 +63,7 @@ def says_ok(process: subprocess.Popen[bytes]) -> bool:
 def test_a_daemon_outlives_its_log(stderr: int) -> None:
     """Whatever becomes of stderr: it samples, judges and serves, and ends as it should."""
     # GIVEN
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         arguments = ["serve", "--url", drill.url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1"]
         command = [sys.executable, "-m", "kvdiag", *arguments]
 

@@ -17,19 +17,19 @@ import psutil
 import pytest
 
 from kvdiag.feeds.recording.trace import read_trace
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.cli import RUN_LIMIT_SECONDS, finished, kvdiag, started
 from tests.unit.sim.client import Client
 
-SLOW = replace(STORIES["healthy"], max_batched_tokens=2)
+SLOW = replace(SCENARIOS["healthy"], max_batched_tokens=2)
 """A prompt of 512 tokens takes more than a second: time enough to interrupt it."""
 
 
 @pytest.fixture
 def drill() -> Iterator[Client]:
     """A healthy server, and its client."""
-    with Drill(STORIES["healthy"]) as serving:
+    with Drill(SCENARIOS["healthy"]) as serving:
         yield Client(serving.url)
 
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvdiag.commands import main
 from kvdiag.commands.serve import address
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually, refused_port
 from tests.fixtures.require import require
 from tests.integration.vllm.cli import started
@@ -79,7 +79,7 @@ def free_port() -> int:
 @pytest.fixture
 def serving() -> Iterator[Daemon]:
     """A daemon beside a healthy server, that has come to a verdict."""
-    with Drill(STORIES["healthy"]) as drill, daemon(drill.url) as serving:
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         yield serving
 
@@ -94,7 +94,7 @@ def test_a_healthy_server_is_served_whole(serving: Daemon) -> None:
     assert {"/": 200, "/metrics": 200, "/-/healthy": 200, "/-/ready": 200} == statuses
     assert ledger["devices"][0]["used_bytes"] == sum(line["bytes"] for line in ledger["ledger"])
     assert set() == {verdict for (verdict, status), value in faults.items() if status == "fault" and value}
-    assert {("host",): 1.0, ("nvml",): 1.0, ("vllm",): 1.0} == serving.up()
+    assert {("host",): 1.0, ("nvml",): 1.0, ("engine",): 1.0} == serving.up()
     assert all(0.0 < value < 0.5 for value in serving.series("kvdiag_memory_pressure_ratio").values())
     assert "admit" == serving.get("/api/v1/admission?prompt_tokens=2000&max_tokens=100")["decision"]
 
@@ -114,15 +114,15 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
     with daemon(f"http://127.0.0.1:{port}") as serving:
         # THEN that is no fault, and no error
         assert eventually(serving.says("unknown"))
-        gaps = [gap for gap in serving.get("/api/v1/diagnosis")["gaps"] if gap["source"] == "vllm"]
+        gaps = [gap for gap in serving.get("/api/v1/diagnosis")["gaps"] if gap["source"] == "engine"]
         assert ["absent"] == [gap["kind"] for gap in gaps]
         assert gaps[0]["reason"].startswith("starting: ")
-        assert 0.0 == serving.up()["vllm",]
+        assert 0.0 == serving.up()["engine",]
         assert {0.0} == set(serving.series("kvdiag_source_errors_total").values())
         assert 200 == serving.client.get("/-/ready")[0]
 
         # WHEN a server comes that leaks
-        with Drill(STORIES["kv-leak"], port=port) as drill:
+        with Drill(SCENARIOS["kv-leak"], port=port) as drill:
             assert eventually(serving.says("ok"))
             Client(drill.url).complete(64, 8)
 
@@ -131,14 +131,14 @@ def test_a_server_that_comes_leaks_goes_and_returns() -> None:
             assert 1.0 == serving.series("kvdiag_finding")["leak.kv_blocks", "fault"]
 
         # WHEN it goes, THEN nothing of it is shown, and it is not healthy
-        assert eventually(lambda: serving.up()["vllm",] == 0.0)
+        assert eventually(lambda: serving.up()["engine",] == 0.0)
         assert {} == serving.series("kvdiag_kv_usage_ratio")
         assert not serving.says("ok")()
 
         # WHEN a healthy one takes its place, THEN the leak was the other's
-        with Drill(STORIES["healthy"], port=port):
+        with Drill(SCENARIOS["healthy"], port=port):
             assert eventually(serving.says("ok"))
-            assert 1.0 == serving.up()["vllm",]
+            assert 1.0 == serving.up()["engine",]
 
 
 def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:

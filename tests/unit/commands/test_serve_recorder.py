@@ -12,7 +12,7 @@ import pytest
 from kvdiag.commands import main
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.unit.commands.test_serve import daemon
 from tests.unit.sim.client import Client
@@ -29,7 +29,7 @@ def newest_seconds(folder: Path) -> float:
 def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
     """After kill -9 the recording ends within a second of it; the next daemon knows the leak although nothing moves."""
     # GIVEN a daemon that has found a leak
-    with Drill(STORIES["kv-leak"]) as drill:
+    with Drill(SCENARIOS["kv-leak"]) as drill:
         with daemon(drill.url, "--record-dir", str(tmp_path)) as first:
             assert eventually(first.says("ok"))
             Client(drill.url).complete(64, 8)
@@ -57,9 +57,9 @@ def test_a_killed_daemon_is_continued(tmp_path: Path) -> None:
 def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
     """Nothing is recorded and everything goes on; when there is room it records again, and what was lost is told."""
     # GIVEN
-    with Drill(STORIES["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url, "--record-dir", str(tmp_path)) as serving:
         assert eventually(lambda: newest_seconds(tmp_path) > 0.0)
-        assert eventually(lambda: ("vllm",) in serving.series("kvdiag_ticks_total"))
+        assert eventually(lambda: ("engine",) in serving.series("kvdiag_ticks_total"))
 
         # WHEN no file may grow any more
         _, hard = resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE)
@@ -68,10 +68,10 @@ def test_a_full_disk_stops_the_recording_alone(tmp_path: Path) -> None:
         # THEN
         assert eventually(lambda: serving.up()["recorder",] == 0.0)
         lost = serving.series("kvdiag_source_errors_total")["recorder",]
-        ticks = serving.series("kvdiag_ticks_total")["vllm",]
-        assert eventually(lambda: serving.series("kvdiag_ticks_total")["vllm",] > ticks + 5)
+        ticks = serving.series("kvdiag_ticks_total")["engine",]
+        assert eventually(lambda: serving.series("kvdiag_ticks_total")["engine",] > ticks + 5)
         assert eventually(lambda: serving.series("kvdiag_source_errors_total")["recorder",] > lost)
-        assert 1.0 == serving.up()["vllm",]
+        assert 1.0 == serving.up()["engine",]
 
         # WHEN there is room again
         resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (hard, hard))

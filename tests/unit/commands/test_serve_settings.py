@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.cli import started
 from tests.unit.commands.test_serve import Daemon
@@ -128,7 +128,7 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
     """Another server and other thresholds hold at once; a bad file changes nothing, and is told; so is what cannot."""
     # GIVEN a daemon that watches by a file
     config = tmp_path / "kvdiag.toml"
-    with Drill(STORIES["healthy"]) as one, Drill(STORIES["healthy"]) as other:
+    with Drill(SCENARIOS["healthy"]) as one, Drill(SCENARIOS["healthy"]) as other:
         config.write_text(f'[serve]\nurl = "{one.url}"\n')
         pace = ("--listen", "127.0.0.1:0", "--tick-seconds", "0.1")
         with configured(*pace, "--config", str(config)) as told:

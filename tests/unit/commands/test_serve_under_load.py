@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from kvdiag.outputs.metrics.families import MAX_SERIES
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import Hostile, eventually, reply
 from tests.unit.commands.test_serve import Daemon, daemon
 
@@ -21,7 +21,7 @@ FASTER = 10
 def counted(serving: Daemon) -> tuple[float, float]:
     """Ticks of engine and devices that were due, and those of them that were missed."""
     due, missed = (serving.series(f"kvdiag_ticks{name}_total") for name in ("", "_missed"))
-    return tuple(sum(series[source,] for source in ("vllm", "nvml")) for series in (due, missed))  # type: ignore[return-value]
+    return tuple(sum(series[source,] for source in ("engine", "nvml")) for series in (due, missed))  # type: ignore[return-value]
 
 
 async def crowd(port: int) -> list[bytes]:
@@ -52,7 +52,7 @@ async def crowd(port: int) -> list[bytes]:
 def test_crowds_cost_no_sample() -> None:
     """500 scrapes at once, beside clients that hold their connections: at the usual pace no sample would be missed."""
     # GIVEN a daemon that samples ten times as often as usual
-    with Drill(STORIES["healthy"]) as drill, daemon(drill.url) as serving:
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
         assert eventually(serving.says("ok"))
         due_before, missed_before = counted(serving)
         port = int(serving.address.rpartition(":")[2])

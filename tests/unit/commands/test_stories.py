@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
-from kvdiag.sim import STORIES
+from kvdiag.sim import SCENARIOS
 from tests.integration.vllm.cli import kvdiag as call
 from tests.unit.commands.conftest import OPTIONS, Run
 
@@ -42,7 +42,7 @@ VERDICTS: Mapping[str, Verdict] = {
 }
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", SCENARIOS)
 def test_story_is_found_out(story: str, run: Run) -> None:
     """A run says what the story does wrong, or that nothing is, and exits with the code that goes with it."""
     # GIVEN
@@ -56,7 +56,7 @@ def test_story_is_found_out(story: str, run: Run) -> None:
     assert expected == actual, run.document["findings"]
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", SCENARIOS)
 def test_nothing_else_is_blamed(story: str, run: Run) -> None:
     """No other verdict is a fault, and a healthy server is not even suspected."""
     # WHEN
@@ -67,7 +67,7 @@ def test_nothing_else_is_blamed(story: str, run: Run) -> None:
     assert ({expected.finding: "fault"} if expected.code else {}) == blamed
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", SCENARIOS)
 def test_document_meets_its_schema(story: str, run: Run) -> None:
     """What is printed is one JSON document of the committed schema."""
     # GIVEN
@@ -80,7 +80,7 @@ def test_document_meets_its_schema(story: str, run: Run) -> None:
     assert [] == problems
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", SCENARIOS)
 def test_progress_names_the_steps(story: str, run: Run) -> None:
     """Each step is announced once on stderr, in order, and nothing else is said there."""
     # WHEN
@@ -91,7 +91,7 @@ def test_progress_names_the_steps(story: str, run: Run) -> None:
     assert [f"step {number} of {count}" for number in range(1, count + 1)] == [line[:11] for line in lines]
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", SCENARIOS)
 def test_trace_gives_the_same_diagnosis(story: str, run: Run) -> None:
     """The recorded trace is judged to the very bytes that the run printed, with the same exit code."""
     # WHEN

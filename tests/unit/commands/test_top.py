@@ -16,7 +16,7 @@ import pytest
 
 import kvdiag
 from kvdiag.commands import main
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.debian import NoPackageError
 from tests.fixtures.hostile import Hostile, refused_port, reply
 from tests.fixtures.require import require
@@ -47,7 +47,7 @@ def daemon(url: str) -> Iterator[str]:
 def test_a_leak_is_seen_in_a_terminal_that_is_given_back() -> None:
     """The bar, the finding as it comes, another size; q leaves the terminal as it was."""
     # GIVEN a server, and the view of it
-    with Drill(STORIES["kv-leak"]) as drill, terminal() as window:
+    with Drill(SCENARIOS["kv-leak"]) as drill, terminal() as window:
         window.kvdiag("top", "--url", drill.url, *FAST)
         assert window.comes_to(lambda: window.shows("OK  "))
 
@@ -90,7 +90,7 @@ def test_a_leak_is_seen_in_a_terminal_that_is_given_back() -> None:
 def test_it_is_put_aside_and_ended_by_a_signal() -> None:
     """Ctrl-Z gives the shell its terminal, fg takes it again, SIGTERM ends it; NO_COLOR is kept to."""
     # GIVEN
-    with Drill(STORIES["healthy"]) as drill, terminal(NO_COLOR="1") as window:
+    with Drill(SCENARIOS["healthy"]) as drill, terminal(NO_COLOR="1") as window:
         window.kvdiag("top", "--url", drill.url, *FAST)
         assert window.comes_to(lambda: window.shows("OK  "))
         assert set() == window.colours()
@@ -121,7 +121,7 @@ def test_it_is_put_aside_and_ended_by_a_signal() -> None:
 def test_a_daemon_is_looked_through_until_it_goes() -> None:
     """What the daemon sees is shown as it is; once it is gone nothing is healthy any more."""
     # GIVEN
-    with Drill(STORIES["healthy"]) as drill, terminal() as window:
+    with Drill(SCENARIOS["healthy"]) as drill, terminal() as window:
         with daemon(drill.url) as address:
             window.kvdiag("top", "--attach", address, *FAST)
             assert window.comes_to(lambda: window.shows("OK  "))
@@ -183,7 +183,7 @@ def test_a_crash_gives_the_terminal_back() -> None:
 def test_one_frame_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed whole and plain, and the exit code is the verdict's."""
     # GIVEN
-    with Drill(STORIES["kv-leak"]) as drill:
+    with Drill(SCENARIOS["kv-leak"]) as drill:
         Client(drill.url).complete(64, 8)
 
         # WHEN

@@ -64,7 +64,7 @@ engines = st.builds(
     prefix_hits_total=st.none() | counts,
 )
 gaps = st.builds(
-    Gap, source=st.sampled_from(["vllm", "nvml", "host"]), kind=st.sampled_from(["absent", "failed"]), reason=words
+    Gap, source=st.sampled_from(["engine", "nvml", "host"]), kind=st.sampled_from(["absent", "failed"]), reason=words
 )
 processes = st.builds(Process, pid=few, used_bytes=st.none() | sizes, name=st.none() | words)
 outcomes = st.builds(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.server_exits import Death, deaths
+from kvdiag.diagnosis.server_exits import ServerExit, deaths
 from kvdiag.model import Device, Engine, Facts, Gap, Sample, Timeline
 from tests.builders.values import GIB, NO_ANSWER, device, engine
 
@@ -32,7 +32,7 @@ def down(seconds: float, *free_bytes: int | None, gap: Gap = NO_ANSWER) -> Sampl
     return Sample(at_seconds=seconds, devices=gpus(*free_bytes) or None, gaps=(gap,))
 
 
-def found(*samples: Sample, known: Facts | None = None) -> tuple[Death, ...]:
+def found(*samples: Sample, known: Facts | None = None) -> tuple[ServerExit, ...]:
     """The deaths of a timeline."""
     return deaths(Timeline(samples=samples), known or Facts(), DEFAULT_LIMITS)
 
@@ -46,7 +46,7 @@ def test_memory_that_comes_free_when_nobody_answers_is_a_death() -> None:
 
     # THEN
     assert (
-        Death(at_seconds=4.0, gpu=0, free_before_bytes=GIB, came_free_bytes=60 * GIB, answered_before=True),
+        ServerExit(at_seconds=4.0, gpu=0, free_before_bytes=GIB, came_free_bytes=60 * GIB, answered_before=True),
     ) == actual
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.blocks.expected import Need
+from kvdiag.diagnosis.blocks.expected import ExpectedBlocks
 from kvdiag.diagnosis.blocks.step_accounting import (
     Growth,
     compare,
@@ -28,7 +28,7 @@ def growth(held: int, need: int, *, requests: int = 2, least: int | None = None)
         samples=2,
         requests=requests,
         tokens=1024,
-        need=Need(least_blocks=need if least is None else least, most_blocks=need),
+        need=ExpectedBlocks(least_blocks=need if least is None else least, most_blocks=need),
         held_blocks=held,
         filled_ratio=None,
     )
@@ -83,7 +83,7 @@ def test_fullest_whole_sample_is_measured() -> None:
     actual = measure(timeline, KNOWN, SPAN, 3)
 
     # THEN
-    need = Need(least_blocks=64, most_blocks=64)
+    need = ExpectedBlocks(least_blocks=64, most_blocks=64)
     assert actual == Growth(
         samples=3, requests=2, tokens=1024, need=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
     )
@@ -106,7 +106,7 @@ def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
 
     # THEN
     assert actual is not None
-    assert Need(least_blocks=62, most_blocks=65) == actual.need
+    assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.need
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
 
 def test_finished_requests_need_all_but_their_last_token() -> None:
     """512 + 65 - 1 = 576 tokens are 36 blocks, of two requests 72."""
-    assert Need(least_blocks=72, most_blocks=72) == nominal_need(KNOWN, SPAN)
+    assert ExpectedBlocks(least_blocks=72, most_blocks=72) == nominal_need(KNOWN, SPAN)
     assert nominal_need(KNOWN, replace(SPAN, workload=None)) is None

@@ -75,7 +75,7 @@ def test_what_was_not_seen_whole_is_not_judged(
 
 def test_a_span_that_did_not_run_says_why_the_engine_was_not_read() -> None:
     """The gap of the page is the reason; a pool that nobody tells of is another."""
-    lost = Facts(gaps=(Gap(source="vllm", kind="failed", reason="connection refused"),))
+    lost = Facts(gaps=(Gap(source="engine", kind="failed", reason="connection refused"),))
     assert "it did not run: connection refused" == blind_spot(seen(), lost, None, DEFAULT_LIMITS)
     assert "the engine does not report its KV pool" == blind_spot(seen(*WHOLE), Facts(), SPAN, DEFAULT_LIMITS)
 

@@ -62,7 +62,7 @@ def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected:
 def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
     """As after a restart of the daemon that knows it from before: absent is not yet there only where it never was."""
     # GIVEN
-    absent = Gap(source="vllm", kind="absent", reason="starting: nobody answers")
+    absent = Gap(source="engine", kind="absent", reason="starting: nobody answers")
     nobody = [at(10.0 + number, idle=False, gap=absent) for number in range(3)]
     starting = [at(float(second), idle=False, devices=(device(),), gap=absent) for second in range(3)]
 

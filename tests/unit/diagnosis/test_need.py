@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.blocks.expected import Need, blocks_needed, curve_problem, filled_ratio, grows_with_every_token
+from kvdiag.diagnosis.blocks.expected import (
+    ExpectedBlocks,
+    blocks_needed,
+    curve_problem,
+    filled_ratio,
+    grows_with_every_token,
+)
 from kvdiag.model import Facts
 from tests.builders.values import pool
 
@@ -20,7 +26,7 @@ def test_full_attention_needs_whole_blocks_of_each_request(resident: tuple[int, 
     actual = blocks_needed(resident, Facts(pools=(pool(),)))
 
     # THEN
-    assert Need(least_blocks=blocks, most_blocks=blocks) == actual
+    assert ExpectedBlocks(least_blocks=blocks, most_blocks=blocks) == actual
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,7 @@ def test_a_sliding_window_needs_what_it_touches(resident: int, least: int, most:
     actual = blocks_needed((resident,), Facts(pools=(pool(sliding_window_tokens=1024),)))
 
     # THEN
-    assert Need(least_blocks=least, most_blocks=most) == actual
+    assert ExpectedBlocks(least_blocks=least, most_blocks=most) == actual
 
 
 @given(tokens, tokens, st.sampled_from([1, 16, 128]), st.sampled_from([None, 1, 64, 4096]))
@@ -121,7 +127,7 @@ def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most:
     # THEN the curve is known, and is no straight line
     assert curve_problem(known) is None
     assert not grows_with_every_token(known)
-    assert blocks_needed((tokens,), known) == Need(least_blocks=least, most_blocks=most)
+    assert blocks_needed((tokens,), known) == ExpectedBlocks(least_blocks=least, most_blocks=most)
 
 
 def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:

@@ -333,14 +333,14 @@ def test_a_server_begins_with_what_its_devices_held_when_it_answered_awake() -> 
 def test_reason_is_that_of_the_newest_gap() -> None:
     """Of the source that is asked for; else what was known beforehand."""
     older = replace(NO_ANSWER, reason="timeout")
-    beforehand = Facts(gaps=(Gap(source="vllm", kind="absent", reason="no page"),))
+    beforehand = Facts(gaps=(Gap(source="engine", kind="absent", reason="no page"),))
     seen = timeline(
         Sample(at_seconds=1.0, gaps=(older,)),
         Sample(at_seconds=2.0, gaps=(Gap(source="nvml", kind="failed", reason="lost"), NO_ANSWER)),
         Sample(at_seconds=3.0),
     )
-    assert "connection refused" == gap_reason(seen, beforehand, "vllm")
-    assert "no page" == gap_reason(timeline(), beforehand, "vllm")
+    assert "connection refused" == gap_reason(seen, beforehand, "engine")
+    assert "no page" == gap_reason(timeline(), beforehand, "engine")
     assert gap_reason(timeline(), beforehand, "nvml") is None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.blocks.late_frees import Collapse, Hold, hit_collapse, late_holds
+from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Load, Sample, Timeline
 from tests.builders.values import engine, holding, pool
@@ -51,7 +51,7 @@ def test_blocks_that_stay_after_the_work_are_held(
 
 def test_hold_tells_how_long_it_was_seen() -> None:
     """From its first to its last reading."""
-    assert 65.0 == Hold(begin_seconds=5.0, end_seconds=70.0, blocks=1).seconds
+    assert 65.0 == LateFree(begin_seconds=5.0, end_seconds=70.0, blocks=1).seconds
 
 
 @pytest.mark.parametrize(

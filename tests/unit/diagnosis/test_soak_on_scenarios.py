@@ -10,8 +10,8 @@ import pytest
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.active.step_runner import Progress
 from kvdiag.model import Timeline
-from kvdiag.sim import STORIES
-from kvdiag.sim.scenarios import Story
+from kvdiag.sim import SCENARIOS
+from kvdiag.sim.scenarios import Scenario
 from tests.builders.answers import finding, measured, statuses, step
 from tests.builders.soak_run import soak_run
 from tests.builders.values import GIB, KIB
@@ -19,15 +19,15 @@ from tests.builders.values import GIB, KIB
 CYCLE_SECONDS = 1.5
 
 SLOW_LEAK = replace(
-    STORIES["device-leak"], device_bytes_kept_per_request=439 * KIB, kv_cache_memory_bytes=12 * GIB, lazy_bytes=()
+    SCENARIOS["device-leak"], device_bytes_kept_per_request=439 * KIB, kv_cache_memory_bytes=12 * GIB, lazy_bytes=()
 )
 """4 MiB in the mean load cycle: less than a page a request, so that no single request shows it."""
 
-VERDICTS: Mapping[str, tuple[Story, str, str, str]] = {
-    "healthy": (STORIES["healthy"], "ok", "leak.device_non_torch", "ok"),
-    "kv-leak": (STORIES["kv-leak"], "fault", "leak.kv_blocks", "fault"),
+VERDICTS: Mapping[str, tuple[Scenario, str, str, str]] = {
+    "healthy": (SCENARIOS["healthy"], "ok", "leak.device_non_torch", "ok"),
+    "kv-leak": (SCENARIOS["kv-leak"], "fault", "leak.kv_blocks", "fault"),
     "slow device leak": (SLOW_LEAK, "fault", "leak.device_torch", "fault"),
-    "warmup": (STORIES["warmup"], "ok", "leak.device_non_torch", "ok"),
+    "warmup": (SCENARIOS["warmup"], "ok", "leak.device_non_torch", "ok"),
 }
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 
 
 @pytest.fixture(scope="module")
 def drill() -> Iterator[str]:
     """The address of a healthy drill, for tests that leave nothing behind."""
-    with Drill(STORIES["healthy"]) as serving:
+    with Drill(SCENARIOS["healthy"]) as serving:
         yield serving.url
 
 

@@ -15,16 +15,16 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.diagnosis.timeline_queries import whole_load
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
 from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
-from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Recorder, Sampler
+from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Timeline
 from kvdiag.sources.http import NO_ANSWER, HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import Answer, Hostile, Peer, head, raw, reply, reply_json, silent
 
 LONG_SECONDS = 120.0
@@ -50,12 +50,12 @@ def run(
     """The first two steps, or the first alone, and a soak, or the isolation probe, against a server that answers so."""
 
     async def work(url: str) -> Timeline:
-        recorder, clock = Recorder(), Clock()
-        nvml = Patient(no_devices, "nvml")
+        recorder, clock = TimelineBuilder(), Clock()
+        nvml = ThreadedReader(no_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             requests = Requests(client, "tiny", silence_seconds=0.3)
             sampler = Sampler(
-                vllm=VllmSource(HttpReader(client)),
+                vllm=EngineClient(HttpReader(client)),
                 nvml=nvml,
                 facts=facts or Facts(),
                 recorder=recorder,

@@ -10,23 +10,23 @@ from contextlib import closing
 import httpx2
 import pytest
 
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import LONG_SECONDS, Hostile
 from tests.unit.commands.refusals import SERVER
 
 
-def gathered(read: Callable[[], Patient[Facts]], host_seconds: float) -> Facts:
+def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> Facts:
     """The facts of an idle server, whose host is read so."""
 
     async def work(url: str) -> Facts:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             with closing(read()) as reader:
-                facts, _ = await gather_facts(VllmSource(HttpReader(client)), url, reader, host_seconds=host_seconds)
+                facts, _ = await gather_facts(EngineClient(HttpReader(client)), url, reader, host_seconds=host_seconds)
                 return facts
 
     with Hostile(SERVER) as server:
@@ -55,6 +55,6 @@ def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
     # WHEN
     try:
         with pytest.raises(KvdiagError, match="does a process hang in a driver, or a volume not answer"):
-            gathered(lambda: Patient(hang, "host"), 0.05)
+            gathered(lambda: ThreadedReader(hang, "host"), 0.05)
     finally:
         release.set()

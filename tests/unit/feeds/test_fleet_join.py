@@ -24,7 +24,7 @@ def labels(name: str, **more: str) -> Labels:
 
 def vllm(**more: str) -> Labels:
     """A server's own series."""
-    return labels("vllm:num_requests_running", **{"job": "vllm", **more})
+    return labels("vllm:num_requests_running", **{"job": "engine", **more})
 
 
 def dcgm(uuid: str = "GPU-1", **more: str) -> Labels:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.feeds.live.sampling import Clock, Recorder, ticks
+from kvdiag.feeds.live.sampling import Clock, TimelineBuilder, ticks
 from kvdiag.feeds.recording.trace import TraceWriter, read_trace
 from kvdiag.model import Engine, Facts, Mark, Sample, Timeline
 from tests.unit.feeds.virtual_time import now_seconds, run, spend
@@ -79,7 +79,7 @@ def test_waiting_ends_with_what_is_waited_for() -> None:
 
     # GIVEN
     async def work() -> tuple[bool, list[int | None], float]:
-        recorder = Recorder()
+        recorder = TimelineBuilder()
         recorder.add(sample(0.0, running=9))
         asked: list[list[Sample]] = []
 
@@ -110,7 +110,7 @@ def test_waiting_ends_at_its_limit() -> None:
 
     # GIVEN
     async def work() -> tuple[bool, bool, float]:
-        recorder = Recorder()
+        recorder = TimelineBuilder()
 
         async def record() -> None:
             for number in range(20):
@@ -137,7 +137,7 @@ def test_what_is_true_already_is_not_waited_for() -> None:
 
     # GIVEN
     async def work() -> tuple[bool, float]:
-        return await Recorder().wait_for(lambda samples: True, 5.0), now_seconds()
+        return await TimelineBuilder().wait_for(lambda samples: True, 5.0), now_seconds()
 
     # WHEN
     actual = run(work())
@@ -151,7 +151,7 @@ def test_all_who_wait_are_woken() -> None:
 
     # GIVEN
     async def work() -> list[bool]:
-        recorder = Recorder()
+        recorder = TimelineBuilder()
 
         async def record() -> None:
             for number in range(1, 4):
@@ -182,7 +182,7 @@ def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
     with TraceWriter(path, Facts()) as trace:
 
         async def work() -> Timeline:
-            recorder = Recorder(trace)
+            recorder = TimelineBuilder(trace)
             for entry in (sample(1.0), mark, sample(2.0)):
                 recorder.add(entry)
             assert 2 == recorder.count

@@ -9,12 +9,20 @@ from dataclasses import replace
 
 import httpx2
 
-from kvdiag.engines.vllm.metrics import VllmSource
-from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, Pace, Recorder, Sampler, read_agents
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.feeds.live.sampling import (
+    AllocatorReading,
+    Clock,
+    DeviceReading,
+    Pace,
+    Sampler,
+    TimelineBuilder,
+    read_agents,
+)
 from kvdiag.model import Allocator, Facts, Gap, Memory, Sample
 from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import refused_port
 
 LONG_SECONDS = 60.0
@@ -24,18 +32,18 @@ HELD = Allocator(
 
 
 def sampled(
-    reader: Patient[AllocatorReading],
+    reader: ThreadedReader[AllocatorReading],
     enough: Callable[[list[Sample]], bool],
     read_devices: Callable[..., DeviceReading] = lambda **_: (None, ()),
 ) -> list[Sample]:
     """Samples that the agents were due in, until there are enough."""
 
     async def work(port: int) -> list[Sample]:
-        recorder = Recorder()
+        recorder = TimelineBuilder()
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client:
             sampler = Sampler(
-                vllm=VllmSource(HttpReader(client)),
-                nvml=Patient(read_devices, "nvml"),
+                vllm=EngineClient(HttpReader(client)),
+                nvml=ThreadedReader(read_devices, "nvml"),
                 agents=reader,
                 facts=Facts(),
                 recorder=recorder,
@@ -66,7 +74,7 @@ def test_agents_are_read_at_their_pace() -> None:
     gap = Gap(source="torch_allocator", kind="failed", reason="agent-1-1.json: not a file")
 
     # WHEN
-    samples = sampled(Patient(lambda: ((HELD,), (gap,)), "agents"), lambda seen: len(seen) >= 3)
+    samples = sampled(ThreadedReader(lambda: ((HELD,), (gap,)), "agents"), lambda seen: len(seen) >= 3)
 
     # THEN
     assert {((HELD,), (gap,), None, None)} == {(one.allocators, one.gaps, one.engines, one.devices) for one in samples}
@@ -79,7 +87,7 @@ def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
     absent = Gap(source="nvml", kind="absent", reason="no libnvidia-ml.so.1 here")
 
     def seen(gap: Gap, enough: Callable[[list[Sample]], bool]) -> Sample:
-        read_agents: Patient[AllocatorReading] = Patient(lambda: ((inside,), ()), "agents")
+        read_agents: ThreadedReader[AllocatorReading] = ThreadedReader(lambda: ((inside,), ()), "agents")
         return sampled(read_agents, enough, lambda **_: (None, (gap,)))[-1]
 
     # WHEN
@@ -101,7 +109,7 @@ def test_volume_that_hangs_is_a_gap() -> None:
 
     # WHEN
     try:
-        found, gaps = asyncio.run(read_agents(Patient(hang, "agents"), 0.05))
+        found, gaps = asyncio.run(read_agents(ThreadedReader(hang, "agents"), 0.05))
     finally:
         release.set()
 

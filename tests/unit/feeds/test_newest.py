@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, Newest
+from kvdiag.feeds.daemon.latest import SHOWN_SECONDS, LatestReadings
 from kvdiag.model import Gap, HostProcess, Sample, SourceHealth
 from tests.builders.values import NO_NVML, allocator, device, engine, process
 
-NO_ANSWER = Gap(source="vllm", kind="failed", reason="no answer")
-STARTING = Gap(source="vllm", kind="absent", reason="starting: nobody listens")
+NO_ANSWER = Gap(source="engine", kind="failed", reason="no answer")
+STARTING = Gap(source="engine", kind="absent", reason="starting: nobody listens")
 STUCK = Gap(source="nvml", kind="failed", reason="the driver has not answered for 9 s")
 
 
-def after(*samples: Sample) -> Newest:
+def after(*samples: Sample) -> LatestReadings:
     """Having seen these."""
-    newest = Newest()
+    newest = LatestReadings()
     for sample in samples:
         newest.add(sample)
     return newest
 
 
-def health(newest: Newest) -> dict[str, tuple[bool, int]]:
+def health(newest: LatestReadings) -> dict[str, tuple[bool, int]]:
     """Whether each source is up, and its errors."""
     return {one.source: (one.up, one.errors_total) for one in newest.sources({})}
 
@@ -56,7 +56,7 @@ def test_an_engine_that_does_not_answer_is_gone_at_once() -> None:
 
     # THEN
     assert Sample(at_seconds=2.0, gaps=(NO_ANSWER,)) == newest.sample()
-    assert {"vllm": (False, 1)} == health(newest)
+    assert {"engine": (False, 1)} == health(newest)
 
 
 def test_a_source_heals() -> None:
@@ -66,7 +66,7 @@ def test_a_source_heals() -> None:
 
     # THEN
     assert Sample(at_seconds=2.0, engines=(engine(),)) == newest.sample()
-    assert {"vllm": (True, 1)} == health(newest)
+    assert {"engine": (True, 1)} == health(newest)
 
 
 def test_a_removed_device_is_gone() -> None:
@@ -89,7 +89,7 @@ def test_a_stuck_driver_is_down() -> None:
 
     # THEN
     assert newest.sample().devices is None
-    assert {"nvml": (False, 1), "vllm": (True, 0)} == health(newest)
+    assert {"nvml": (False, 1), "engine": (True, 0)} == health(newest)
 
 
 def test_what_is_not_renewed_is_not_shown() -> None:
@@ -109,7 +109,7 @@ def test_a_starting_server_is_no_error() -> None:
     newest = after(Sample(at_seconds=1.0, gaps=(STARTING,)))
 
     # THEN
-    assert {"vllm": (False, 0)} == health(newest)
+    assert {"engine": (False, 0)} == health(newest)
 
 
 def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
@@ -122,14 +122,14 @@ def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
     )
 
     # THEN
-    assert {"torch_allocator": (True, 0), "vllm": (False, 0)} == health(newest)
+    assert {"torch_allocator": (True, 0), "engine": (False, 0)} == health(newest)
     assert (device(),) == newest.sample().devices
 
 
 def test_news_come_once() -> None:
     """A gap that goes on is told when it begins, and when it is of another kind."""
     # GIVEN
-    newest = Newest()
+    newest = LatestReadings()
 
     # THEN
     assert (STARTING,) == newest.add(Sample(at_seconds=1.0, gaps=(STARTING,)))
@@ -143,6 +143,6 @@ def test_durations_are_told_of_their_sources() -> None:
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)))
 
     # THEN
-    assert (SourceHealth(source="vllm", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
-        {"vllm": 0.5, "nvml": 0.1}
+    assert (SourceHealth(source="engine", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
+        {"engine": 0.5, "nvml": 0.1}
     )

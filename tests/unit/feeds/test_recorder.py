@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.retention import Tiers
-from kvdiag.feeds.recording.disk_recorder import FlightRecorder
+from kvdiag.feeds.daemon.retention import Retention
+from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import Before, reload
-from kvdiag.feeds.recording.segment_store import HISTORY, SEGMENTS, Segments, files
+from kvdiag.feeds.recording.segment_store import HISTORY, SEGMENTS, SegmentStore, files
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.model import Facts, Sample
 from tests.builders.values import engine, pool
@@ -36,9 +36,9 @@ def readings(count: int, begin_seconds: float = 1000.0) -> list[Sample]:
 
 
 @pytest.fixture
-def segments(tmp_path: Path) -> Iterator[Segments]:
+def segments(tmp_path: Path) -> Iterator[SegmentStore]:
     """A folder of 16 KiB."""
-    made = Segments(tmp_path / "record", max_bytes=16 * 2**10)
+    made = SegmentStore(tmp_path / "record", max_bytes=16 * 2**10)
     made.begin(FACTS)
     yield made
     made.close()
@@ -49,7 +49,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_recorded_is_read(segments: Segments) -> None:
+def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
     """Over any number of segments: the timeline and the facts are what came."""
     # GIVEN more than an hour, so that a segment follows another
     came = readings(4000)
@@ -66,7 +66,7 @@ def test_what_is_recorded_is_read(segments: Segments) -> None:
     assert 2 == len(files(segments.folder))
 
 
-def test_size_is_kept_and_the_newest_with_it(segments: Segments) -> None:
+def test_size_is_kept_and_the_newest_with_it(segments: SegmentStore) -> None:
     """However long it records: never more than asked for, the oldest is removed, other files are not touched."""
     # GIVEN somebody else's file
     other = segments.folder / "notes.txt"
@@ -87,7 +87,7 @@ def test_size_is_kept_and_the_newest_with_it(segments: Segments) -> None:
     assert "mine" == other.read_text()
 
 
-def test_a_smaller_size_takes_hold_at_once(segments: Segments) -> None:
+def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
     """What is too much then is removed."""
     # GIVEN
     for sample in readings(3000):
@@ -106,7 +106,7 @@ def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFacto
     """Wherever a file ends: what was written whole before it is read, in order, and the next start can go on."""
     # GIVEN a segment that was never ended, cut anywhere
     folder = tmp_path_factory.mktemp("record")
-    segments = Segments(folder, max_bytes=MIB)
+    segments = SegmentStore(folder, max_bytes=MIB)
     segments.begin(FACTS)
     came = readings(40)
     for sample in came:
@@ -125,7 +125,7 @@ def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFacto
     assert len(tail) == len(came) or left < len(whole)
 
 
-def test_every_sample_is_on_disk_when_the_next_one_comes(segments: Segments) -> None:
+def test_every_sample_is_on_disk_when_the_next_one_comes(segments: SegmentStore) -> None:
     """Nothing waits in a buffer: a kill at any moment leaves what came before."""
     # GIVEN
     came = readings(5)
@@ -140,16 +140,16 @@ def test_every_sample_is_on_disk_when_the_next_one_comes(segments: Segments) -> 
     assert tuple(came) == before.tail
 
 
-def test_two_recorders_never_share_a_folder(segments: Segments) -> None:
+def test_two_recorders_never_share_a_folder(segments: SegmentStore) -> None:
     """The second is refused, until the first has ended."""
     # WHEN
     with pytest.raises(KvdiagError, match="another kvdiag records to") as refusal:
-        Segments(segments.folder, max_bytes=MIB)
+        SegmentStore(segments.folder, max_bytes=MIB)
     segments.close()
 
     # THEN
     assert "give each a --record-dir of its own" in str(refusal.value)
-    Segments(segments.folder, max_bytes=MIB).close()
+    SegmentStore(segments.folder, max_bytes=MIB).close()
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/kvdiag"])
@@ -160,15 +160,15 @@ def test_what_is_no_folder_is_an_error(tmp_path: Path, folder: str) -> None:
 
     # THEN
     with pytest.raises(KvdiagError, match=r"^cannot record to .*; give another --record-dir$"):
-        Segments(tmp_path / folder, max_bytes=MIB)
+        SegmentStore(tmp_path / folder, max_bytes=MIB)
 
 
-def recorded_day(folder: Path, hours: float = 25.0, step_seconds: float = 30.0) -> tuple[Tiers, float]:
+def recorded_day(folder: Path, hours: float = 25.0, step_seconds: float = 30.0) -> tuple[Retention, float]:
     """A folder that a daemon has filled for so long, killed at the end; what it had in memory, and its last moment."""
     living = folder.with_name(f"{folder.name}-living")
-    segments = Segments(living, max_bytes=64 * MIB)
+    segments = SegmentStore(living, max_bytes=64 * MIB)
     segments.begin(FACTS)
-    tiers, now_seconds = Tiers(), 1000.0
+    tiers, now_seconds = Retention(), 1000.0
     for number in range(int(hours * 3600 / step_seconds)):
         now_seconds = 1000.0 + number * step_seconds
         sample = Sample(at_seconds=now_seconds, engines=(engine(usage=number % 97 / 97),))
@@ -180,9 +180,9 @@ def recorded_day(folder: Path, hours: float = 25.0, step_seconds: float = 30.0) 
     return tiers, now_seconds
 
 
-def filled(before: Before | None) -> Tiers:
+def filled(before: Before | None) -> Retention:
     """Tiers as a start fills them."""
-    tiers = Tiers()
+    tiers = Retention()
     assert before is not None
     tiers.load(before.thinned)
     for sample in before.tail:
@@ -215,7 +215,7 @@ def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
     for _ in range(5):
         before = reload(tmp_path, now_seconds=now_seconds, url=URL)
         assert before is not None
-        segments = Segments(tmp_path, max_bytes=64 * MIB)
+        segments = SegmentStore(tmp_path, max_bytes=64 * MIB)
         segments.begin(before.facts)
         segments.renew_history(before.thinned)
         segments.close()
@@ -257,7 +257,7 @@ def test_a_broken_history_costs_itself_alone(tmp_path: Path) -> None:
     assert before.tail[-1].at_seconds == now_seconds
 
 
-def test_a_set_clock_garbles_nothing(segments: Segments) -> None:
+def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     """An hour back in the middle: read together, the recording is one of unbroken durations."""
     # GIVEN
     came = readings(20)
@@ -281,7 +281,7 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
     # GIVEN a recorder with an open segment and an open history
     folder, now = tmp_path / "record", [0.0]
-    recorder = FlightRecorder(Segments(folder, max_bytes=MIB), clock=lambda: now[0])
+    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
     recorder.begin(FACTS)
     recorder.add(came[0])
@@ -316,7 +316,7 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
     # GIVEN a recorder whose folder goes away
     folder, now = tmp_path / "record", [0.0]
-    recorder = FlightRecorder(Segments(folder, max_bytes=MIB), clock=lambda: now[0])
+    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(6)
     recorder.begin(FACTS)
     recorder.add(came[0])
@@ -348,7 +348,7 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
     # GIVEN a recorder in the midst of a segment, whose folder somebody removes
     folder, now = tmp_path / "record", [0.0]
-    recorder = FlightRecorder(Segments(folder, max_bytes=MIB), clock=lambda: now[0])
+    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
     recorder.begin(FACTS)
     recorder.add(came[0])
@@ -372,7 +372,7 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     # THEN
     assert 1 == recorder.lost_total
     with pytest.raises(KvdiagError, match="another kvdiag records to"):
-        Segments(folder, max_bytes=MIB)
+        SegmentStore(folder, max_bytes=MIB)
 
     # WHEN
     recorder.add(came[3])

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import httpx2
 
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.model import Load, Outcome, Workload
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
 from tests.unit.feeds.completions import MODEL, offered, with_client
 
@@ -20,7 +20,7 @@ from tests.unit.feeds.completions import MODEL, offered, with_client
 @asynccontextmanager
 async def watched(client: httpx2.AsyncClient) -> AsyncIterator[Callable[[Callable[[int], bool]], Awaitable[int]]]:
     """Wait until the number of requests that run on the server is as wanted; that number."""
-    source = VllmSource(HttpReader(client))
+    source = EngineClient(HttpReader(client))
 
     async def until(wanted: Callable[[int], bool]) -> int:
         while True:
@@ -39,7 +39,7 @@ def test_requests_take_exactly_their_tokens(drill: str) -> None:
 
     # GIVEN
     async def counts(client: httpx2.AsyncClient) -> tuple[Outcome, int, int]:
-        source = VllmSource(HttpReader(client))
+        source = EngineClient(HttpReader(client))
         (before,) = (await source.read())[0] or ()
         outcome = await Requests(client, MODEL).offer(Workload(requests=3, prompt_tokens=100, max_tokens=7))
         async with watched(client) as until:
@@ -63,7 +63,7 @@ def test_prompts_are_never_cached(drill: str) -> None:
 
     # GIVEN
     async def hits(client: httpx2.AsyncClient) -> int:
-        source = VllmSource(HttpReader(client))
+        source = EngineClient(HttpReader(client))
         (before,) = (await source.read())[0] or ()
         for _ in range(2):
             await Requests(client, MODEL, token_ids=[7]).offer(Workload(requests=2, prompt_tokens=64, max_tokens=1))
@@ -83,7 +83,7 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
     repeated = Workload(requests=2, prompt_tokens=65, max_tokens=2, repeated=True)
 
     async def work(client: httpx2.AsyncClient) -> list[int]:
-        source, requests = VllmSource(HttpReader(client)), Requests(client, MODEL)
+        source, requests = EngineClient(HttpReader(client)), Requests(client, MODEL)
         hits = []
         for workload in (repeated, repeated, replace(repeated, repeated=False), replace(repeated, requests=3)):
             before = await _hits(source)
@@ -98,7 +98,7 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
     assert [0, 128, 0, 128] == actual
 
 
-async def _hits(source: VllmSource) -> int:
+async def _hits(source: EngineClient) -> int:
     engines, _ = await source.read()
     return sum(engine.prefix_hits_total or 0 for engine in engines or ())
 
@@ -181,7 +181,7 @@ def test_unknown_model_is_told(drill: str) -> None:
 def test_running_out_of_memory_is_told() -> None:
     """An error in the middle of the stream comes in torch's own words."""
     # WHEN
-    with Drill(STORIES["long-context-oom"]) as serving:
+    with Drill(SCENARIOS["long-context-oom"]) as serving:
         actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
 
     # THEN

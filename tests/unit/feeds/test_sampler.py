@@ -12,7 +12,7 @@ from itertools import pairwise
 import httpx2
 import pytest
 
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
     HOST_SECONDS,
@@ -20,12 +20,12 @@ from kvdiag.feeds.live.sampling import (
     DeviceReading,
     HostReading,
     Pace,
-    Recorder,
     Sampler,
+    TimelineBuilder,
 )
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply
 
 LONG_SECONDS = 120.0
@@ -49,13 +49,13 @@ def sampled(
     """All that a sampler saw of a server until there was enough of it."""
 
     async def work(url: str) -> list[Sample]:
-        recorder = Recorder()
-        nvml = Patient(read_devices, "nvml")
+        recorder = TimelineBuilder()
+        nvml = ThreadedReader(read_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             sampler = Sampler(
-                vllm=VllmSource(HttpReader(client, answer_seconds)),
+                vllm=EngineClient(HttpReader(client, answer_seconds)),
                 nvml=nvml,
-                processes=None if read_host is None else Patient(read_host, "host"),
+                processes=None if read_host is None else ThreadedReader(read_host, "host"),
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
                 pace=pace,
@@ -77,7 +77,7 @@ def sampled(
 
 def engine_readings(samples: list[Sample]) -> list[Sample]:
     """Samples that the engine was due in."""
-    return [one for one in samples if one.engines or any(gap.source == "vllm" for gap in one.gaps)]
+    return [one for one in samples if one.engines or any(gap.source == "engine" for gap in one.gaps)]
 
 
 def device_readings(samples: list[Sample]) -> list[Sample]:
@@ -118,7 +118,7 @@ def test_server_that_fails_leaves_gaps() -> None:
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
     # THEN
-    gap = Gap(source="vllm", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
+    gap = Gap(source="engine", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
     expected = {(None, Load(requests=2, resident_tokens=(7,)), (gap,))}
     assert expected == {(one.engines, one.load, one.gaps) for one in engine_readings(samples)}
 
@@ -136,7 +136,7 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
     )
 
     # THEN
-    gap = Gap(source="vllm", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
+    gap = Gap(source="engine", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
     assert {(gap,)} == {one.gaps for one in engine_readings(samples)}
 
 
@@ -224,12 +224,12 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
             raise ZeroDivisionError
         return (GPU,), ()
 
-    nvml = Patient(breaks_later, "nvml")
+    nvml = ThreadedReader(breaks_later, "nvml")
     sampler = Sampler(
         vllm=None,
         nvml=nvml,
         facts=Facts(),
-        recorder=Recorder(),
+        recorder=TimelineBuilder(),
         pace=QUICK,
         clock=Clock(wall=lambda: 0.0, steady=lambda: now[0]),
         load=lambda: None,

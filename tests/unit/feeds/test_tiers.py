@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.feeds.daemon.retention import Keep, Tiers, thinned
+from kvdiag.feeds.daemon.retention import Keep, Retention, thinned
 from kvdiag.model import Facts, Gap, HostProcess, Sample, Timeline
 from tests.builders.answers import finding
 from tests.builders.values import device, engine, holding, pool, process
 
-FAILED = Gap(source="vllm", kind="failed", reason="no answer")
+FAILED = Gap(source="engine", kind="failed", reason="no answer")
 
 
 def reading(at_seconds: float, usage: float = 0.0, running: int = 0) -> Sample:
@@ -24,7 +24,7 @@ def reading(at_seconds: float, usage: float = 0.0, running: int = 0) -> Sample:
 def test_the_newest_minutes_are_whole() -> None:
     """Within the newest five minutes every sample is there, as it came."""
     # GIVEN a sample a second, for an hour
-    tiers = Tiers()
+    tiers = Retention()
     came = [reading(float(second), usage=second % 100 / 100) for second in range(3600)]
     for sample in came:
         tiers.add(sample)
@@ -40,7 +40,7 @@ def test_the_newest_minutes_are_whole() -> None:
 def test_a_day_is_kept_and_no_more() -> None:
     """The oldest sample is of a day ago, and the number of all is bounded."""
     # GIVEN two days of a sample every ten seconds
-    tiers = Tiers()
+    tiers = Retention()
     for second in range(0, 2 * 86_400, 10):
         tiers.add(reading(float(second), running=second % 3))
 
@@ -87,7 +87,7 @@ def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
 def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
     """`serve` judges every ten seconds what is left of the day: no verdict goes with a minute that is thinned."""
     # GIVEN an hour of work with one pause, in which forty blocks stay held
-    tiers = Tiers()
+    tiers = Retention()
     for second in range(3600):
         pause = 600 <= second < 603
         tiers.add(Sample(at_seconds=float(second), engines=(holding(40 if pause else 900, running=0 if pause else 5),)))
@@ -102,7 +102,7 @@ def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
 def test_another_server_begins_with_nothing() -> None:
     """What was of the server before is forgotten."""
     # GIVEN
-    tiers = Tiers()
+    tiers = Retention()
     tiers.add(reading(1.0))
 
     # WHEN
@@ -121,7 +121,7 @@ def test_another_server_begins_with_nothing() -> None:
 def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list[str]) -> None:
     """However samples come, the kept ones are in order, none is changed, and the newest is always among them."""
     # GIVEN
-    tiers, now, came = Tiers(Keep(whole_seconds=60.0, all_seconds=3600.0)), 0.0, []
+    tiers, now, came = Retention(Keep(whole_seconds=60.0, all_seconds=3600.0)), 0.0, []
     for step, part in zip(steps, parts, strict=False):
         now += step
         came.append(

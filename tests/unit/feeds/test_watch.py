@@ -9,10 +9,10 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import Found, Watch, pace_of
+from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
 from kvdiag.feeds.live.sampling import Clock, DeviceReading
 from kvdiag.model import Sample
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import device
 from tests.unit.feeds.virtual_time import now_seconds, run
 
@@ -31,7 +31,7 @@ class Settable:
         return BOOT_SECONDS + self.off_seconds + now_seconds()
 
 
-class Devices(Patient[DeviceReading]):
+class Devices(ThreadedReader[DeviceReading]):
     """A GPU that answers at once."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Watched(Watch):
         self.seen = self._tiers.samples()
 
 
-async def nobody() -> Found:
+async def nobody() -> FoundServer:
     """No server is there."""
     raise KvdiagError("nobody listens")
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 import httpx2
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import VllmSource
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.retention import Keep
-from kvdiag.feeds.daemon.watch import Found, Watch, pace_of
+from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
 from kvdiag.feeds.live.sampling import Clock, DeviceReading, ticks
 from kvdiag.model import Device, Diagnosis, Snapshot
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.worker_thread import Patient
+from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.values import GIB, SERVER_PID, device, pool, process
 from tests.builders.worlds import World, facts
 from tests.unit.feeds.virtual_time import now_seconds, run
@@ -86,7 +86,7 @@ class Place:
         )
 
 
-class Driver(Patient[DeviceReading]):
+class Driver(ThreadedReader[DeviceReading]):
     """A driver that takes as long as the place says, on the loop's clock."""
 
     def __init__(self, place: Place) -> None:
@@ -121,13 +121,13 @@ def watching(
         client = httpx2.AsyncClient(base_url="http://place", transport=httpx2.MockTransport(place.answer))
         driver = Driver(place)
 
-        async def find() -> Found:
+        async def find() -> FoundServer:
             if not place.up or place.nonsense:
                 raise KvdiagError("nobody listens")
             known = replace(
                 facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
             )
-            return Found(facts=known, vllm=VllmSource(HttpReader(client)), nvml=driver)
+            return FoundServer(facts=known, vllm=EngineClient(HttpReader(client)), nvml=driver)
 
         watch = Judging(
             find=find,
@@ -187,7 +187,7 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
     assert [True, True] == asleep
     assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
     assert 1400.0 < watch.history()[-1].at_seconds - watch.history()[0].at_seconds
-    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
 
 
 def test_another_model_is_another_server() -> None:
@@ -235,7 +235,7 @@ def test_a_restart_between_two_readings_is_noticed() -> None:
     watch = watching(place, script)
 
     # THEN
-    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
     assert restarted_seconds <= watch.history()[0].at_seconds
 
 
@@ -282,8 +282,8 @@ def test_a_slow_driver_is_asked_seldom() -> None:
 
     watch = watching(place, script)
     ticks = {one.source: (one.ticks_total, one.ticks_missed_total) for one in watch.snapshot().sources}
-    assert 0 == ticks["vllm"][1]
-    assert (ticks["vllm"][0] or 0) > 1200
+    assert 0 == ticks["engine"][1]
+    assert (ticks["engine"][0] or 0) > 1200
 
 
 def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
@@ -302,7 +302,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
             await asyncio.sleep(seconds)
             gc.collect()
             objects.append(len(gc.get_objects()))
-        told.append((watch.snapshot().state, source(watch.snapshot(), "vllm")))
+        told.append((watch.snapshot().state, source(watch.snapshot(), "engine")))
         place.nonsense = False
         await until(lambda: watch.snapshot().state == "serving")
 
@@ -312,7 +312,7 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
     ((state, (up, errors)),) = told
     assert ("lost", False) == (state, up)
     assert HOUR_SECONDS * 0.99 <= errors <= HOUR_SECONDS + 2
-    assert ("serving", (True, errors)) == (watch.snapshot().state, source(watch.snapshot(), "vllm"))
+    assert ("serving", (True, errors)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
     assert objects[1] - objects[0] < 0.1 * HOUR_SECONDS
-    ticks = next(one for one in watch.snapshot().sources if one.source == "vllm")
+    ticks = next(one for one in watch.snapshot().sources if one.source == "engine")
     assert 0 == ticks.ticks_missed_total

@@ -67,7 +67,7 @@ NEWEST = Sample(
 
 SOURCES = (
     SourceHealth(source="nvml", up=True, errors_total=0, duration_seconds=0.002, ticks_total=60, ticks_missed_total=2),
-    SourceHealth(source="vllm", up=True, errors_total=3, duration_seconds=0.004),
+    SourceHealth(source="engine", up=True, errors_total=3, duration_seconds=0.004),
 )
 
 

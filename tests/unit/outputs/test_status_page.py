@@ -317,7 +317,7 @@ def test_what_was_not_seen_is_a_hole() -> None:
 def test_a_failed_reading_ends_the_line() -> None:
     """Also where it lasted a moment alone, and what is not seen now is not told as of now."""
     # GIVEN
-    gone = Sample(at_seconds=NOW, gaps=(Gap(source="vllm", kind="failed", reason="it has gone"),))
+    gone = Sample(at_seconds=NOW, gaps=(Gap(source="engine", kind="failed", reason="it has gone"),))
 
     # WHEN
     reader = read(shown(), [*minutes(5), gone])

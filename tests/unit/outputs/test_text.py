@@ -198,7 +198,7 @@ def test_the_headline_of_nothing_says_so() -> None:
 )
 def test_evidence_is_told_in_its_unit(value: float | None, unit: str, text: str) -> None:
     """An index is a name, and has none."""
-    assert text == evidence_value(Evidence(name="it", value=value, unit=unit, source="vllm"))
+    assert text == evidence_value(Evidence(name="it", value=value, unit=unit, source="engine"))
 
 
 def test_faults_come_before_what_is_only_suspect() -> None:

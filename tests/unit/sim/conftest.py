@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvdiag.sim import STORIES, Drill, RemoteNvml
+from kvdiag.sim import SCENARIOS, Drill, RemoteNvml
 from tests.unit.sim.client import Client
 
 Serve = Callable[[str], tuple[Client, RemoteNvml]]
@@ -19,7 +19,7 @@ def serve() -> Iterator[Serve]:
     with ExitStack() as drills:
 
         def start(story: str) -> tuple[Client, RemoteNvml]:
-            url = drills.enter_context(Drill(STORIES[story])).url
+            url = drills.enter_context(Drill(SCENARIOS[story])).url
             return Client(url), RemoteNvml(url)
 
         yield start
@@ -28,7 +28,7 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[str]:
     """Address of one healthy server for all tests that leave nothing behind."""
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         yield drill.url
 
 

@@ -5,7 +5,7 @@ import os
 import pynvml
 import pytest
 
-from kvdiag.sim import STORIES, Drill, RemoteNvml
+from kvdiag.sim import SCENARIOS, Drill, RemoteNvml
 from kvdiag.sim.gpu import GIB, MIB
 from kvdiag.sim.nvml_state import MemoryV2
 from kvdiag.sources.nvml import NvmlSource
@@ -68,7 +68,7 @@ def test_wrong_arguments_are_refused(shared: str) -> None:
 
 def test_a_stopped_drill_has_no_nvml() -> None:
     """When the drill has ended, a reading fails with NVML's unknown error instead of hanging."""
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         nvml = RemoteNvml(drill.url)
         nvml.nvmlInit()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sim.blocks import blocks_for
 from tests.unit.sim.client import Client, eventually
 from tests.unit.sim.conftest import Serve
@@ -32,8 +32,8 @@ def test_it_says_who_it_is(visitor: Client) -> None:
 
 def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
     """`root` is a folder with a config and a safetensors file of the weights' true size; it is gone afterwards."""
-    shape = STORIES["healthy"].model
-    with Drill(STORIES["healthy"]) as drill:
+    shape = SCENARIOS["healthy"].model
+    with Drill(SCENARIOS["healthy"]) as drill:
         _, models = Client(drill.url).get("/v1/models")
         root = Path(json.loads(models)["data"][0]["root"])
         weights = root / "model.safetensors"
@@ -51,7 +51,7 @@ def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
 
 def test_the_config_agrees_with_itself(serve: Serve) -> None:
     """In every story the labels of cache_config_info fit together by vLLM's own formulas."""
-    for name, story in STORIES.items():
+    for name, story in SCENARIOS.items():
         client, _ = serve(name)
         config = client.config()
         blocks = int(config["num_gpu_blocks"])
@@ -194,13 +194,13 @@ def test_what_is_not_http_is_refused(visitor: Client, raw: bytes) -> None:
 
 def test_a_taken_port_is_an_error() -> None:
     """Two drills on one port: the second says so where it is started."""
-    with Drill(STORIES["healthy"]) as first, pytest.raises(OSError, match="address already in use"):
-        Drill(STORIES["healthy"], port=int(first.url.rpartition(":")[2])).__enter__()
+    with Drill(SCENARIOS["healthy"]) as first, pytest.raises(OSError, match="address already in use"):
+        Drill(SCENARIOS["healthy"], port=int(first.url.rpartition(":")[2])).__enter__()
 
 
 def test_stopping_hangs_up() -> None:
     """A drill that ends with a request under way ends at once, and its client sees the answer break off."""
-    with Drill(STORIES["healthy"]) as drill:
+    with Drill(SCENARIOS["healthy"]) as drill:
         client = Client(drill.url)
         connection = http.client.HTTPConnection(client.host, timeout=10)
         body = {"prompt": [5], "max_tokens": 20_000, "ignore_eos": True, "stream": True}

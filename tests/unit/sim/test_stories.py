@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvdiag.sim import STORIES, RemoteNvml
+from kvdiag.sim import SCENARIOS, RemoteNvml
 from kvdiag.sim.gpu import GIB, MIB
 from tests.unit.sim.client import Client
 from tests.unit.sim.conftest import Serve
@@ -42,11 +42,11 @@ def oom(message: str | None) -> dict[str, float]:
 
 def test_stories_are_named_and_summed_up() -> None:
     """Every story has its name as key and one sentence to tell it by."""
-    assert list(STORIES) == [story.name for story in STORIES.values()]
-    assert all(story.summary.endswith(".") and ". " not in story.summary for story in STORIES.values())
+    assert list(SCENARIOS) == [story.name for story in SCENARIOS.values()]
+    assert all(story.summary.endswith(".") and ". " not in story.summary for story in SCENARIOS.values())
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_started_server_fills_its_device(serve: Serve, name: str) -> None:
     """After its start more than 80 % of the device is taken, and no block of the pool is held."""
     client, nvml = serve(name)
@@ -134,7 +134,7 @@ def test_duplicate_model_holds_the_weights_twice(serve: Serve) -> None:
 
     beyond_pool = process.usedGpuMemory - int(client.config()["kv_cache_memory_bytes"])
 
-    assert 2 < beyond_pool / STORIES["duplicate-model"].model.weights_bytes < 2.2
+    assert 2 < beyond_pool / SCENARIOS["duplicate-model"].model.weights_bytes < 2.2
 
 
 def test_concurrency_thrash_preempts_and_waits(serve: Serve) -> None:

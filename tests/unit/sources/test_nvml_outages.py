@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvdiag.sources.nvml import LAST_RETRY_SECONDS, NvmlSource
-from kvdiag.sources.worker_thread import StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout
 from tests.stand_ins.nvml.client import Client
 from tests.stand_ins.nvml.stand_in import Delay, Failure, StandIn, State
 from tests.unit.sources.nvml_devices import EMPTY, FULL, GIB, MEMORY, gap, seen, unread
@@ -90,7 +90,7 @@ def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> Non
     # WHEN
     stand_in.show(State(gpus=(FULL,), delays=(Delay(MEMORY, HANG_SECONDS),)))
     for _ in range(2):
-        with pytest.raises(StillBusy):
+        with pytest.raises(ReadTimeout):
             client.ask(0.1)
     fuller = replace(FULL, free_bytes=GIB)
     stand_in.show(State(gpus=(fuller,)))
@@ -109,7 +109,7 @@ def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
 
     # WHEN
     with Client(stand_in.environment()) as client:
-        with pytest.raises(StillBusy):
+        with pytest.raises(ReadTimeout):
             client.ask(0.1)
         client.close()
         actual = client.end()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 LONG_SECONDS = 30.0
 SHORT_SECONDS = 0.05
@@ -35,7 +35,7 @@ class Gate:
 def test_answer_is_handed_on() -> None:
     """What the read returns for the question's arguments is what the caller gets."""
     # GIVEN
-    patient = Patient(divmod_of, "division")
+    patient = ThreadedReader(divmod_of, "division")
 
     # WHEN
     actual = asyncio.run(patient.ask(LONG_SECONDS, dividend=17, divisor=5))
@@ -48,7 +48,7 @@ def test_answer_is_handed_on() -> None:
 def test_error_travels_to_the_caller() -> None:
     """What the read raises is raised where it was asked, and the next question is answered."""
     # GIVEN
-    patient = Patient(divmod_of, "division")
+    patient = ThreadedReader(divmod_of, "division")
 
     # WHEN
     with pytest.raises(ZeroDivisionError):
@@ -63,12 +63,12 @@ def test_hang_is_noticed_and_never_asked_twice() -> None:
     """While a read hangs each question says since when, and no second read is started beside it."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
+    patient = ThreadedReader(gate.read, "gate")
 
-    async def ask_twice() -> list[StillBusy]:
+    async def ask_twice() -> list[ReadTimeout]:
         busy = []
         for _ in range(2):
-            with pytest.raises(StillBusy) as caught:
+            with pytest.raises(ReadTimeout) as caught:
                 await patient.ask(SHORT_SECONDS)
             busy.append(caught.value)
         return busy
@@ -87,10 +87,10 @@ def test_answer_after_a_hang_is_fresh() -> None:
     """Once a hung read came back its late answer is dropped, and the next question gets one of its own."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
+    patient = ThreadedReader(gate.read, "gate")
 
     async def ask_across_a_hang() -> str:
-        with pytest.raises(StillBusy):
+        with pytest.raises(ReadTimeout):
             await patient.ask(SHORT_SECONDS, answer="stale")
         gate.open()
         return await patient.ask(LONG_SECONDS, answer="fresh")
@@ -107,8 +107,8 @@ def test_answer_after_a_hang_across_loops() -> None:
     """A read that hung in one event loop and came back after its end does not disturb the next loop's question."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
-    with pytest.raises(StillBusy):
+    patient = ThreadedReader(gate.read, "gate")
+    with pytest.raises(ReadTimeout):
         asyncio.run(patient.ask(SHORT_SECONDS))
 
     # WHEN
@@ -123,7 +123,7 @@ def test_cancelled_question_leaves_it_usable() -> None:
     """A task that is cancelled while it waits takes nothing with it: the next question is answered afresh."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
+    patient = ThreadedReader(gate.read, "gate")
 
     async def cancel_then_ask() -> str:
         task = asyncio.create_task(patient.ask(LONG_SECONDS, answer="cancelled"))
@@ -146,7 +146,7 @@ def test_questions_of_two_tasks_take_turns() -> None:
     """Two tasks that ask at once both get an answer, each of a read of its own."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
+    patient = ThreadedReader(gate.read, "gate")
     gate.open()
 
     async def ask_at_once() -> tuple[str, str]:
@@ -164,7 +164,7 @@ def test_event_loop_goes_on_while_a_read_hangs() -> None:
     """Other tasks of the loop run while a read has not come back."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
+    patient = ThreadedReader(gate.read, "gate")
 
     async def open_from_the_loop() -> str:
         answer = asyncio.create_task(patient.ask(LONG_SECONDS))
@@ -184,8 +184,8 @@ def test_closed_one_takes_no_question() -> None:
     """After close a question is the caller's mistake, also where the thread still hangs."""
     # GIVEN
     gate = Gate()
-    patient = Patient(gate.read, "gate")
-    with pytest.raises(StillBusy):
+    patient = ThreadedReader(gate.read, "gate")
+    with pytest.raises(ReadTimeout):
         asyncio.run(patient.ask(SHORT_SECONDS))
 
     # WHEN

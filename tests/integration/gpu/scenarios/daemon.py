@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvdiag.feeds.live.sampling import Clock, Recorder
+from kvdiag.feeds.live.sampling import Clock, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Device, Facts
 from tests.integration.gpu.figures import Figure, exactly
@@ -24,9 +24,9 @@ print(sum(one.memory.used_bytes for one in NvmlSource().read(processes=False)[0]
 
 async def _measure(run: Run) -> tuple[Figure, ...]:
     before_bytes = await _used_by_a_process_that_has_ended()
-    recorder, facts = Recorder(), Facts()
+    recorder, facts = TimelineBuilder(), Facts()
     with TraceWriter(run.trace, facts) as writer:
-        recorder = Recorder(writer)
+        recorder = TimelineBuilder(writer)
         async with sampling(recorder, Clock(), facts, None, lambda: 0) as sampler:
             await recorder.wait_for(
                 lambda samples: sum(bool(one.devices) for one in samples) >= READINGS, LIMIT_SECONDS

@@ -225,7 +225,7 @@ def test_doubt_is_the_components_or_the_lifes(
         ("process", "leak.device_torch", "nvml", "bytes"),  # of vLLM, whose memory is torch's
         ("device", "leak.device_torch", "nvml", "bytes"),
         ("device_beside_processes", "baseline.foreign_memory", "nvml", "bytes"),
-        ("kv_held_idle", "leak.kv_blocks", "vllm", "blocks"),
+        ("kv_held_idle", "leak.kv_blocks", "engine", "blocks"),
         ("host_anonymous", "leak.host", "host", "bytes"),
         ("host_resident", "leak.host", "host", "bytes"),
     ],
@@ -305,8 +305,8 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
     # THEN
     actual = [(one.name, one.value, one.unit, one.source) for one in found.evidence]
     assert actual == [
-        ("version", "vllm 0.32.0", "", "vllm"),
-        ("model", "m", "", "vllm"),
+        ("version", "vllm 0.32.0", "", "engine"),
+        ("model", "m", "", "engine"),
         ("component", "torch's live bytes", "", "torch"),
         ("replicas", 6, "replicas", "kvdiag"),
         ("watched", 23.0, "hours", "kvdiag"),
@@ -317,8 +317,8 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("growth_per_hour_of_later_half", 10 * MB, "bytes", "torch"),
         ("chance_without_growth", 1 / 64, "ratio", "computed"),
         ("false_discoveries", 1 / 64, "ratio", "computed"),
-        ("load_told", "yes", "", "vllm"),
-        ("compared_with", "vllm 0.31.0", "", "vllm"),
+        ("load_told", "yes", "", "engine"),
+        ("compared_with", "vllm 0.31.0", "", "engine"),
         ("compared_with_replicas", 6, "replicas", "kvdiag"),
         ("growth_beyond_older", 10 * MB, "bytes", "torch"),
         ("growth_beyond_older_low", 10 * MB, "bytes", "computed"),

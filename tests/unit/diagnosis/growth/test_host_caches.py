@@ -193,7 +193,7 @@ def test_nothing_fills_where_nothing_is_told() -> None:
         ("vllm", "container serve 1", 8 * GIB),
         ("vllm", "container vllm 1", 8 * GIB),
         (None, "container serve 1", None),
-        ("vllm", "proxy 12", None),
+        ("engine", "proxy 12", None),
     ],
 )
 def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: str, expected: int | None) -> None:

@@ -146,7 +146,7 @@ def test_soak_goes_before_what_was_watched(by_soak: Status, otherwise: Status, s
         ("torch_live", "torch", "bytes"),
         ("torch_unused", "torch", "bytes"),
         ("outside_torch", "torch", "bytes"),
-        ("kv_held_idle", "vllm", "blocks"),
+        ("kv_held_idle", "engine", "blocks"),
         ("host_anonymous", "host", "bytes"),
         ("server", "nvml", "bytes"),
         ("device", "nvml", "bytes"),

@@ -34,7 +34,7 @@ def test_weights_held_twice_are_a_fault() -> None:
         "the weights are there 2 times",
         evidence=(
             Evidence(name="server_bytes", value=pool_bytes + 13 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="pool_bytes", value=pool_bytes, unit="bytes", source="vllm"),
+            Evidence(name="pool_bytes", value=pool_bytes, unit="bytes", source="engine"),
             Evidence(name="weights_bytes", value=6 * GIB, unit="bytes", source="host: checkpoint files"),
             Evidence(name="beyond_pool_and_weights", value=7 * GIB, unit="bytes", source="computed"),
             Evidence(name="allowance", value=1100 * MIB + int(0.08 * 32 * GIB), unit="bytes", source="computed"),

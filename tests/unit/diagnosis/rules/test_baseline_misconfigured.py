@@ -46,10 +46,10 @@ def test_a_context_that_the_pool_cannot_hold_is_a_fault() -> None:
         status="fault",
         summary="the pool holds 16,000 tokens, one request may ask for 32,768: it can never be served",
         evidence=(
-            Evidence(name="capacity", value=16_000, unit="tokens", source="vllm"),
-            Evidence(name="max_model_len", value=32_768, unit="tokens", source="vllm"),
-            Evidence(name="max_concurrency_at_max_model_len", value=16_000 / 32_768, unit="requests", source="vllm"),
-            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="vllm"),
+            Evidence(name="capacity", value=16_000, unit="tokens", source="engine"),
+            Evidence(name="max_model_len", value=32_768, unit="tokens", source="engine"),
+            Evidence(name="max_concurrency_at_max_model_len", value=16_000 / 32_768, unit="requests", source="engine"),
+            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="engine"),
             Evidence(name="gpu_0_free", value=5010 * MIB - 464 * MIB + 0, unit="bytes", source="nvml"),
         ),
     )

@@ -128,10 +128,10 @@ def test_every_figure_that_was_looked_at_is_shown() -> None:
         status="ok",
         summary="pool, context length and device fit together",
         evidence=(
-            Evidence(name="capacity", value=98_320, unit="tokens", source="vllm"),
-            Evidence(name="max_model_len", value=32_768, unit="tokens", source="vllm"),
-            Evidence(name="max_concurrency_at_max_model_len", value=6145 / 2048, unit="requests", source="vllm"),
-            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="vllm"),
+            Evidence(name="capacity", value=98_320, unit="tokens", source="engine"),
+            Evidence(name="max_model_len", value=32_768, unit="tokens", source="engine"),
+            Evidence(name="max_concurrency_at_max_model_len", value=6145 / 2048, unit="requests", source="engine"),
+            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="engine"),
             Evidence(name="gpu_0_free", value=10 * GIB - DRIVER, unit="bytes", source="nvml"),
             Evidence(name="gpu_0_used_by_server", value=70 * GIB, unit="bytes", source="nvml"),
             Evidence(name="gpu_0_used_by_processes", value=70 * GIB, unit="bytes", source="nvml"),
@@ -241,7 +241,7 @@ def test_why_a_device_is_not_compared_is_told(devices: tuple[Device, ...], gap: 
     assert Finding(id="baseline.misconfigured", status="unknown", summary=FITS + told) == actual
 
 
-@pytest.mark.parametrize("gap", [None, Gap(source="vllm", kind="failed", reason="HTTP 500")])
+@pytest.mark.parametrize("gap", [None, Gap(source="engine", kind="failed", reason="HTTP 500")])
 def test_without_a_pool_the_engine_is_asked_why(gap: Gap | None) -> None:
     """Its gap, or that it does not report one."""
     # THEN

@@ -35,11 +35,11 @@ def test_requests_that_push_one_another_out_are_a_fault() -> None:
         summary="5 preemptions, each computed again; up to 3 requests waited for room; "
         "the pool holds 7 of the 10 requests of 2,303 tokens",
         evidence=(
-            Evidence(name="preemptions", value=5, unit="requests", source="vllm"),
-            Evidence(name="most_waiting_for_room", value=3, unit="requests", source="vllm"),
-            Evidence(name="most_running", value=7, unit="requests", source="vllm"),
-            Evidence(name="highest_usage", value=1099 / 1100, unit="ratio", source="vllm"),
-            Evidence(name="capacity", value=17_600, unit="tokens", source="vllm"),
+            Evidence(name="preemptions", value=5, unit="requests", source="engine"),
+            Evidence(name="most_waiting_for_room", value=3, unit="requests", source="engine"),
+            Evidence(name="most_running", value=7, unit="requests", source="engine"),
+            Evidence(name="highest_usage", value=1099 / 1100, unit="ratio", source="engine"),
+            Evidence(name="capacity", value=17_600, unit="tokens", source="engine"),
         ),
     )
 

@@ -95,11 +95,11 @@ def test_what_a_waiting_queue_shows_is_told_with_its_units() -> None:
     # THEN 200 blocks of 16 tokens
     assert ("suspect", "up to 5 requests waited for room in the pool") == (actual.status, actual.summary)
     assert [
-        ("preemptions", 0, "requests", "vllm"),
-        ("most_waiting_for_room", 5, "requests", "vllm"),
-        ("most_running", 7, "requests", "vllm"),
-        ("highest_usage", 0.99, "ratio", "vllm"),
-        ("capacity", 3_200, "tokens", "vllm"),
+        ("preemptions", 0, "requests", "engine"),
+        ("most_waiting_for_room", 5, "requests", "engine"),
+        ("most_running", 7, "requests", "engine"),
+        ("highest_usage", 0.99, "ratio", "engine"),
+        ("capacity", 3_200, "tokens", "engine"),
         ("work_while_waiting_over_other_times", None, "ratio", "computed"),
     ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
 

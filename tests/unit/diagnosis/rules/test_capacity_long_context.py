@@ -238,11 +238,11 @@ def test_a_stuck_request_has_its_figures() -> None:
     )
     assert ("fault", sentence) == (actual.status, actual.summary)
     assert [
-        ("capacity", 16_000, "tokens", "vllm"),
-        ("running", 1, "requests", "vllm"),
-        ("most_waiting", 9, "requests", "vllm"),
-        ("without_a_token", 180.0, "seconds", "vllm"),
-        ("tokens_meanwhile", 0, "tokens", "vllm"),
+        ("capacity", 16_000, "tokens", "engine"),
+        ("running", 1, "requests", "engine"),
+        ("most_waiting", 9, "requests", "engine"),
+        ("without_a_token", 180.0, "seconds", "engine"),
+        ("tokens_meanwhile", 0, "tokens", "engine"),
         ("least_time_that_counts", 120.0, "seconds", "kvdiag"),
     ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
 
@@ -317,8 +317,8 @@ def test_a_long_request_that_ran_has_its_figures() -> None:
     # THEN
     assert [
         ("prompt", 16_384, "tokens", "kvdiag"),
-        ("max_model_len", 32_768, "tokens", "vllm"),
-        ("capacity", 98_320, "tokens", "vllm"),
+        ("max_model_len", 32_768, "tokens", "engine"),
+        ("capacity", 98_320, "tokens", "engine"),
     ] == [(one.name, one.value, one.unit, one.source) for one in ran(16_384, 1_024).evidence]
 
 

@@ -27,10 +27,10 @@ def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
         status="fault",
         summary="requests hold 3.6 times the blocks that their tokens need (139 for 39)",
         evidence=(
-            Evidence(name="blocks_held", value=139, unit="blocks", source="vllm"),
+            Evidence(name="blocks_held", value=139, unit="blocks", source="engine"),
             Evidence(name="blocks_needed", value=39, unit="blocks", source="computed"),
             Evidence(name="tokens_resident", value=624, unit="tokens", source="kvdiag"),
-            Evidence(name="block", value=16, unit="tokens", source="vllm"),
+            Evidence(name="block", value=16, unit="tokens", source="engine"),
             Evidence(name="filled", value=624 / (139 * 16), unit="ratio", source="computed"),
         ),
     )

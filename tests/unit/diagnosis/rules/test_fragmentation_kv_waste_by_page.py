@@ -73,13 +73,13 @@ def test_figures_by_the_page_have_units_and_sources() -> None:
 
     # THEN
     assert {
-        "blocks_per_request": (1500.33, "blocks", "vllm"),
+        "blocks_per_request": (1500.33, "blocks", "engine"),
         "blocks_needed_at_most": (126, "blocks", "computed"),
         "tokens_of_a_request_at_most": (2000, "tokens", "computed"),
-        "longest_prompt_at_most": (1000, "tokens", "vllm"),
-        "prompts_at_least": (79, "requests", "vllm"),
-        "changes_of_running_requests": (79, "readings", "vllm"),
-        "looked_up_over_counted": (1.0, "ratio", "vllm"),
+        "longest_prompt_at_most": (1000, "tokens", "engine"),
+        "prompts_at_least": (79, "requests", "engine"),
+        "changes_of_running_requests": (79, "readings", "engine"),
+        "looked_up_over_counted": (1.0, "ratio", "engine"),
     } == {one.name: (one.value, one.unit, one.source) for one in actual.evidence}
 
 

@@ -91,10 +91,10 @@ def test_the_worst_of_several_loads_is_told_with_its_figures() -> None:
         actual.summary,
     )
     assert [
-        ("blocks_held", 14, "blocks", "vllm"),
+        ("blocks_held", 14, "blocks", "engine"),
         ("blocks_needed", 8, "blocks", "computed"),
         ("tokens_resident", 128, "tokens", "kvdiag"),
-        ("block", 16, "tokens", "vllm"),
+        ("block", 16, "tokens", "engine"),
         ("filled", 128 / 224, "ratio", "computed"),
     ] == figures(actual)
     assert "requests hold 4 blocks more than their tokens need" == loads((2, 64, 12)).summary
@@ -168,13 +168,13 @@ def test_waste_by_the_page_has_its_figures() -> None:
     told = "a request holds 1,260 blocks, 10 times what 2,000 tokens need, and none of that hour can have had more"
     assert told == actual.summary
     assert [
-        ("blocks_per_request", 1_260.0, "blocks", "vllm"),
+        ("blocks_per_request", 1_260.0, "blocks", "engine"),
         ("blocks_needed_at_most", 126, "blocks", "computed"),
         ("tokens_of_a_request_at_most", 2_000, "tokens", "computed"),
-        ("longest_prompt_at_most", 1_000, "tokens", "vllm"),
-        ("prompts_at_least", 79, "requests", "vllm"),
-        ("changes_of_running_requests", 79, "readings", "vllm"),
-        ("looked_up_over_counted", 1.0, "ratio", "vllm"),
+        ("longest_prompt_at_most", 1_000, "tokens", "engine"),
+        ("prompts_at_least", 79, "requests", "engine"),
+        ("changes_of_running_requests", 79, "readings", "engine"),
+        ("looked_up_over_counted", 1.0, "ratio", "engine"),
     ] == figures(actual)
     within = "by the page requests hold 503 blocks, and may need 126"
     assert f"cannot tell: no load of known tokens was seen whole; {within}" == by_page(503).summary

@@ -283,9 +283,9 @@ def test_unequal_pools_have_their_figures() -> None:
         status="fault",
         summary=told,
         evidence=(
-            Evidence(name="engine_0_pool", value=30_000, unit="tokens", source="vllm"),
-            Evidence(name="engine_1_pool", value=16_000, unit="tokens", source="vllm"),
-            Evidence(name="engine_2_pool", value=40_000, unit="tokens", source="vllm"),
+            Evidence(name="engine_0_pool", value=30_000, unit="tokens", source="engine"),
+            Evidence(name="engine_1_pool", value=16_000, unit="tokens", source="engine"),
+            Evidence(name="engine_2_pool", value=40_000, unit="tokens", source="engine"),
             Evidence(name="kv_tokens_lost", value=24_000, unit="tokens", source="computed"),
             Evidence(name="share_of_the_larger", value=0.4, unit="ratio", source="computed"),
         ),

@@ -39,10 +39,10 @@ def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys:
     # THEN six hits are all the fastest of 18 times: 1 way of 18,564
     assert [
         ("requests_judged", 30, "requests", "kvdiag"),
-        ("new_prompts_hit", 0.0, "ratio", "vllm"),
-        ("own_prompts_hit", HIT, "ratio", "vllm"),
-        ("other_salt_hit", 0.0, "ratio", "vllm"),
-        ("other_unsalted_hit", HIT, "ratio", "vllm"),
+        ("new_prompts_hit", 0.0, "ratio", "engine"),
+        ("own_prompts_hit", HIT, "ratio", "engine"),
+        ("other_salt_hit", 0.0, "ratio", "engine"),
+        ("other_unsalted_hit", HIT, "ratio", "engine"),
         ("keys", keys, "keys", "kvdiag"),
         *(
             (f"first_token_{name}", pytest.approx(value, abs=0.0051), "ms", "kvdiag")

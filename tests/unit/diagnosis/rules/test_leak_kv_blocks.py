@@ -33,12 +33,12 @@ def test_blocks_that_every_request_leaves_behind_are_a_fault() -> None:
         status="fault",
         summary="84 of 6,144 KV blocks (168 MiB) stay held at idle, 4 more with each request",
         evidence=(
-            Evidence(name="idle_stretches", value=12, unit="stretches", source="vllm"),
-            Evidence(name="held_at_first_idle", value=0, unit="blocks", source="vllm"),
-            Evidence(name="held_at_last_idle", value=84, unit="blocks", source="vllm"),
+            Evidence(name="idle_stretches", value=12, unit="stretches", source="engine"),
+            Evidence(name="held_at_first_idle", value=0, unit="blocks", source="engine"),
+            Evidence(name="held_at_last_idle", value=84, unit="blocks", source="engine"),
             Evidence(name="requests_between", value=21, unit="requests", source="kvdiag"),
-            Evidence(name="held_bytes", value=168 * MIB, unit="bytes", source="vllm"),
-            Evidence(name="held_share_of_pool", value=84 / 6144, unit="ratio", source="vllm"),
+            Evidence(name="held_bytes", value=168 * MIB, unit="bytes", source="engine"),
+            Evidence(name="held_share_of_pool", value=84 / 6144, unit="ratio", source="engine"),
             Evidence(name="requests_until_the_pool_is_gone", value=1515, unit="requests", source="computed"),
         ),
     )

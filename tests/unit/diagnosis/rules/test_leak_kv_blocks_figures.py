@@ -90,12 +90,12 @@ def test_what_each_request_leaves_and_when_the_pool_is_gone(first: int, last: in
     size = f"{2 * last} MiB" if last >= 50 else f"{2 * last:.2f} MiB"
     assert ("fault", f"{last} of 6,144 KV blocks ({size}) stay held at idle{rate}") == (actual.status, actual.summary)
     assert [
-        ("idle_stretches", 2, "stretches", "vllm"),
-        ("held_at_first_idle", first, "blocks", "vllm"),
-        ("held_at_last_idle", last, "blocks", "vllm"),
+        ("idle_stretches", 2, "stretches", "engine"),
+        ("held_at_first_idle", first, "blocks", "engine"),
+        ("held_at_last_idle", last, "blocks", "engine"),
         ("requests_between", 10, "requests", "kvdiag"),
-        ("held_bytes", last * 2 * MIB, "bytes", "vllm"),
-        ("held_share_of_pool", last / 6144, "ratio", "vllm"),
+        ("held_bytes", last * 2 * MIB, "bytes", "engine"),
+        ("held_share_of_pool", last / 6144, "ratio", "engine"),
         ("requests_until_the_pool_is_gone", gone, "requests", "computed"),
     ] == figures(actual)
 
@@ -213,14 +213,14 @@ def test_late_returns_have_their_figures() -> None:
     )
     assert ("suspect", sentence) == (actual.status, actual.summary)
     assert [
-        ("idle_stretches", 2, "stretches", "vllm"),
-        ("held_at_first_idle", 0, "blocks", "vllm"),
-        ("held_at_last_idle", 0, "blocks", "vllm"),
+        ("idle_stretches", 2, "stretches", "engine"),
+        ("held_at_first_idle", 0, "blocks", "engine"),
+        ("held_at_last_idle", 0, "blocks", "engine"),
         ("requests_between", None, "requests", "kvdiag"),
-        ("times_held_late", 2, "times", "vllm"),
-        ("longest_held", 300.0, "seconds", "vllm"),
-        ("most_held_late", 1_536, "blocks", "vllm"),
-        ("share_of_pool_held_late", 0.25, "ratio", "vllm"),
+        ("times_held_late", 2, "times", "engine"),
+        ("longest_held", 300.0, "seconds", "engine"),
+        ("most_held_late", 1_536, "blocks", "engine"),
+        ("share_of_pool_held_late", 0.25, "ratio", "engine"),
     ] == figures(actual)
     assert "freed by a timeout" in late((1_536, 4)).summary
     assert "ran, once, and came back" in late((1_536, 4)).summary
@@ -263,13 +263,13 @@ def test_hits_that_dwindled_have_their_figures() -> None:
     # THEN
     assert "unknown" == actual.status
     assert [
-        ("idle_stretches", 1, "stretches", "vllm"),
-        ("held_at_first_idle", 0, "blocks", "vllm"),
-        ("held_at_last_idle", 0, "blocks", "vllm"),
+        ("idle_stretches", 1, "stretches", "engine"),
+        ("held_at_first_idle", 0, "blocks", "engine"),
+        ("held_at_last_idle", 0, "blocks", "engine"),
         ("requests_between", None, "requests", "kvdiag"),
-        ("hit_share_at_first", pytest.approx(0.6, abs=0.01), "ratio", "vllm"),
-        ("hit_share_at_last", pytest.approx(0.01, abs=0.001), "ratio", "vllm"),
-        ("looked_up", pytest.approx(4_800_000, abs=20_000), "tokens", "vllm"),
+        ("hit_share_at_first", pytest.approx(0.6, abs=0.01), "ratio", "engine"),
+        ("hit_share_at_last", pytest.approx(0.01, abs=0.001), "ratio", "engine"),
+        ("looked_up", pytest.approx(4_800_000, abs=20_000), "tokens", "engine"),
     ] == figures(actual)
 
 
@@ -308,9 +308,9 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, st
     assert (status, told) == (actual.status, actual.summary)
     assert [
         ("window", 6.0, "hours", "kvdiag"),
-        ("lowest_held_under_load", 4 * each, "blocks", "vllm"),
-        ("running_at_the_lowest", 4, "requests", "vllm"),
-        ("growth_of_the_lowest_per_hour", pytest.approx(growth, abs=0.001), "blocks", "vllm"),
+        ("lowest_held_under_load", 4 * each, "blocks", "engine"),
+        ("running_at_the_lowest", 4, "requests", "engine"),
+        ("growth_of_the_lowest_per_hour", pytest.approx(growth, abs=0.001), "blocks", "engine"),
         ("smallest_visible_growth_per_hour", pytest.approx(1 / 6, abs=0.001), "blocks", "computed"),
     ] == figures(actual)
 

@@ -49,7 +49,7 @@ def test_deaths_while_serving_are_counted(times: int, told: str, least: int) -> 
     )
     assert ("unknown", sentence) == (actual.status, actual.summary)
     assert [
-        ("deaths_while_serving", times, "times", "vllm"),
+        ("deaths_while_serving", times, "times", "engine"),
         ("gpu", 2, "index", "nvml"),
         ("least_free_before", least * MIB, "bytes", "nvml"),
     ] == figures(actual)
@@ -73,7 +73,7 @@ def test_deaths_at_start_are_of_another_verdict() -> None:
         status="unknown",
         summary=sentence,
         evidence=(
-            Evidence(name="starts_that_ended", value=3, unit="starts", source="vllm"),
+            Evidence(name="starts_that_ended", value=3, unit="starts", source="engine"),
             Evidence(name="gpu", value=2, unit="index", source="nvml"),
             Evidence(name="least_free_before", value=140 * MIB, unit="bytes", source="nvml"),
             Evidence(name="came_free", value=23_412 * MIB, unit="bytes", source="nvml"),
