@@ -15,8 +15,8 @@ In this order, since each gate needs what the one before established:
 6. new ground The last quarter lies above what earlier history has shown.                              else `recurring`
 7. strength   Theil-Sen slope over its error, which autocorrelation of the residuals widens.           else `weak`
 8. quarters   Each quarter of the window lies above the one before.                                    else `uneven`
-9. drift      One of: increments too regular for a random walk; a rise that no earlier window of this
-              length came near to; many steps up and none down.                                        else `drift`
+9. drift      Increments too regular for a random walk, or a rise that no earlier window of this length
+              came near to. Growth in steps: so many up and none down.                                      else `drift`
 10. again     The same holds for the window as it ended a sixth and a third of its length ago.         else `recent`
 
 Windows that pass are a fault where strength and drift reach their upper limit in all three evaluations, else a suspect.
@@ -42,7 +42,19 @@ MINUTES_PER_HOUR = 60
 
 GrowthStatus = Literal["fault", "suspect", "unknown", "none"]
 Reason = Literal[
-    "grows", "flat", "returns", "event", "ended", "recurring", "weak", "uneven", "drift", "recent", "slowing", "no past"
+    "grows",
+    "flat",
+    "returns",
+    "event",
+    "ended",
+    "recurring",
+    "weak",
+    "uneven",
+    "drift",
+    "few steps",
+    "recent",
+    "slowing",
+    "no past",
 ]
 """The gate that decided; `grows` passed all of them. `slowing`: every fifth of the history rose less than the one
 before. `no past`: garbage-collected memory over a short window without a history to compare with."""
@@ -124,6 +136,10 @@ class Assessment:
     windows: tuple[GrowthEvidence, ...]
     burst: GrowthEvidence | None = None
 
+    def lasts(self, hours: float) -> bool:
+        """Whether a window of so many hours or more is a fault."""
+        return any(one.status == "fault" and one.window_hours >= hours for one in self.windows)
+
     @property
     def decides(self) -> GrowthEvidence | None:
         """The window that answers; `None` where the history is too short for any."""
@@ -132,7 +148,7 @@ class Assessment:
                 if window.status == status:
                     return window
         pending = [window for window in self.windows if window.reason in ("recent", "slowing")]
-        return next(iter((*pending, *self.windows[-1:])), None)
+        return next(iter((*pending[-1:], *self.windows[-1:])), None)
 
 
 def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
@@ -353,13 +369,17 @@ def _gated(
         return replace(evidence, reason="weak")
     if min(rises) <= 0.0:
         return replace(evidence, reason="uneven")
-    p_steps = stats.binomial_tail(jumps.ups, jumps.ups + jumps.downs) if jumps.ups else 1.0
-    beyond = beyond or 0.0
-    if not (p_drift < limits.drift_p or beyond > limits.suspect_beyond_past or p_steps < limits.steps_p):
-        return replace(evidence, reason="drift")
-    certain = (
-        p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past or p_steps < limits.certain_steps_p
-    ) and evidence.strength >= limits.fault_strength
+    if jumps.ups and not jumps.downs and stats.theil_sen(jumps.values) < limits.steps_ratio * rate:
+        # Growth that came in steps is as sure as their number makes it, however even they were.
+        p_steps = stats.binomial_tail(jumps.ups, jumps.ups)
+        if p_steps >= limits.steps_p:
+            return replace(evidence, reason="few steps")
+        certain = p_steps < limits.certain_steps_p
+    else:
+        if p_drift >= limits.drift_p and (beyond or 0.0) <= limits.suspect_beyond_past:
+            return replace(evidence, reason="drift")
+        certain = p_drift < limits.certain_drift_p or (beyond or 0.0) > limits.fault_beyond_past
+    certain = certain and evidence.strength >= limits.fault_strength
     if certain and collected and not long_past and hours < limits.collected_hours:
         return replace(evidence, status="suspect", reason="no past")
     return replace(evidence, status="fault" if certain else "suspect", reason="grows")

@@ -84,9 +84,13 @@ class GrowthLimits:
     fault_beyond_past: float = 2.0
     """Rise over the largest movement of earlier windows of this length."""
 
-    steps_p: float = 0.01
+    steps_ratio: float = 0.5
+    """Rate without its steps over that with them below which growth came in steps."""
+
+    steps_p: float = 0.035
     certain_steps_p: float = 0.001
-    """p-values of so many steps up and so few down: seven and none are suspect, ten and none a fault."""
+    """p-values of so many steps up and none down: five are suspect, ten a fault. Healthy servers load what they use in
+    steps, too, and not for long."""
 
     jump_deviations: float = 6.0
     jump_least_bytes: int = 24 * MIB

@@ -168,16 +168,20 @@ _NOT_GROWTH: Mapping[Reason, str] = {
     "recurring": "rose {gain} over {window}, to where it has been before: not a leak",
 }
 _UNDECIDED: Mapping[Reason, str] = {
-    "recent": "too recently to exclude a short rise; {later} further samples",
+    "recent": "too recently to exclude a short rise; {later} of further samples",
     "slowing": "slowing down as a warm-up does; {hours} h of samples",
     "weak": "too little above its noise; {longer} of samples",
     "uneven": "not steadily; {longer} of samples",
     "drift": "no more than random drift may; {longer} of samples",
+    "few steps": "in too few steps to tell from loading; {longer} of samples",
 }
 
 
 def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
-    window, gain = f"{growth.window_hours:.3g} h", format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes))
+    window, gain = (
+        format_duration(growth.window_hours * HOUR_SECONDS),
+        format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes)),
+    )
     rate = format_rate(growth.bytes_per_second * HOUR_SECONDS)
     if growth.grows:
         steps = f" in {plural(growth.steps_up, 'step')} up, none down," if growth.by_steps else ""
@@ -186,19 +190,15 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
         doubt = "random drift" if growth.reason == "grows" else "garbage collection"
         return "suspect", f"{subject} grows {rate}{steps} over {window}; {doubt} cannot be ruled out yet"
     if growth.status == "unknown":
-        longer = f"{2.0 * growth.window_hours:.3g} h"
+        longer = format_duration(2.0 * growth.window_hours * HOUR_SECONDS)
         missing = _UNDECIDED[growth.reason].format(
-            later=_some(growth.window_hours / 3.0), hours=f"{hours:.0f}", longer=longer
+            later=format_duration(growth.window_hours * HOUR_SECONDS / 3.0), hours=f"{hours:.0f}", longer=longer
         )
         return "unknown", f"{subject} rose {gain} over {window}, {missing} would decide"
     if growth.reason == "flat":
         limit = format_rate(growth.detection_limit_bytes_per_second * HOUR_SECONDS)
         return "ok", f"{subject} is flat over {window} (detection limit {limit})"
     return "ok", f"{subject} {_NOT_GROWTH[growth.reason].format(gain=gain, window=window)}"
-
-
-def _some(hours: float) -> str:
-    return f"{hours:.2g} h of" if hours >= 1.0 else f"{hours * 60.0:.0f} min of"
 
 
 def evidence(

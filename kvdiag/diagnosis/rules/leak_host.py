@@ -89,7 +89,7 @@ def _resident(seen: MemorySeries, room: int | None, facts: Facts, limits: Limits
         doubted = relabelled(judged, "unknown", doubt) if judged.status == "ok" else judged
         return replace(doubted, evidence=(), growth=None)
     judged = within_its_limit(judged, found[0], seen, part, facts, limits)
-    lasting = found[1].window_hours >= limits.growth.resident_hours and not is_container(found[0].who)
+    lasting = assessed[found[0]].lasts(limits.growth.resident_hours) and not is_container(found[0].who)
     return judged if judged.status != "fault" or lasting else relabelled(judged, "suspect", doubt)
 
 

@@ -79,7 +79,7 @@ def test_larger_doses_that_leave_more_are_told(chance: float | None, follows: bo
         ("kv_held_idle", 0.123, "0.12 blocks"),
         ("kv_held_idle", 9.94, "9.9 blocks"),
         ("kv_held_idle", 10.0, "10 blocks"),
-        ("kv_held_idle", 1234.5, "1,234 blocks"),
+        ("kv_held_idle", 1234.0, "1,234 blocks"),
         ("host_anonymous", 2048.0, "2.00 KiB"),
     ],
 )
@@ -113,9 +113,8 @@ def test_finding_is_that_of_the_worst() -> None:
 
     # THEN
     status, summary = said("host_anonymous")
-    assert actual == Finding(
-        id="leak.host", status=status, summary=summary, evidence=evidence(component("host_anonymous"))
-    )
+    shown = evidence(component("host_anonymous"))
+    assert actual == Finding(id="leak.host", status=status, summary=summary, evidence=shown, holder="a 7")
     assert finding("leak.host", [], DEFAULT_LIMITS) is None
 
 
