@@ -39,6 +39,9 @@ class FleetLimits:
     least_blocks_per_hour: float = 0.25
     """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
 
+    steps_p: float = 0.01
+    """p-value of so many steps up and so few down from which they are the growth, and not events beside it."""
+
     significance: float = 0.02
     """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""
 

@@ -280,7 +280,7 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
         whole = [value - sensitivity * each for value, each in zip(whole, column, strict=True)]
     smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_least_bytes)
     # A level that moves either way hides what goes on beside it; one that only ever rises is what is looked for.
-    rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.growth.steps_p
+    rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.fleet.steps_p
     level = whole if rising or name == HELD else smooth.values
     return Growth(
         component=name,

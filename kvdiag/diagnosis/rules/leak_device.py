@@ -83,8 +83,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         return _both("unknown", f"another process grows on GPU {worst.gpu} ({amount})", worst)
     if not worst.rose:
         sentence = (
-            f"device memory is flat over {worst.judged_cycles} equal cycles; "
-            f"{readable_bytes(worst.smallest_visible_bytes)} per request would show"
+            f"device memory is flat over {worst.judged_cycles} equal cycles "
+            f"(detection limit {readable_bytes(worst.smallest_visible_bytes)} per request)"
         )
         return _both("ok", sentence, worst)
     if not worst.leaking:
@@ -109,19 +109,19 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     evidence = _climb(worst, worst.live, "live")
     if worst.live.leaking:
         amount = readable_bytes(worst.live.bytes_per_cycle)
-        summary = f"{worst.who}: torch's live bytes grow {amount} with each request and are not released"
+        summary = f"{worst.who}: torch's allocated memory grows {amount} with each request and is not released"
         return Finding(id=TORCH, status="fault", summary=summary, evidence=evidence, holder=worst.who)
     if worst.live.rose:
         amount = f"{readable_bytes(worst.live.judged_bytes)} in {worst.live.judged_cycles} cycles"
         if worst.live.rising_cycles == 1:
             # Seen to the 512 bytes, some table or workspace is made late in most runs.
-            summary = f"torch's live bytes rose once, {amount}: an event, not a leak"
+            summary = f"torch's allocated memory rose once, {amount}: an event, not a leak"
             return Finding(id=TORCH, status="ok", summary=summary, evidence=evidence)
-        summary = f"torch's live bytes rose {amount}, but not steadily"
+        summary = f"torch's allocated memory rose {amount}, but not steadily"
         return Finding(id=TORCH, status="unknown", summary=summary, evidence=evidence)
     summary = (
-        f"torch's live bytes are flat over {worst.live.judged_cycles} equal cycles; "
-        f"{readable_bytes(limits.torch_quantum_bytes)} per request would show"
+        f"torch's allocated memory is flat over {worst.live.judged_cycles} equal cycles "
+        f"(detection limit {readable_bytes(limits.torch_quantum_bytes)} per request)"
     )
     return Finding(id=TORCH, status="ok", summary=summary, evidence=evidence)
 
@@ -139,11 +139,11 @@ def _beside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts
         return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=evidence, holder=worst.who)
     if climb.rose:
         amount = f"{readable_bytes(climb.judged_bytes)} in {climb.judged_cycles} cycles"
-        summary = f"beside torch the process rose {amount}, but not steadily"
+        summary = f"outside torch the process rose {amount}, but not steadily"
         return Finding(id=NON_TORCH, status="unknown", summary=summary, evidence=evidence)
     summary = (
-        f"beside torch the process is flat over {climb.judged_cycles} equal cycles; "
-        f"{readable_bytes(limits.device_quantum_bytes)} per request would show"
+        f"outside torch the process is flat over {climb.judged_cycles} equal cycles "
+        f"(detection limit {readable_bytes(limits.device_quantum_bytes)} per request)"
     )
     return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=evidence)
 
@@ -158,17 +158,17 @@ def _beside_torch_by_device(
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
     beside = [(one, one.judged_bytes - reserved.get(cuda_uuid(one.uuid), 0)) for one in growths]
     if not beside:
-        reason = gap_reason(timeline, facts, "nvml") or "the bytes of the server's processes are not told"
+        reason = gap_reason(timeline, facts, "nvml") or "the bytes of the server's processes are not reported"
         return Finding(id=NON_TORCH, status="unknown", summary=f"{reason}")
     worst, rest = max(beside, key=lambda one: one[1])
     if rest < limits.device_quantum_bytes:
-        summary = f"GPU {worst.gpu} grows by no more than torch reserves: beside torch it is flat"
+        summary = f"GPU {worst.gpu} grows by no more than torch reserves: outside torch it is flat"
         return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=_evidence(worst))
     amount = f"{readable_bytes(rest)} in {worst.judged_cycles} cycles"
     if worst.leaking:
-        summary = f"GPU {worst.gpu} grows with each request and is not released, {amount} of it beside torch"
+        summary = f"GPU {worst.gpu} grows with each request and is not released, {amount} of it outside torch"
         return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=_evidence(worst))
-    summary = f"beside torch GPU {worst.gpu} rose {amount}, but not steadily"
+    summary = f"outside torch GPU {worst.gpu} rose {amount}, but not steadily"
     return Finding(id=NON_TORCH, status="unknown", summary=summary, evidence=_evidence(worst))
 
 

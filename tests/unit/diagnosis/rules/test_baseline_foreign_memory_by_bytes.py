@@ -347,7 +347,7 @@ def smaller(whole: Device, less: int) -> Device:
 @pytest.mark.parametrize(
     ("total_gib", "steps", "status", "words"),
     [
-        (80, False, "fault", "bytes that are not the server's keep growing"),
+        (80, False, "fault", "device memory of other processes grows"),
         (80, True, "suspect", "1.40 GiB belong to python3 (pid 1000), not to the server"),
         (40, False, "fault", "1.40 GiB belong to python3 (pid 1000), not to the server"),
     ],

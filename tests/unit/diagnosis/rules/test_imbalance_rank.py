@@ -27,7 +27,7 @@ def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
     # THEN
     sentence = "the rank on GPU 1 holds 2.00 GiB more than the others, which costs the pool 16,384 tokens"
     assert ("suspect", sentence) == (actual.status, actual.summary)
-    assert {"beyond_the_others": 2 * GIB, "kv_tokens_lost": 16_384}.items() <= evidence(actual).items()
+    assert {"excess": 2 * GIB, "kv_tokens_lost": 16_384}.items() <= evidence(actual).items()
 
 
 @pytest.mark.parametrize(

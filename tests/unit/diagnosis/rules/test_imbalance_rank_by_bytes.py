@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.imbalance_rank import judge
-from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Sample, Timeline
+from kvdiag.model import Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Sample, Timeline
 from tests.builders.answers import evidence
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
 
@@ -106,10 +106,11 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
             Evidence(name="gpu_2_held", value=5 * GIB, unit="bytes", source="nvml"),
             Evidence(name="gpu_3_held", value=7 * GIB, unit="bytes", source="nvml"),
             Evidence(name="gpu_4_held", value=7 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="beyond_the_others", value=2 * GIB, unit="bytes", source="computed"),
+            Evidence(name="excess", value=2 * GIB, unit="bytes", source="computed"),
             Evidence(name="held_by_further_processes", value=0, unit="bytes", source="nvml"),
             Evidence(name="kv_tokens_lost", value=16_384, unit="tokens", source="computed"),
         ),
+        imbalance=ImbalanceFigures(excess_bytes=2 * GIB, lost_tokens=16_384),
     ) == (actual)
 
 
@@ -289,6 +290,7 @@ def test_unequal_pools_have_their_figures() -> None:
             Evidence(name="kv_tokens_lost", value=24_000, unit="tokens", source="computed"),
             Evidence(name="share_of_the_larger", value=0.4, unit="ratio", source="computed"),
         ),
+        imbalance=ImbalanceFigures(lost_tokens=24_000),
     ) == (actual)
 
 

@@ -63,6 +63,7 @@ def test_a_refused_allocation_has_its_figures() -> None:
         id="spike.activation",
         status="fault",
         summary=f"VLLM::Worker_TP0 100: {told}",
+        holder="VLLM::Worker_TP0 100",
         evidence=(
             Evidence(name="process", value="VLLM::Worker_TP0 100", unit="", source="torch"),
             Evidence(name="allocations_given_up", value=3, unit="times", source="torch"),
