@@ -20,6 +20,8 @@ from kvdiag.model import (
     Finding,
     Gap,
     GapKind,
+    GrowthFigures,
+    ImbalanceFigures,
     KvPool,
     LedgerLine,
     Memory,
@@ -326,10 +328,36 @@ def _finding(values: Mapping[str, Any]) -> Finding:
             )
             for one in _rows(values, "evidence", MAX_EVIDENCE)
         ),
+        holder=_text(values.get("holder")),
+        growth=_growth(values.get("growth")),
+        imbalance=_imbalance(values.get("imbalance")),
         likely_cause=_text(values.get("likely_cause")),
         confirm=_text(values.get("confirm")),
         remedy=_text(values.get("remedy")),
         runbook=_text(values.get("runbook")),
+    )
+
+
+def _growth(values: object) -> GrowthFigures | None:
+    """The growth of a finding; `None` of one that has none, or of a daemon that reports none."""
+    if not isinstance(values, Mapping) or (rate := _number(values.get("bytes_per_second"))) is None:
+        return None
+    return GrowthFigures(
+        bytes_per_second=rate,
+        low_bytes_per_second=_number(values.get("low_bytes_per_second")),
+        high_bytes_per_second=_number(values.get("high_bytes_per_second")),
+        room_bytes=_whole(values.get("room_bytes")),
+        exhaustion_seconds=_number(values.get("exhaustion_seconds")),
+        exhaustion_low_seconds=_number(values.get("exhaustion_low_seconds")),
+        exhaustion_high_seconds=_number(values.get("exhaustion_high_seconds")),
+    )
+
+
+def _imbalance(values: object) -> ImbalanceFigures | None:
+    if not isinstance(values, Mapping):
+        return None
+    return ImbalanceFigures(
+        excess_bytes=_whole(values.get("excess_bytes")), lost_tokens=_whole(values.get("lost_tokens"))
     )
 
 

@@ -21,10 +21,9 @@ from kvdiag.stats.series import (
     exhaustion_seconds,
     interpolated,
     quantile,
-    running_minima,
     theil_sen,
 )
-from kvdiag.stats.slopes import Slope, bend, beside_load, drift_tail, slope, slope_error
+from kvdiag.stats.slopes import Slope, drift_tail, slope, slope_error
 from kvdiag.stats.tails import binomial_tail, student_tail
 
 __all__ = [
@@ -32,8 +31,6 @@ __all__ = [
     "Interval",
     "Levelled",
     "Slope",
-    "bend",
-    "beside_load",
     "binomial_tail",
     "blocks",
     "change",
@@ -43,7 +40,6 @@ __all__ = [
     "exhaustion_seconds",
     "interpolated",
     "quantile",
-    "running_minima",
     "sensitivities",
     "slope",
     "slope_error",

@@ -52,12 +52,11 @@ def change(values: Sequence[float]) -> Change | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levelled:
-    """A series without its jumps, how many of them went up and down, and before which values those up came."""
+    """A series without its jumps, and how many of them went up and down."""
 
     values: tuple[float, ...]
     ups: int
     downs: int
-    up_places: tuple[int, ...] = ()
 
 
 def without_jumps(
@@ -77,11 +76,9 @@ def without_jumps(
     jumps = _jumps(_beside_steps(rises, beside_rises, [jump == 0.0 for jump in first]), deviations, least)
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
     # What takes several steps is one jump.
-    ups = tuple(place for place, (before, jump) in enumerate(pairwise([0.0, *jumps]), start=1) if jump > 0.0 >= before)
     return Levelled(
         values=tuple(accumulate(smooth, initial=values[0])),
-        ups=len(ups),
-        up_places=ups,
+        ups=sum(jump > 0.0 >= before for before, jump in pairwise([0.0, *jumps])),
         downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
     )
 

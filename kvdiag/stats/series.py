@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,20 +68,6 @@ def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...]
         share = min((mark - clock[place]) / width, 1.0) if width > 0.0 else 1.0
         found.append(values[place] + share * (values[place + 1] - values[place]))
     return tuple(found)
-
-
-def running_minima(times: Sequence[float], values: Sequence[float], window_seconds: float) -> tuple[float, ...]:
-    """For each reading the lowest within the window that ends with it: the floor that load and garbage stand on."""
-    lowest: deque[int] = deque()
-    floors: list[float] = []
-    for place, (at_seconds, value) in enumerate(zip(times, values, strict=True)):
-        while lowest and values[lowest[-1]] >= value:
-            lowest.pop()
-        lowest.append(place)
-        while times[lowest[0]] < at_seconds - window_seconds:
-            lowest.popleft()
-        floors.append(values[lowest[0]])
-    return tuple(floors)
 
 
 def blocks(

@@ -78,19 +78,6 @@ def slope_error(values: Sequence[float], per_step: float) -> float:
     return max(math.sqrt(variance * 12.0 / count) / count, scale)
 
 
-def bend(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
-    """How a series' slope changes, per step and step: the square of the time beside the time; else as `slope`.
-
-    `p_rising` is the probability of a slope that grows so much where it stays the same; near 1 the slope falls.
-    """
-    count = len(values)
-    others = [list(series) for series in beside if max(series) > min(series)]
-    if count < 2 * (len(others) + 4):
-        return None
-    steps = [step - (count - 1) / 2.0 for step in range(count)]
-    return _effect(values, [step * step for step in steps], [steps, *others])
-
-
 def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[Sequence[float]]) -> Slope | None:
     """What a series has of `column` beside others, with an error that allows for autocorrelation."""
     # Frisch-Waugh-Lovell: the slope beside others is the slope of what the others leave unexplained of both.
@@ -117,19 +104,6 @@ def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[S
         error_per_step=error,
         p_rising=student_tail(per_step / error, freedom),
     )
-
-
-def beside_load(values: Sequence[float], beside: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The series as it would be at the mean of each of `beside`; what they share with the time stays with the time."""
-    others = [list(series) for series in beside if max(series, default=0.0) > min(series, default=0.0)]
-    trend = slope(values, others) if others else None
-    if trend is None:
-        return tuple(values)
-    count = len(values)
-    steps = [float(step) for step in range(count)]
-    left = _unexplained(list(values), _orthogonal([[1.0] * count, steps, *others]))
-    level = mean(values) - trend.per_step * (count - 1) / 2.0
-    return tuple(level + trend.per_step * step + rest for step, rest in zip(steps, left, strict=True))
 
 
 def _orthogonal(columns: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -244,18 +244,18 @@ def _growths(
         found["torch_live"] = live
         # What the driver could have back is no hole, where that is told apart.
         unused, cached = _less(reserved, live), told["releasable"]
-        found["torch_cache"] = unused if cached is None else _less(unused, cached)
+        found["torch_unused"] = unused if cached is None else _less(unused, cached)
         if told["inside"] is not None:
-            found["process_beside_torch"] = told["inside"]
+            found["outside_torch"] = told["inside"]
         elif told["server"] is not None:
-            found["process_beside_torch"] = _less(told["server"], reserved)
+            found["outside_torch"] = _less(told["server"], reserved)
         elif told["device"] is not None:
-            found["device_beside_torch"] = _less(told["device"], reserved)
+            found["device_outside_torch"] = _less(told["device"], reserved)
     elif told["server"] is not None:
-        found["process"] = told["server"]
+        found["server"] = told["server"]
     else:
         found["device"] = told["device"]
-    found["device_beside_processes"] = told["others"]
+    found["unlisted"] = told["others"]
     found["host_resident" if told["anonymous"] is None else "host_anonymous"] = told["anonymous"] or told["resident"]
     load, highest = cells(engines.load), cells(engines.highest)
     beside = [] if load is None or highest is None else [load, highest]

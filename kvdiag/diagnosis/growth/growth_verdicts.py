@@ -113,7 +113,7 @@ def growth_figures(growth: GrowthEvidence, room_bytes: int | None, limits: Growt
     spread = limits.exhaustion_errors * growth.error_bytes_per_second
     return GrowthFigures(
         bytes_per_second=growth.bytes_per_second,
-        low_bytes_per_second=growth.bytes_per_second - spread,
+        low_bytes_per_second=max(growth.bytes_per_second - spread, 0.0),
         high_bytes_per_second=growth.bytes_per_second + spread,
         room_bytes=room_bytes,
         exhaustion_seconds=None if left is None else left.middle,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
@@ -129,6 +130,9 @@ def finding_values(finding: Finding) -> Json:
         "evidence": [
             {"name": one.name, "value": one.value, "unit": one.unit, "source": one.source} for one in finding.evidence
         ],
+        "holder": finding.holder,
+        "growth": None if finding.growth is None else asdict(finding.growth),
+        "imbalance": None if finding.imbalance is None else asdict(finding.imbalance),
         "likely_cause": finding.likely_cause,
         "confirm": finding.confirm,
         "remedy": finding.remedy,

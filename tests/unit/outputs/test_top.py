@@ -14,7 +14,18 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvdiag.ledger import ledger
-from kvdiag.model import Evidence, Facts, Finding, Gap, LedgerLine, Sample, ServerState, Snapshot, SourceHealth, Status
+from kvdiag.model import (
+    Facts,
+    Finding,
+    Gap,
+    GrowthFigures,
+    LedgerLine,
+    Sample,
+    ServerState,
+    Snapshot,
+    SourceHealth,
+    Status,
+)
 from kvdiag.outputs.terminal.sparkline_history import Trend
 from kvdiag.outputs.terminal.top_frame import DIAGNOSIS_SHOWN_SECONDS, Room, View, frame, verdict
 from kvdiag.outputs.terminal.top_gpus import bar, parts
@@ -319,13 +330,13 @@ def test_how_long_the_room_lasts_by_a_finding(latest_seconds: float | None, told
     # GIVEN
     usual = view().snapshot
     assert usual.diagnosis is not None
-    times = {
-        "time_to_exhaustion_earliest": 3600.0,
-        "time_to_exhaustion": 7200.0,
-        "time_to_exhaustion_latest": latest_seconds,
-    }
-    evidence = tuple(Evidence(name=name, value=value, unit="seconds", source="") for name, value in times.items())
-    leak = Finding(id="leak.host", status="fault", summary="grows", evidence=evidence)
+    growth = GrowthFigures(
+        bytes_per_second=1.0,
+        exhaustion_seconds=7200.0,
+        exhaustion_low_seconds=3600.0,
+        exhaustion_high_seconds=latest_seconds,
+    )
+    leak = Finding(id="leak.host", status="fault", summary="grows", growth=growth)
     healthy = replace(leak, id="leak.kv_blocks", status="ok")
     found = replace(usual.diagnosis, worst="fault", findings=(leak, healthy))
 

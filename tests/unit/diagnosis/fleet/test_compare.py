@@ -31,7 +31,7 @@ TORCH, BESIDE, HOST, KV = "leak.device_torch", "leak.device_non_torch", "leak.ho
         (hidden_device_part, TORCH, "suspect"),
         (host_part, HOST, "fault"),
     ],
-    ids=["torch", "cache", "beside torch", "beside torch, by NVML", "process", "device", "host"],
+    ids=["torch", "cache", "beside torch", "beside torch, by NVML", "server", "device", "host"],
 )
 def test_what_grows_names_the_verdict(part: object, verdict: str, status: str) -> None:
     """Six replicas that each lose 20 MB/h in one component are called by it, and by nothing else."""
@@ -155,7 +155,7 @@ def test_what_no_replica_tells_is_unknown() -> None:
 def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
     """One chance in 64 is no discovery among eight components and versions; twelve replicas decide."""
     # GIVEN one component that grows among others and versions that do not
-    quiet = {"torch_cache": -1.0, "process_beside_torch": -1.0, "host_anonymous": -1.0}
+    quiet = {"torch_unused": -1.0, "outside_torch": -1.0, "host_anonymous": -1.0}
 
     def fleet(count: int) -> list[ReplicaSummary]:
         older = [made({"torch_live": -1.0 - place, **quiet}, f"a{place}", version="0.31.0") for place in range(count)]

@@ -122,7 +122,7 @@ def test_leak_says_what_decided() -> None:
         figures["judged_load_cycles"],
         figures["judged_idle_cycles"],
     )
-    for chance in ("chance_without_trend", "chance_that_load_adds_nothing", "chance_that_dose_adds_nothing"):
+    for chance in ("p_trend", "p_load", "p_dose"):
         value = figures[chance]
         assert isinstance(value, float)
         assert value < 0.01

@@ -53,7 +53,7 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
     kinds = (
         "KV blocks: all released",
         "GPU 0: the server's device memory grows",
-        "other processes' memory: flat",
+        "device memory of other processes: flat",
         "anonymous",
     )
     assert [True] * 4 == [note.startswith(kind) for note, kind in zip(actual.notes, kinds, strict=True)]
