@@ -117,7 +117,7 @@ def command(
             url = stack.enter_context(simulated(simulate))
         work = _run(
             url or "",
-            api_key=api_key,
+            api_key=api_key if simulate is None else None,
             ca_file=ca_file,
             insecure=insecure,
             agent_dir=agent_dir,
