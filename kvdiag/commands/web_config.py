@@ -7,10 +7,12 @@ What Python's `ssl` cannot do is refused by name, never left out in silence.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 import ssl
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kvdiag.errors import KvdiagError
 from kvdiag.server.connections import Access
@@ -70,9 +73,13 @@ MOST_COST = 14
 """Of a bcrypt hash: a second of a core for every wrong password. 10 is usual."""
 
 CHECK_SECONDS = 4.0
-"""For a password that was not seen before; others wait meanwhile, as one is looked at after the other."""
+"""For a password that was not seen before, with the time until it is its turn."""
+
+WRONG_SECONDS = 1.0
+"""After a wrong password, until the next one of this user is looked at for the same client."""
 
 MOST_USERS = 100
+MOST_GUESSERS = 1024
 MOST_REMEMBERED = 100
 MOST_PASSWORD_BYTES = 72
 """What bcrypt takes in of a password. Longer ones are refused by its library, and so by Go's."""
@@ -162,9 +169,12 @@ class Passwords:
             "" if self._bcrypt is None else self._bcrypt.gensalt(max(costs)).decode() + "." * HASH_CHARACTERS
         )
         self._hashing: Patient[bool] = Patient(self._right, "bcrypt")
+        self._next_seconds: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """When a client's next password of a user is looked at, since its last one was wrong."""
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
-    async def allow(self, authorization: str) -> bool | None:
-        """Whether a header opens the door; `None` where that takes too long now."""
+    async def allow(self, authorization: str, address: str) -> bool | None:
+        """Whether a header opens the door to a client at `address`; `None` where that takes too long now."""
         if self._bcrypt is None:
             return True
         given = _given(authorization)
@@ -176,8 +186,10 @@ class Passwords:
         key = hmac.digest(self._secret, parts, hashlib.sha256)
         if key not in self._known:
             try:
-                right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
-            except StillBusy:
+                right = await self._in_turn(
+                    _origin(address), user if user in self._users else "", password=password, expected=expected
+                )
+            except (StillBusy, TimeoutError):
                 return None
             self._known[key] = right and user in self._users
             if len(self._known) > MOST_REMEMBERED:
@@ -185,6 +197,33 @@ class Passwords:
                 wrong = next((each for each, known in self._known.items() if not known), next(iter(self._known)))
                 del self._known[wrong]
         return self._known[key]
+
+    async def _in_turn(self, origin: str, user: str, *, password: bytes, expected: str) -> bool:
+        """Look at one password of each user of an origin at a time, one of each origin, and one of all.
+
+        Locks are first come, first served: who guesses waits in the line of his own address, and everybody else waits
+        for one guess of his at most.
+
+        Raises:
+            StillBusy, TimeoutError: that takes too long.
+
+        """
+        key, loop = (origin, user), asyncio.get_running_loop()
+        async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
+            await asyncio.sleep(self._next_seconds.get(key, 0.0) - loop.time())
+            async with self._lock(origin), self._lock():
+                # Before the answer: who hangs up before that is not to guess the faster.
+                self._next_seconds[key] = loop.time() + WRONG_SECONDS
+                if len(self._next_seconds) > MOST_GUESSERS:
+                    self._next_seconds.popitem(last=False)
+                right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
+            if right:
+                self._next_seconds.pop(key, None)
+            return right
+
+    def _lock(self, *key: str) -> asyncio.Lock:
+        """The lock of this key; it lasts as long as somebody holds it or waits for it."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def close(self) -> None:
         """Let the thread end."""
@@ -194,6 +233,15 @@ class Passwords:
         # Go's and Apache's $2y$ is what others call $2b$.
         hashed = expected.replace("$2y$", "$2b$", 1).encode()
         return self._bcrypt is not None and bool(self._bcrypt.checkpw(password, hashed))
+
+
+def _origin(address: str) -> str:
+    """Whose address it is: of IPv6 the network, in which one host can have as many addresses as it likes."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))  # noqa: PLR2004 - IPv4
 
 
 def _given(authorization: str) -> tuple[str, bytes] | None:
@@ -239,8 +287,27 @@ def read_web_config(path: Path) -> WebConfig:
             raise KvdiagError(f"{path} has YAML aliases: write out what they stand for")
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise KvdiagError(f"{path} is no YAML: {' '.join(str(error).split())[:160]}") from error
-    return _parsed(found if found is not None else {}, path)
+        # What stands there may be secret, and the library would repeat it: the place has to do.
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise KvdiagError(f"{path} is no YAML{place}") from error
+    if not found:
+        raise KvdiagError(f"{path} is empty: without --web-config the port is open to whoever can reach it")
+    return _parsed(found, path)
+
+
+def lowered(before: WebConfig, now: WebConfig) -> str | None:
+    """Which protection a configuration takes away from the one before it, `None` where none."""
+    if before.users and not now.users:
+        return "it has no passwords any more (basic_auth_users)"
+    if before.certificate is not None and now.certificate is None:
+        return "it has no TLS any more (tls_server_config)"
+    if now.client_auth < before.client_auth:
+        return "it asks for no client certificates, or takes those who have none (client_auth_type)"
+    if now.least_version < before.least_version or now.most_version < before.most_version:
+        return "it takes older versions of TLS (min_version, max_version)"
+    gone = [name for name, _ in before.headers if name not in dict(now.headers)]
+    return f"it leaves out {', '.join(gone)} (headers)" if gone else None
 
 
 def needed(name: str, why: str) -> ModuleType:
@@ -265,6 +332,8 @@ def _parsed(found: Any, path: Path) -> WebConfig:
             raise KvdiagError(f"{path}: {name} is not supported: {REFUSED[name]}")
         if name not in (*KNOWN, "basic_auth_users"):
             raise KvdiagError(f"{path}: unknown key {name!r}")
+        if not sections[name]:
+            raise KvdiagError(f"{path}: {name} is empty: leave it out, or say what it is to protect")
     tls, http = (_section(sections, name, path) for name in KNOWN)
     if http.get("http2", False) is not False:
         raise KvdiagError(f"{path}: http2 is not supported: give http2: false")
