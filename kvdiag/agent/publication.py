@@ -112,8 +112,10 @@ class Folder:
             folder = os.open(self._path, FOLDER_FLAGS)
         except FileNotFoundError:
             os.mkdir(self._path, 0o700)  # noqa: PTH102 - pathlib costs every Python process its import
-            os.chmod(self._path, FOLDER_MODE)  # noqa: PTH101 - as above; whatever the server's umask
-            folder = os.open(self._path, FOLDER_FLAGS)
+            # Not a link that somebody has laid in its place since.
+            folder = os.open(self._path, FOLDER_FLAGS | os.O_NOFOLLOW)
+            with contextlib.suppress(OSError):
+                os.fchmod(folder, FOLDER_MODE)  # whatever the server's umask
         try:
             yield folder
         finally:

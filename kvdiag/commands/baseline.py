@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag import baseline
+from kvdiag import baseline, files
 from kvdiag.baseline import TOLERANCE_RATIO, Baseline
 from kvdiag.commands import CommandGroup
 from kvdiag.commands.options import output_option
@@ -46,7 +46,7 @@ def save(trace: Path, file: Path) -> None:
     if file.exists() and file.samefile(trace):
         raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
     try:
-        file.write_text(f"{document}\n", encoding="utf-8")
+        files.replace(file, f"{document}\n".encode())
     except OSError as error:
         raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvdiag import files
 from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
 from kvdiag.commands.duration import Duration
 from kvdiag.commands.options import agent_option, either, output_option, server_options
@@ -147,7 +148,7 @@ class _Recording:
         self._begun = False
         if path is not None:
             try:
-                path.open("ab").close()
+                files.refuse(path)
             except OSError as error:
                 raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
 

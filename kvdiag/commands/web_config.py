@@ -212,11 +212,13 @@ class Passwords:
         async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
             await asyncio.sleep(self._next_seconds.get(key, 0.0) - loop.time())
             async with self._lock(origin), self._lock():
-                # Before the answer: who hangs up before that is not to guess the faster.
-                self._next_seconds[key] = loop.time() + WRONG_SECONDS
-                if len(self._next_seconds) > MOST_GUESSERS:
-                    self._next_seconds.popitem(last=False)
-                right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
+                try:
+                    right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
+                finally:
+                    # Also for a client that did not wait for the answer: it is not to guess the faster.
+                    self._next_seconds[key] = loop.time() + WRONG_SECONDS
+                    if len(self._next_seconds) > MOST_GUESSERS:
+                        self._next_seconds.popitem(last=False)
             if right:
                 self._next_seconds.pop(key, None)
             return right

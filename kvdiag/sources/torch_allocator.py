@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -120,8 +121,10 @@ class TorchAllocatorSource:
         with suppress(OSError):
             file = os.open(SPLIT_REQUEST, flags, 0o640, dir_fd=folder)
             try:
-                # When it was last written is the request; there is nothing in it.
-                os.utime(file)
+                about = os.fstat(file)
+                if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                    # When it was last written is the request; there is nothing in it.
+                    os.utime(file)
             finally:
                 os.close(file)
 

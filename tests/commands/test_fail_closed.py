@@ -257,8 +257,7 @@ def test_a_client_that_hangs_up_gives_its_turn_away() -> None:
                 asyncio.create_task(passwords.allow(basic("alice", str(number)), "10.0.0.66")) for number in range(5)
             ]
             await asyncio.sleep(0.01)
-            for guess in guesses:
-                guess.cancel()
+            assert list(map(asyncio.Task.cancel, guesses))
             await asyncio.gather(*guesses, return_exceptions=True)
 
             # WHEN
