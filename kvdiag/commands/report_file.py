@@ -26,7 +26,8 @@ TOLD = frozenset(
 )
 """Options whose values a report repeats. Of others, such as keys, it says only that they were given."""
 
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
+ADDRESSES = frozenset(("url", "prometheus", "attach"))
+"""Of those, options whose values may bring a password before an @, or a token after a question mark."""
 
 
 def report_option(function: F) -> F:
@@ -99,7 +100,14 @@ def _given(context: click.Context) -> Iterator[str]:
             if one is True:
                 yield str(option)
             elif name in TOLD:
-                told = _PASSWORD.sub("", str(one))
+                told = _address(str(one)) if name in ADDRESSES else str(one)
                 yield told if option is None else f"{option} {told}"
             else:
                 yield f"{option} ..."
+
+
+def _address(url: str) -> str:
+    """An address without what may be secret in it."""
+    scheme, _, rest = url.rpartition("://")
+    host = re.split(r"[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return f"{scheme}://{host}" if scheme else host
