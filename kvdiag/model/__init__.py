@@ -7,7 +7,7 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 
 from __future__ import annotations
 
-from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, ReservedSplit
+from kvdiag.model.allocator import INSIDE, NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.facts import Facts, HostCache, KvPool
 from kvdiag.model.lengths import Lengths
 from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
@@ -29,6 +29,7 @@ from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Prov
 
 __all__ = [
     "ENGINE_COUNTS",
+    "INSIDE",
     "MAX_BYTES",
     "MAX_COUNT",
     "NATIVE",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Allocator, Device, Memory, Process, ReservedSplit
+from kvdiag.model import INSIDE, MAX_BYTES, MAX_COUNT, Allocator, Device, Memory, Process, ReservedSplit
 from kvdiag.sources.titles import program
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def devices_inside(allocators: tuple[Allocator, ...] | None) -> tuple[Device, ..
             Device(
                 uuid=f"GPU-{uuid}",
                 index=index,
-                name="GPU",
+                name=INSIDE,
                 memory=freshest.memory,
                 processes=tuple(sorted(processes, key=lambda process: process.pid)),
             )

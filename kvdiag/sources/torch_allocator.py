@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from kvdiag.model import Allocator, Gap, GapKind
-from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, content
+from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, Written, content
 from kvdiag.sources.black_box import NewestBoxes
 from kvdiag.sources.publication import Publication, parse, plain
 
@@ -31,6 +31,9 @@ STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
 """A file that nobody has renewed for so long is of a server that is long gone, and no news."""
+
+ENDED = -1
+"""The user of a process that is no more."""
 
 SPLIT_REQUEST = "summary-request"
 SPLIT_REQUEST_SECONDS = 10.0
@@ -76,30 +79,38 @@ class TorchAllocatorSource:
         self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
         found: list[Allocator] = []
         living = 0
+        owners: dict[tuple[int, int], int] = {}
         for name in names:
             try:
-                publication, age_seconds = self._publication(folder, name)
+                publication, written, age_seconds = self._publication(folder, name)
+                owner = _owner(publication)
+                verified = _is_its_own(written, owner, publication.pid)
             except (RefusedError, ValueError) as problem:
                 gaps.append(_gap("failed", f"{name}: {plain(str(problem))}"))
                 continue
             if age_seconds > FORGOTTEN_SECONDS:
                 continue
             who = f"{publication.title} {publication.pid}"
-            seen = _is_the_process(publication)
-            if seen is False:
+            if owner == ENDED:
                 gaps.append(_gap("absent", f"{who} has ended; its file is {age_seconds:.0f} s old"))
                 continue
             if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
-                state = "lives, and its agent is stuck" if seen else "died, or its agent is stuck"
+                state = "died, or its agent is stuck" if owner is None else "lives, and its agent is stuck"
                 gaps.append(_gap("failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
                 continue
             living += 1
+            owners[publication.pid, publication.start_ticks] = written.owner
             gaps += [_gap("failed", f"{who}: {problem}") for problem in publication.problems]
             found += [
-                replace(allocator, age_seconds=round(age_seconds, 3), pid_seen=seen is True)
+                replace(
+                    allocator,
+                    age_seconds=round(age_seconds, 3),
+                    pid_seen=owner is not None,
+                    unverified=None if verified else True,
+                )
                 for allocator in publication.allocators
             ]
-        failures, refused = self._boxes.read(folder, present, found)
+        failures, refused = self._boxes.read(folder, present, owners)
         gaps += refused
         found = [replace(each, failure=failures.get(each.identity)) for each in found]
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
@@ -128,9 +139,9 @@ class TorchAllocatorSource:
             finally:
                 os.close(file)
 
-    def _publication(self, folder: int, name: str) -> tuple[Publication, float]:
-        text, written_seconds = content(folder, name)
-        publication = parse(text)
+    def _publication(self, folder: int, name: str) -> tuple[Publication, Written, float]:
+        written = content(folder, name)
+        publication = parse(written.text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
             raise RefusedError(f"it says that it is process {publication.pid}'s")
         # A clock that was set would make every file young or old: what counts as well is when it last changed here.
@@ -138,23 +149,43 @@ class TorchAllocatorSource:
         known = self._renewed.get(name)
         if known is None or known[0] != publication.sequence:
             known = self._renewed[name] = (publication.sequence, now_seconds)
-        return publication, max(time.time() - written_seconds, now_seconds - known[1], 0.0)
+        return publication, written, max(time.time() - written.at_seconds, now_seconds - known[1], 0.0)
 
 
-def _is_the_process(publication: Publication) -> bool | None:
-    """Whether the process that published lives; `None` where it is in a pid namespace that cannot be seen from here."""
+def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
+    """Whether a file is the process's that it speaks of: its user's, in that user's folder, or in root's or our own.
+
+    Raises:
+        RefusedError: it is another user's.
+
+    """
+    if owner is None or owner == ENDED:
+        return False
+    if written.owner != owner:
+        raise RefusedError(f"user {written.owner} wrote it, and process {pid} is user {owner}'s")
+    return written.folder_owner in (owner, 0, os.geteuid())
+
+
+def _owner(publication: Publication) -> int | None:
+    """The user of the process that published, `ENDED` where it has; `None` where it cannot be seen from here, be it
+    for its pid namespace.
+    """
     try:
         if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
             return None
         told = Path(f"/proc/{publication.pid}/stat").read_bytes()
-    except FileNotFoundError:
-        return False
+        status = Path(f"/proc/{publication.pid}/status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return ENDED
     except OSError:
         return None
     with suppress(IndexError, ValueError):
         # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
         state, *fields = told.rpartition(b")")[2].split()
-        return state != b"Z" and int(fields[18]) == publication.start_ticks
+        if state == b"Z" or int(fields[18]) != publication.start_ticks:
+            return ENDED
+        # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.
+        return next(int(line.split()[4]) for line in status.splitlines() if line.startswith(b"Uid:"))
     return None
 
 
