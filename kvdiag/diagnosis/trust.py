@@ -29,12 +29,19 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
     if not any(each.unverified for sample in timeline.samples for each in sample.allocators or ()):
         return judged
     steps, findings = judged
-    if any(one.status == "fault" for one in (*steps, *findings)):
-        rest = again(replace(timeline, samples=tuple(verified(sample) for sample in timeline.samples)))
-        kept = {one.id for one in (*rest[0], *rest[1]) if one.status == "fault"}
+    if _faults(judged):
+        kept = _faults(again(replace(timeline, samples=tuple(verified(sample) for sample in timeline.samples))))
         steps = tuple(one if one.status != "fault" or one.id in kept else _doubted_step(one) for one in steps)
         findings = tuple(one if one.status != "fault" or one.id in kept else _doubted(one) for one in findings)
     return steps, tuple(_marked(one) for one in findings)
+
+
+def _faults(judged: Judged) -> set[str]:
+    """The ids of steps and findings that are faults."""
+    steps, findings = judged
+    return {step.id for step in steps if step.status == "fault"} | {
+        finding.id for finding in findings if finding.status == "fault"
+    }
 
 
 def verified(sample: Sample) -> Sample:

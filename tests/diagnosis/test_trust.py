@@ -80,8 +80,12 @@ def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str)
     """The rule does not matter: growth that only agents tell is a suspect."""
     # GIVEN
     torch = finding_id == "leak.device_torch"
-    growth = {"torch_growth_bytes": MIB // 10} if torch else {"device_growth_bytes": 6 * MIB}
-    world = World(agents=True, nvml=None, **growth)
+    world = World(
+        agents=True,
+        nvml=None,
+        torch_growth_bytes=MIB // 10 if torch else 0,
+        device_growth_bytes=0 if torch else 6 * MIB,
+    )
     timeline = run(world)
     unverified = replace(
         timeline,
@@ -97,7 +101,8 @@ def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str)
     # THEN
     assert "fault" == of(known, finding_id).status
     assert "suspect" == of(found, finding_id).status
-    assert "fault" not in {one.status for one in (*found.findings, *found.steps)}
+    assert "fault" not in {finding.status for finding in found.findings}
+    assert "fault" not in {step.status for step in found.steps}
     assert MARK in of(found, finding_id).evidence
 
 
