@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from kvdiag.diagnosis.caps import told
-from kvdiag.kv.known_keys import known_part
+from kvdiag.kv.families.known_keys import known_part
 from kvdiag.model import Gap, HostCache, HostProcess
 from kvdiag.sources.titles import program
 

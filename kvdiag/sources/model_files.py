@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
+from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json (a quantized 400B model that lists every layer) has 6 MB."""
@@ -43,7 +43,7 @@ class ModelFiles:
 
 def catalogue() -> Catalogue:
     """The models that the package knows by name."""
-    text = resources.files("kvdiag.kv").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
+    text = resources.files("kvdiag.kv.fit").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
     return parse_catalogue(json.loads(text))
 
 

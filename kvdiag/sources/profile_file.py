@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvdiag import files
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.profiles import Profile, parse_profiles, profiles_document
+from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
+from kvdiag.kv.model_error import KvModelError
 
 MAX_FILE_BYTES = 8 * 2**20
 """Twice what the most profiles take."""
