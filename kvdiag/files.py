@@ -1,7 +1,8 @@
-"""Files written where others may write too: as in a hostile folder, no link is followed and no other file touched.
+"""Writes files safely in directories that other users can write to.
 
-Whoever can write in the folder can lay a link, a second name of another file, a pipe or a file of his own in the place
-of ours. What is written goes into a file that we have just made, or that is ours alone.
+Another user could put a symbolic link, a hard link, a pipe or a file of their own in place of the file that kvdiag
+is about to write. So a file is either created anew (O_EXCL) or must be a regular file of this user with one hard link;
+links are never followed (O_NOFOLLOW).
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ import stat
 from pathlib import Path
 
 CLOSED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
-LINK = "it is a link: give the file itself"
+LINK = "it is a symbolic link; give the file itself"
 FILE_MODE = 0o666
 """Less what the umask takes away, as of any file."""
 
 
 def folder(path: Path, *, link: bool = True) -> int:
-    """A descriptor of a folder, to open files in; `link` says whether it may be one.
+    """Return a descriptor of a directory, to open files in; with `link=False` it must not be a symbolic link.
 
     Raises:
-        OSError: it is no folder, or is a link where that may not be.
+        OSError: it is not a directory, or is a link that is not allowed.
 
     """
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if link else os.O_NOFOLLOW))
 
 
 def created(path: Path, *, link: bool = True) -> int:
-    """A descriptor of a new file to write; `link` says whether its folder may be a link.
+    """Create a file and return its descriptor; with `link=False` its directory must not be a symbolic link.
 
     Raises:
-        OSError: it cannot be made; FileExistsError where the name is taken, be it by a link that leads nowhere.
+        OSError: it cannot be created; FileExistsError if the name is taken, even by a dangling link.
 
     """
     beside = folder(path.parent, link=link)
@@ -44,10 +45,10 @@ def created(path: Path, *, link: bool = True) -> int:
 
 
 def emptied(path: Path) -> int:
-    """A descriptor of a new file, or of one of ours that is then empty; of devices and pipes as they are.
+    """Create a file or empty a file of this user, and return its descriptor; devices and pipes are opened as they are.
 
     Raises:
-        OSError: it cannot be made or opened, is a link, or is not ours.
+        OSError: it cannot be created or opened, is a link, or belongs to another user.
 
     """
     try:
@@ -67,10 +68,10 @@ def emptied(path: Path) -> int:
 
 
 def refuse(path: Path) -> None:
-    """Refuse what `emptied` and `replace` would, before there is anything to write.
+    """Raise the error that `emptied` and `replace` would raise, before there is anything to write.
 
     Raises:
-        OSError: there is something that cannot be written, is a link, or is not ours; or its folder takes no file.
+        OSError: the file cannot be written, is a link or belongs to another user, or its directory is not writable.
 
     """
     try:
@@ -93,26 +94,26 @@ def _refuse_others(about: os.stat_result) -> None:
     if about.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, f"it belongs to user {about.st_uid}")
     if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
-        raise PermissionError(errno.EPERM, "the file has another name, which would be overwritten too")
+        raise PermissionError(errno.EPERM, "it has more than one hard link; writing to it would change another file")
 
 
 def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool = True) -> None:
-    """Put a file in the place of what has this name: as a whole or not at all, made beside it first.
+    """Replace a file in one step: write a temporary file next to it, then rename it.
 
-    `mode` is the file's whatever the umask; `link` says whether its folder may be a link.
+    `mode` overrides the umask; with `link=False` the directory must not be a symbolic link.
 
     Raises:
-        OSError: it cannot be written, or what is in its place is no file.
+        OSError: it cannot be written, or what has its name is not a regular file.
 
     """
     beside = folder(path.parent, link=link)
-    # Nobody can know the name; it is as long as one that may be.
+    # A random name, which nobody can guess; no longer than a file name may be.
     unfinished = f".{path.name[:40]}.{secrets.token_hex(6)}.tmp"
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=beside, follow_symlinks=False).st_mode
             if not stat.S_ISREG(there):
-                raise OSError(errno.EINVAL, LINK if stat.S_ISLNK(there) else "it is there, and not a file")
+                raise OSError(errno.EINVAL, LINK if stat.S_ISLNK(there) else "it is not a regular file")
         file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED, FILE_MODE, dir_fd=beside)
         try:
             with os.fdopen(file, "wb") as opened:

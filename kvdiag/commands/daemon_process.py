@@ -194,7 +194,7 @@ class Daemon:
             return
         config = read_web_config(self._options.web_config)
         if (less := lowered(self._web_config, config)) is not None:
-            raise KvdiagError(f"{self._options.web_config} would lower protection: {less}; that takes a restart")
+            raise KvdiagError(f"{self._options.web_config} would lower protection: {less}; restart kvdiag to apply it")
         config.tls()
         allowed, passwords = access(config)
         if self._tls is not None:
@@ -207,14 +207,14 @@ class Daemon:
 
 
 def _still_checks(before: Options, now: Options) -> None:
-    """Refuse to check certificates no more.
+    """Refuse a reload that stops certificate checks.
 
     Raises:
-        KvdiagError: the options ask for it.
+        KvdiagError: the new options set --insecure.
 
     """
     if now.insecure and not before.insecure:
-        raise KvdiagError("--insecure takes a restart: the server's certificate would not be checked any more")
+        raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
 
 
 def _mistake(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""What nobody vouches for is never the only ground of a fault: a diagnosis is made again without it, and compared.
+"""Unverified agent files never cause a fault alone.
 
-A process that cannot be seen from here may be anybody's invention: so may what is published of it. It is shown, and
-told as such; that a fault stands without it, a second look decides, whatever the rule is and however it came to it.
+If kvdiag cannot see a process, anybody could have written the file that describes it. A diagnosis with such files and a
+fault is made a second time without them: a fault that disappears becomes a suspect. This holds for every rule and step,
+however it uses the files. Evidence from agents is marked either way.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from kvdiag.diagnosis.rule import number
 from kvdiag.model import INSIDE, Finding, Sample, StepResult, Timeline, cuda_uuid
 
 SOURCES = ("torch", "black box", "agent")
-"""Of evidence that agents publish."""
+"""Sources of evidence that agents publish."""
 
 MARK = number("publications", "unverified", "", "agent")
-WHY = "unverified: it rests on publications of processes that cannot be seen from here"
+WHY = "unverified: based only on agent files of processes that kvdiag cannot see"
 
 Judged = tuple[tuple[StepResult, ...], tuple[Finding, ...]]
 
 
 def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judged]) -> Judged:
-    """Steps and findings, none of them a fault that unverified publications alone would make one.
+    """Return the steps and findings with faults that rest on unverified files alone lowered to suspect.
 
     `again` judges another timeline in the same way.
     """
@@ -37,7 +38,7 @@ def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judg
 
 
 def _faults(judged: Judged) -> set[str]:
-    """The ids of steps and findings that are faults."""
+    """Return the ids of steps and findings that are faults."""
     steps, findings = judged
     return {step.id for step in steps if step.status == "fault"} | {
         finding.id for finding in findings if finding.status == "fault"
@@ -45,7 +46,7 @@ def _faults(judged: Judged) -> set[str]:
 
 
 def verified(sample: Sample) -> Sample:
-    """A sample without what is unverified: the allocators, and the GPUs that they alone tell of."""
+    """Return the sample without unverified allocators, and without GPUs that only they report."""
     doubted = {each.device_uuid.lower() for each in sample.allocators or () if each.unverified}
     if not doubted:
         return sample

@@ -11,7 +11,7 @@ NATIVE = "native"
 """torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
 
 INSIDE = "GPU"
-"""What a device is called that only agents tell of: its name is NVML's to give."""
+"""Name of a device that only agents report; the real name comes from NVML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ MOST_BROKEN_HANDSHAKES = 32
 
 
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
-"""A Host header in lower case: its name or address, and a port that may be another one's that forwards to ours."""
+"""A Host header in lower case: name or address, and a port, which differs from ours if it is forwarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class WebServer:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._loopback_name: str | None = None
-        """The name that the port was opened by where only this machine can reach it, else `None`."""
+        """The name that the port was opened by if it is a loopback port, else `None`."""
         self._broken_handshakes = 0
         """Since the last collection, with those that are under way."""
 
@@ -132,7 +132,9 @@ class WebServer:
 
     async def _answer(self, request: Request, address: str) -> Answer:
         if self._is_rebound(request):
-            reason = "this port is for clients of this machine: ask for localhost or 127.0.0.1, or set up --web-config"
+            reason = (
+                "foreign Host header on a loopback port: use localhost or 127.0.0.1, or set passwords with --web-config"
+            )
             return problem(HTTPStatus.MISDIRECTED_REQUEST, reason)
         allowed = True if self.access.allow is None else await self.access.allow(request.authorization, address)
         if allowed is None:
@@ -143,10 +145,10 @@ class WebServer:
         return self._pages.answer(request)
 
     def _is_rebound(self, request: Request) -> bool:
-        """Whether a request to an open loopback port names another host.
+        """Return whether a request to a loopback port without passwords or TLS names another host.
 
-        A web page can have its own name resolved to 127.0.0.1 (DNS rebinding), and its browser lets it read the answer.
-        Passwords and the names in certificates keep such a page out by themselves.
+        A web page can have its own name resolved to 127.0.0.1 (DNS rebinding) and then read the answer. Passwords and
+        certificate names keep such a page out.
         """
         if self._loopback_name is None or self.access.allow is not None or self._tls is not None or not request.host:
             return False

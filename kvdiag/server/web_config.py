@@ -76,7 +76,7 @@ CHECK_SECONDS = 4.0
 """For a password that was not seen before, with the time until it is its turn."""
 
 WRONG_SECONDS = 1.0
-"""After a wrong password, until the next one of this user is looked at for the same client."""
+"""Delay after a wrong password before the next one of this user is checked for the same client."""
 
 MOST_USERS = 100
 MOST_GUESSERS = 1024
@@ -170,7 +170,7 @@ class Passwords:
         )
         self._hashing: ThreadedReader[bool] = ThreadedReader(self._right, "bcrypt")
         self._next_seconds: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """When a client's next password of a user is looked at, since its last one was wrong."""
+        """When the next password of a client and user is checked, if the last one was wrong."""
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     async def allow(self, authorization: str, address: str) -> bool | None:
@@ -199,13 +199,13 @@ class Passwords:
         return self._known[key]
 
     async def _in_turn(self, origin: str, user: str, *, password: bytes, expected: str) -> bool:
-        """Look at one password of each user of an origin at a time, one of each origin, and one of all.
+        """Check one password at a time: per user of a client address, per address, and overall.
 
-        Locks are first come, first served: who guesses waits in the line of his own address, and everybody else waits
-        for one guess of his at most.
+        Locks are first come, first served: guesses queue behind each other in their own address's line, and every other
+        client waits for at most one of them.
 
         Raises:
-            ReadTimeout, TimeoutError: that takes too long.
+            ReadTimeout, TimeoutError: it takes too long.
 
         """
         key, loop = (origin, user), asyncio.get_running_loop()
@@ -215,7 +215,7 @@ class Passwords:
                 try:
                     right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
                 finally:
-                    # Also for a client that did not wait for the answer: it is not to guess the faster.
+                    # Also if the client hung up: that must not make guessing faster.
                     self._next_seconds[key] = loop.time() + WRONG_SECONDS
                     if len(self._next_seconds) > MOST_GUESSERS:
                         self._next_seconds.popitem(last=False)
@@ -224,7 +224,7 @@ class Passwords:
             return right
 
     def _lock(self, *key: str) -> asyncio.Lock:
-        """The lock of this key; it lasts as long as somebody holds it or waits for it."""
+        """Return the lock of this key; it exists as long as it is held or waited for."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class Passwords:
 
 
 def _origin(address: str) -> str:
-    """Whose address it is: of IPv6 the network, in which one host can have as many addresses as it likes."""
+    """Return the address of a client; for IPv6 its /64 network, in which one host can use any address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -289,27 +289,27 @@ def read_web_config(path: Path) -> WebConfig:
             raise KvdiagError(f"{path} has YAML aliases: write out what they stand for")
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # What stands there may be secret, and the library would repeat it: the place has to do.
+        # The library quotes the line, which may contain a password hash: name the place only.
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise KvdiagError(f"{path} is no YAML{place}") from error
     if not found:
-        raise KvdiagError(f"{path} is empty: without --web-config the port is open to whoever can reach it")
+        raise KvdiagError(f"{path} is empty: set basic_auth_users or tls_server_config, or leave out --web-config")
     return _parsed(found, path)
 
 
 def lowered(before: WebConfig, now: WebConfig) -> str | None:
-    """Which protection a configuration takes away from the one before it, `None` where none."""
+    """Return which protection a new configuration removes, `None` if none."""
     if before.users and not now.users:
-        return "it has no passwords any more (basic_auth_users)"
+        return "it removes all passwords (basic_auth_users)"
     if before.certificate is not None and now.certificate is None:
-        return "it has no TLS any more (tls_server_config)"
+        return "it removes TLS (tls_server_config)"
     if now.client_auth < before.client_auth:
-        return "it asks for no client certificates, or takes those who have none (client_auth_type)"
+        return "it no longer requires client certificates (client_auth_type)"
     if now.least_version < before.least_version or now.most_version < before.most_version:
-        return "it takes older versions of TLS (min_version, max_version)"
+        return "it allows older TLS versions (min_version, max_version)"
     gone = [name for name, _ in before.headers if name not in dict(now.headers)]
-    return f"it leaves out {', '.join(gone)} (headers)" if gone else None
+    return f"it removes the headers {', '.join(gone)}" if gone else None
 
 
 def needed(name: str, why: str) -> ModuleType:
@@ -335,7 +335,7 @@ def _parsed(found: Any, path: Path) -> WebConfig:
         if name not in (*KNOWN, "basic_auth_users"):
             raise KvdiagError(f"{path}: unknown key {name!r}")
         if not sections[name]:
-            raise KvdiagError(f"{path}: {name} is empty: leave it out, or say what it is to protect")
+            raise KvdiagError(f"{path}: {name} is empty: fill it in or remove it")
     tls, http = (_section(sections, name, path) for name in KNOWN)
     if http.get("http2", False) is not False:
         raise KvdiagError(f"{path}: http2 is not supported: give http2: false")

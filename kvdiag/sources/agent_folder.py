@@ -17,11 +17,11 @@ MAX_FILE_BYTES = 256 * 2**10
 
 
 FUTURE_SECONDS = 5.0
-"""By which a file's time may be ahead of ours: on a volume of another machine."""
+"""Tolerated clock difference of a volume on another machine."""
 
 
 class Written(NamedTuple):
-    """A file's bytes, when it was written, and whose it and its folder are."""
+    """A file's bytes, its modification time, and the owners (uid) of the file and its directory."""
 
     text: bytes
     at_seconds: float
@@ -50,7 +50,7 @@ def content(folder: int, name: str) -> Written:
         if not stat.S_ISREG(about.st_mode):
             raise RefusedError("not a file")
         if about.st_nlink > 1:
-            raise RefusedError("it has a second name: it may be another program's file")
+            raise RefusedError("it has more than one hard link, so it may be another program's file")
         if about.st_mode & stat.S_IWOTH:
             raise RefusedError("anybody may write it, so nobody's word is in it")
         if not _may_publish(about, around):
@@ -58,7 +58,7 @@ def content(folder: int, name: str) -> Written:
         if about.st_size > MAX_FILE_BYTES:
             raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
         if (ahead_seconds := about.st_mtime - time.time()) > FUTURE_SECONDS:
-            raise RefusedError(f"written {ahead_seconds:.0f} s in the future: was a clock set?")
+            raise RefusedError(f"dated {ahead_seconds:.0f} s in the future: was the clock changed?")
         # The agent never writes into a file that is there: what comes in one piece is all.
         text = os.read(file, MAX_FILE_BYTES)
         return Written(text, about.st_mtime, about.st_uid, around.st_uid)

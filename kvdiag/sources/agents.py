@@ -33,7 +33,7 @@ FORGOTTEN_SECONDS = 600.0
 """A file that nobody has renewed for so long is of a server that is long gone, and no news."""
 
 ENDED = -1
-"""The user of a process that is no more."""
+"""Stands for the uid of a process that has exited."""
 
 SPLIT_REQUEST = "summary-request"
 SPLIT_REQUEST_SECONDS = 10.0
@@ -153,22 +153,23 @@ class TorchAllocatorSource:
 
 
 def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
-    """Whether a file is the process's that it speaks of: its user's, in that user's folder, or in root's or our own.
+    """Return whether a file belongs to the user of the process it describes, in a directory of that user, root or us.
 
     Raises:
-        RefusedError: it is another user's.
+        RefusedError: the file belongs to another user.
 
     """
     if owner is None or owner == ENDED:
         return False
     if written.owner != owner:
-        raise RefusedError(f"user {written.owner} wrote it, and process {pid} is user {owner}'s")
+        raise RefusedError(f"written by user {written.owner}, but process {pid} runs as user {owner}")
     return written.folder_owner in (owner, 0, os.geteuid())
 
 
 def _owner(publication: Publication) -> int | None:
-    """The user of the process that published, `ENDED` where it has; `None` where it cannot be seen from here, be it
-    for its pid namespace.
+    """Return the uid of the process that published: `ENDED` if it has exited, `None` if it is not visible from here.
+
+    It is not visible if it is in another PID namespace, or if /proc does not show it.
     """
     try:
         if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:

@@ -161,25 +161,25 @@ class NewestBlackBoxes:
 
 
 def _own(written: Written, name: str, user: int) -> Account:
-    """A box of the process that its name tells, and of the user whose process that is.
+    """Return the account of a black box that belongs to the process in its name and to that process's user.
 
     Raises:
-        RefusedError: it is another's, or of the future.
-        ValueError: it is no black box.
+        RefusedError: it belongs to another process or user, or is dated in the future.
+        ValueError: it is not a black box.
 
     """
     if written.owner != user:
-        raise RefusedError(f"user {written.owner} wrote it, and user {user} what the process publishes")
+        raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
     box = parse(written.text, origin=f"the black box {name}")
     if box.allocator is not None and _process(name) != f"oom-{box.allocator.pid}-{box.allocator.start_ticks}-":
         raise RefusedError(f"it says that it is process {box.allocator.pid}'s")
     if box.at_seconds is not None and box.at_seconds > time.time() + FUTURE_SECONDS:
-        raise RefusedError("it tells of a failure in the future: was a clock set?")
+        raise RefusedError("its failure is dated in the future: was the clock changed?")
     return box
 
 
 def _process(name: str) -> str:
-    """The beginning of a box's name, which all boxes of its process have."""
+    """Return the prefix of a black box's file name, which names its process."""
     return name[: name.rindex("-") + 1]
 
 

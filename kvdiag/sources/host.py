@@ -36,7 +36,7 @@ MAX_COMMAND_CHARACTERS = 2**14
 
 MAX_OPEN_FILES = 4096
 MAX_MAPS_BYTES = 8 * 2**20
-"""Of what the kernel tells of one process's files."""
+"""Limits of what is read about one process's files."""
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
@@ -196,7 +196,7 @@ def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:
 
 
 def model_config(root: str | None) -> str | None:
-    """The known part of config.json in the model's folder, as JSON; `None` where it is not visible, or is no config."""
+    """Return the known fields of a model's config.json, as JSON; `None` if it is not visible or not a config."""
     path = Path(root or "") / "config.json"
     if not root or not path.is_absolute():
         return None
@@ -213,10 +213,10 @@ def model_config(root: str | None) -> str | None:
 
 
 def _inside(path: Path) -> Path:
-    """The file itself: in its folder, or, as in a snapshot of the Hub's cache, among the blobs beside it.
+    """Return the file's real path: in its folder, or among the blobs of a Hub cache snapshot.
 
     Raises:
-        OSError, RuntimeError: there is none, or it is a link to somewhere else.
+        OSError, RuntimeError: it does not exist, or is a link to another place.
 
     """
     file = path.resolve(strict=True)
@@ -227,8 +227,9 @@ def _inside(path: Path) -> Path:
 
 
 def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
-    """The folder that a server names as its model's, if one of its processes was started with it or has a file in it
-    open; `None` for any other: an answer over HTTP does not say where kvdiag may look.
+    """Return the model folder that a server reports, if one of its processes was started with it or uses a file in it.
+
+    `None` for any other folder: an HTTP answer must not decide which files kvdiag reads.
     """
     try:
         folder = Path(root or "").resolve(strict=True)
@@ -240,7 +241,7 @@ def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
 
 
 def _names(pid: int, root: str) -> bool:
-    """Whether a process's command names a folder, be it as `--model=FOLDER`."""
+    """Return whether a process's command line names a folder, alone or as `--model=FOLDER`."""
     try:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -250,7 +251,7 @@ def _names(pid: int, root: str) -> bool:
 
 
 def _has_open(pid: int, folder: Path) -> bool:
-    """Whether a process has a file of a folder open or mapped, as far as that may be looked at."""
+    """Return whether a process has a file of a folder open or mapped, as far as /proc shows it."""
     own = Path("/proc") / str(pid)
     files: set[str] = set()
     with contextlib.suppress(OSError), os.scandir(own / "fd") as descriptors:

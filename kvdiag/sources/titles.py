@@ -1,4 +1,4 @@
-"""What of a process's title may be shown and kept: its program. Arguments, which may hold keys, are not."""
+"""The program name of a process title. Arguments are dropped: they may contain keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ MAX_CHARACTERS = 64
 
 
 def program(title: str) -> str:
-    """The first word of a title, and nothing of what is assigned in it: a process can call itself by its whole command.
+    """Return the first word of a title, up to an equals sign.
 
-    So do programs that use setproctitle, and NVML and psutil tell it as they do the name of a program.
+    A process can set its whole command line as its title (setproctitle); NVML and psutil report it as the process name.
     """
     word = next(iter(title.replace("\0", " ").split()), "")
     return word.partition("=")[0][:MAX_CHARACTERS]

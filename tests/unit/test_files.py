@@ -111,7 +111,7 @@ def test_commands_refuse_links_by_name(
 
     # THEN
     assert 3 == code
-    assert "it is a link: give the file itself" in capsys.readouterr().err
+    assert "it is a symbolic link; give the file itself" in capsys.readouterr().err
     assert KEPT == victim.read_text()
 
 
@@ -136,7 +136,7 @@ def test_devices_are_not_replaced(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
     # THEN
-    with pytest.raises(OSError, match="not a file"):
+    with pytest.raises(OSError, match="not a regular file"):
         files.replace(folder / "pipe", b"ours")
     assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
     assert ["pipe"] == [path.name for path in folder.iterdir()]
@@ -193,7 +193,7 @@ def test_recorder_does_not_follow_a_link_to_another_history(folder: Path, tmp_pa
     (folder / HISTORY).symlink_to(other / HISTORY)
 
     # THEN
-    with pytest.raises(KvdiagError, match="history: it is a link"):
+    with pytest.raises(KvdiagError, match="history: it is a symbolic link"):
         segments(folder)
     assert kept == {path.name: path.read_bytes() for path in (other / HISTORY).iterdir()}
 

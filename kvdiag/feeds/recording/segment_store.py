@@ -44,10 +44,10 @@ HISTORY_SECONDS = 21_600.0
 KEPT_SECONDS = 86_400.0
 
 NAME = re.compile(r"kvdiag-(\d{8,12})\.jsonl\.gz", re.ASCII)
-"""Files of the recorder, where they are its user's. No other is ever touched, nor read at the start."""
+"""Files of the recorder, if they belong to its user. No other file is read or changed."""
 
 MOST_TAKEN = 1000
-"""Names in a row that somebody else has taken: then that is said."""
+"""Taken names that are skipped before it is an error."""
 
 HISTORY = "history"
 
@@ -176,7 +176,7 @@ class SegmentStore:
             self._lock.close()
 
     def _opened(self, folder: Path, clock_set_seconds: float = 0.0) -> tuple[Path, TraceWriter]:
-        """A new segment in a folder, of the next number that nobody has taken, be it by a link.
+        """Create a segment with the next free number; a link with that name counts as taken.
 
         Raises:
             KvdiagError: the disk is full or gone.
@@ -185,7 +185,7 @@ class SegmentStore:
         made: list[Path] = []
 
         def new(path: Path) -> int:
-            # The folder's own name may be a link, as whoever gave it chose; the history in it may not.
+            # The user may give a link as the directory; the history directory in it must not be one.
             file = files_.created(path, link=folder == self.folder)
             made.append(path)
             return file
@@ -261,7 +261,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a file, no link, and of this user or root: others may have laid theirs here."""
+    """Return whether this is a regular file of this user or root; other users may have put theirs here."""
     try:
         about = entry.stat(follow_symlinks=False)
     except OSError:
@@ -270,10 +270,10 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_history(folder: Path) -> None:
-    """Make the folder of the history, unless it is there.
+    """Create the history directory if it is missing.
 
     Raises:
-        KvdiagError: it cannot be made, is no folder, or is a link.
+        KvdiagError: it cannot be created, is not a directory, or is a link.
 
     """
     path = folder / HISTORY
@@ -324,7 +324,7 @@ def _written(path: Path) -> int:
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Remove files of ours; their folder is no link, but for the recorder's own."""
+    """Remove files; the history directory is not followed if it is a link."""
     for path in paths:
         with contextlib.suppress(OSError):
             folder = files_.folder(path.parent, link=path.parent.name != HISTORY)

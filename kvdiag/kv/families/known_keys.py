@@ -1,7 +1,7 @@
-"""What of a model's config.json may be kept: the fields that the cost model reads, and nothing else that stands there.
+"""The fields of a model's config.json that kvdiag keeps: those that the cost model reads.
 
-A config is read because a server names its folder, and is kept in traces that are passed on. What is no config, or has
-more in it than one, shall not get there: names are known, texts are words, and all else is dropped.
+The config is recorded in traces, which are passed on. A file that is not a model's config, or that contains more than
+one, must not get there: unknown fields and texts with spaces are dropped.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ KNOWN_KEYS = frozenset(
     vocab_size_per_layer_input w_bit weight_block_size weight_tying weights width zero_point
     """.split()  # noqa: SIM905 - as a list it has four times the lines
 )
-"""Names of fields at any depth, as kvdiag/kv asks for them."""
+"""Names of fields that kvdiag/kv reads, at any depth."""
 
 FREELY_NAMED = frozenset(("config_groups", "dynamic", "extra_config", "layer_types_count"))
-"""Fields whose own fields are called after layers or groups of them."""
+"""Fields whose keys are names of layers or groups of layers."""
 
 MOST_DEPTH = 16
 WORD = re.compile(r"[!-~]{0,512}")
-"""A name, a number format, or an expression that names modules: no text with spaces in it."""
+"""A name, a number format or a module pattern, without spaces."""
 
 
 def known_part(config: object) -> dict[str, object] | None:
-    """The known fields of a model's config; `None` where this is none: it names no architecture and no model type."""
+    """Return the known fields of a model's config; `None` if it has neither `architectures` nor `model_type`."""
     if not isinstance(config, Mapping):
         return None
     listed = config.get("architectures")
@@ -88,7 +88,7 @@ _DROPPED = object()
 
 
 def _kept(value: object, *, free: bool, depth: int) -> object:
-    """A value without what may not be kept in it; `_DROPPED` where nothing is left."""
+    """Return a value without its unknown fields; `_DROPPED` if nothing is left."""
     if isinstance(value, str):
         return value if WORD.fullmatch(value) else _DROPPED
     if value is None or isinstance(value, bool | int | float):

@@ -107,7 +107,7 @@ def test_place_for_the_trace_is_checked_first(tmp_path: Path, place: str) -> Non
     problems = {
         "nowhere/trace.jsonl": "No such file or directory",
         ".": "Is a directory",
-        "link": "it is a link: give the file itself",
+        "link": "it is a symbolic link; give the file itself",
     }
     assert f"cannot record to {tmp_path / place}: {problems.get(place, 'No space left on device')}" == actual
     assert "/v1/completions" not in server.requests

@@ -125,7 +125,7 @@ def test_a_post_mortem_gives_a_report(tmp_path: Path) -> None:
         ("nowhere/report.html", "No such file or directory"),
         (".", "it is there, and not a file"),
         ("fifo", "it is there, and not a file"),
-        ("loop", "it is a link"),
+        ("loop", "it is a symbolic link"),
         ("x" * 300, "name too long"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_strangers_word_on_our_process_is_refused(folder: Path, folder_owner: 
 
     # THEN
     assert found is None
-    assert any(f"user {STRANGER} wrote it" in gap for gap in gaps)
+    assert any(f"user {STRANGER}" in gap for gap in gaps)
 
 
 @as_root
@@ -138,7 +138,7 @@ def test_a_second_name_of_another_file_is_refused(folder: Path, tmp_path: Path) 
 
     # THEN
     assert found is None
-    assert "second name" in gaps[0]
+    assert "hard link" in gaps[0]
 
 
 def write_box(folder: Path, told: dict[str, Any], *, owner: int | None = None, name: str = f"oom-{OWN}-0.json") -> None:
@@ -167,7 +167,7 @@ def test_a_strangers_black_box_is_refused(folder: Path) -> None:
 
     # THEN
     assert found is None
-    assert f"user {STRANGER} wrote it" in gap
+    assert f"user {STRANGER}" in gap
 
 
 @as_root
