@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,10 @@ def files() -> Mapping[str, bytes]:
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a server may be starting from the version before."""
     _make_folder(path.parent)
-    # Whoever else may write here could have laid a link in the folder's place.
+    # Another user who can write here could have created the package's directory, and could then replace what the server
+    # imports.
+    if (owner := path.parent.lstat().st_uid) not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"{path.parent} belongs to user {owner}")
     files_.replace(path, content, mode=FILE_MODE, link=False)
 
 

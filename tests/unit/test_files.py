@@ -14,6 +14,7 @@ from kvdiag import files
 from kvdiag.commands import main
 from kvdiag.commands.agent import install
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.feeds.recording.restore import reload
 from kvdiag.feeds.recording.segment_store import HISTORY, LEAST_MAX_BYTES, MOST_TAKEN, SegmentStore
 from kvdiag.feeds.recording.segment_store import files as segments_of
@@ -275,3 +276,27 @@ def test_the_agent_is_not_installed_through_a_link(folder: Path, tmp_path: Path)
     with pytest.raises(KvdiagError, match="cannot install into"):
         install.callback(folder)
     assert [] == list((tmp_path / "other").iterdir())
+
+
+@as_root
+def test_the_agent_is_not_installed_into_a_strangers_package(folder: Path) -> None:
+    """Its owner could replace what the server imports."""
+    # GIVEN
+    (folder / "kvdiag_agent").mkdir()
+    os.chown(folder / "kvdiag_agent", STRANGER, STRANGER)
+
+    # THEN
+    assert install.callback is not None
+    with pytest.raises(KvdiagError, match=f"belongs to user {STRANGER}"):
+        install.callback(folder)
+    assert [] == list((folder / "kvdiag_agent").iterdir())
+
+
+def test_a_pipe_in_a_folder_of_traces_is_not_waited_for(folder: Path) -> None:
+    """`kvdiag diagnose DIR` reads what else is there."""
+    # GIVEN
+    segments(folder).close()
+    os.mkfifo(folder / "aaa.jsonl")
+
+    # THEN
+    assert 1 == len(read_segments(folder)[0].samples)

@@ -65,7 +65,9 @@ class SegmentStore:
         self.folder = folder
         self.max_bytes = max_bytes
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(parents=True)
+            os.close(files_.folder(folder))
             _make_history(folder)
             self._lock = _locked(folder / ".lock")
             self._number = max((_number(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
