@@ -33,6 +33,7 @@ class Finder:
         self._own_port = own_port
         self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._readers: dict[str, HttpReader] = {}
         self.nvml: Patient[DeviceReading] = device_reader(self._url, drill=False)
         self._drills: dict[str, Patient[DeviceReading]] = {}
         self._host = host_reader()
@@ -58,7 +59,8 @@ class Finder:
         raise KvdiagError(f"no server is found on this host ({why}): is it starting? else give its --url")
 
     async def _ask(self, url: str) -> Found:
-        vllm = VllmSource(HttpReader(self._client(url)))
+        # One for each address, however often it is asked: it remembers what was too much to be asked for again.
+        vllm = VllmSource(self._readers.setdefault(url, HttpReader(self._client(url))))
         facts, identity = await gather_facts(vllm, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
             return Found(facts=facts, vllm=vllm, nvml=self.nvml)
