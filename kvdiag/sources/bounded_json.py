@@ -18,14 +18,14 @@ class TooManyValuesError(ValueError):
     """A text with more values than are decoded."""
 
 
-def most_values(text: bytes | str) -> int:
+def most_values(text: bytes | bytearray | str) -> int:
     """The number of values that a JSON text has at most; marks within its strings are counted too."""
-    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    marks = (b",", b"[", b"{") if isinstance(text, bytes | bytearray) else (",", "[", "{")
     return 1 + sum(text.count(mark) for mark in marks)  # type: ignore[arg-type]
 
 
 def decode(
-    text: bytes | str, *, max_values: int = MAX_VALUES, parse_constant: Callable[[str], Any] | None = None
+    text: bytes | bytearray | str, *, max_values: int = MAX_VALUES, parse_constant: Callable[[str], Any] | None = None
 ) -> Any:
     """The value of a JSON text.
 

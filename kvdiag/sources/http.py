@@ -56,10 +56,6 @@ class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent`
 class TooMuchError(Unreadable):
     """An answer that is over a budget; asked for again it would be so, too."""
 
-    def __init__(self, reason: str) -> None:
-        """Keep the reason."""
-        super().__init__("failed", reason)
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -99,7 +95,7 @@ class HttpReader:
         """
         until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
         if self._clock() < until_seconds:
-            raise TooMuchError(f"{why}; asked once in {REST_SECONDS:.0f} s")
+            raise TooMuchError("failed", f"{why}; asked once in {REST_SECONDS:.0f} s")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._get(path, params, body)
@@ -173,7 +169,7 @@ class HttpReader:
         try:
             return decode(answer.text)
         except TooManyValuesError as error:
-            raise TooMuchError(str(error)) from error
+            raise TooMuchError("failed", str(error)) from error
         except ValueError as error:
             raise Unreadable("failed", "the answer is not JSON: check the URL, is a vLLM server there?") from error
 
@@ -204,9 +200,9 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
         content += chunk
         count += 1
         if len(content) > limit_bytes:
-            raise TooMuchError(f"more than {limit_bytes >> 20} MiB on {where}")
+            raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {where}")
         if count > FREE_CHUNKS + len(content) // LEAST_CHUNK_BYTES:
-            raise TooMuchError(f"{count:,} pieces for {len(content):,} bytes on {where}")
+            raise TooMuchError("failed", f"{count:,} pieces for {len(content):,} bytes on {where}")
         if count % FREE_CHUNKS == 0:
             await asyncio.sleep(0)
     return content

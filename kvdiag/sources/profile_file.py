@@ -16,6 +16,7 @@ from pathlib import Path
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.errors import KvModelError
 from kvdiag.kv.profiles import Profile, parse_profiles, profiles_document
+from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 8 * 2**20
 """Twice what the most profiles take."""
@@ -51,10 +52,10 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     if len(content) > MAX_FILE_BYTES:
         raise _broken(path, f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:
-        return parse_profiles(json.loads(content))
+        return parse_profiles(decode(content))
     except KvModelError as error:
         raise _broken(path, error.message) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _broken(path, "it is not JSON") from error
 
 

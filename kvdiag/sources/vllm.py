@@ -358,7 +358,7 @@ class VllmSource:
         except TooLargeError as error:
             reason = f"the metrics page is too large: {error}"
             self._http.rest(path, params, reason)
-            raise TooMuchError(reason) from error
+            raise TooMuchError("failed", reason) from error
         except ValueError as error:
             raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
 
