@@ -27,28 +27,28 @@ test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM amo
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 bench: $(VENV)/.dev  ## Print the benchmarks and one table of them: kvdiag beside others, its verdicts, its cost (half an hour)
-	@$(BIN)/python -m tests.bench.table $(BENCH)
+	@$(BIN)/python -m tests.quality.bench.table $(BENCH)
 
 bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported incidents, healthy servers and leaks (minutes)
-	@$(BIN)/python -m tests.bench.diagnosis_score
-	@$(BIN)/python -m tests.bench.diagnosis_history || [ $$? = 3 ]
-	@$(BIN)/python -m tests.bench.fleet_power
-	@$(BIN)/python -m tests.bench.soak_power
-	@$(BIN)/python -m tests.bench.day_speed || [ $$? = 1 ]
-	@$(BIN)/python -m tests.bench.fleet_speed || [ $$? = 3 ]
+	@$(BIN)/python -m tests.quality.bench.diagnosis_score
+	@$(BIN)/python -m tests.quality.bench.diagnosis_history || [ $$? = 3 ]
+	@$(BIN)/python -m tests.quality.bench.fleet_power
+	@$(BIN)/python -m tests.quality.bench.soak_power
+	@$(BIN)/python -m tests.quality.bench.day_speed || [ $$? = 1 ]
+	@$(BIN)/python -m tests.quality.bench.fleet_speed || [ $$? = 3 ]
 
 soak: $(VENV)/.dev  ## Break every source of the daemon in random order for a day of accelerated time, kills among it (HOURS=24)
-	@$(BIN)/python -m tests.faults.soak --hours $(HOURS)
+	@$(BIN)/python -m tests.quality.faults.soak --hours $(HOURS)
 
 fuzz: $(VENV)/.dev  ## Look for input that a reader neither reads nor refuses (SECONDS=60 for each reader)
 	@$(UV) sync --quiet --frozen --inexact --group fuzz
-	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+	@$(BIN)/python -m tests.quality.fuzz --seconds $(SECONDS)
 
 mutation: $(VENV)/.dev  ## Print which share of small wrong versions of the judging code the tests notice (COUNT=150)
-	@$(BIN)/python -m tests.bench.mutation --count $(COUNT)
+	@$(BIN)/python -m tests.quality.mutation.mutation --count $(COUNT)
 
 gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
-	@$(BIN)/python -m tests.gpu.check --python $(GPU_PYTHON) --out $(OUT)
+	@$(BIN)/python -m tests.integration.gpu.check --python $(GPU_PYTHON) --out $(OUT)
 
 pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform's Python from 3.11 on, with nothing installed
 	@rm -rf $(PYZ).d && mkdir -p $(PYZ).d
@@ -61,7 +61,7 @@ pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform'
 
 screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take pictures of reports of every kind, on small and wide screens, light and dark: OUT=folder
-	@$(BIN)/python -m tests.browser.screenshots $(OUT)
+	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

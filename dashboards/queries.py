@@ -73,7 +73,7 @@ def verdict_codes() -> str:
     statuses = {code: own("diagnosis_status", f'status="{status}"') for status, code in CODES.items()}
     told = " or ".join(f"{code} * {series}" for code, series in statuses.items())
     worst = f"max by (replica, instance) ({replica(told)})"
-    state, reading = own("server_state", 'state="lost"'), own("source_up", 'source="vllm"')
+    state, reading = own("server_state", 'state="lost"'), own("source_up", 'source=~"engine|vllm"')
     away = f"({state} == 1 or {reading} == 0)"
     fresh = f"time() - {own('diagnosis_timestamp_seconds')} < {STALE_SECONDS}"
     every = f"max by (replica, instance) ({replica(own('build_info'))})"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvdiag.diagnosis.need import blocks_needed, curve_problem
+from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem
 from kvdiag.model import Engine, Facts, KvPool, Lengths
 
 Decision = Literal["admit", "wait", "shed"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvdiag.kv.served import block_bytes, pool_bytes
+from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
 from kvdiag.model import Allocator, Device, Facts, KvPool, LedgerLine, Process, Provenance, Sample, without_mig_parents
 
 _ORIGINS: dict[Provenance, str] = {

@@ -7,12 +7,17 @@ so that one worker takes them all. The groups are spread over the others: waitin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A machine that is busy is no mistake of what is tested.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+GOLDEN = Path(__file__).with_name("golden")
 
 LAST_GROUP_AT = 0.7
 """Where among the other tests the last group begins: at their end it would be waited for alone."""
@@ -37,6 +42,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _ends_what_it_shares(item: pytest.Item) -> bool:
     return item.get_closest_marker("kills_the_server") is not None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One flag rewrites every golden file."""
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file under tests/golden/: `golden("terminal/healthy.txt", text)`.
+
+    With `--update-golden` the file is written instead; its difference is then reviewed as text.
+    """
+    update = bool(request.config.getoption("--update-golden"))
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if update:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.exists(), f"{name} is not there yet: run pytest with --update-golden, then review it"
+        assert file.read_text(encoding="utf-8") == text
+
+    return compare
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -71,7 +71,7 @@ class _LazyGroup(CommandGroup):
             return None
         if cmd_name not in SILENT:
             # Before anything else imports the log library: it takes care of what that brings along.
-            importlib.import_module("kvdiag.commands.logs")
+            importlib.import_module("kvdiag.commands.logging_setup")
         found: click.Command = importlib.import_module(f"kvdiag.commands.{cmd_name}").command
         return found
 
@@ -104,7 +104,7 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
     variable, as in KVDIAG_RUN_URL.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if verbose or context.invoked_subcommand not in SILENT:
-        importlib.import_module("kvdiag.commands.logs").configure(verbose)
+        importlib.import_module("kvdiag.commands.logging_setup").configure(verbose)
     if config is not None:
         context.default_map = settings(context, config)
 

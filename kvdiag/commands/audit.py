@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from kvdiag.commands.connect import agent_reader, connect
-from kvdiag.commands.options import agent_option, output_option, server_options
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.options.common import agent_option, output_option, server_options
+from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import (
+from kvdiag.feeds.live.sampling import (
     AGENT_SECONDS,
     DRIVER_SECONDS,
     AllocatorReading,
@@ -22,11 +22,12 @@ from kvdiag.feeds.live import (
 )
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Gap, Sample
-from kvdiag.outputs import jsondoc, text
+from kvdiag.outputs.documents import diagnosis_document
+from kvdiag.outputs.terminal import text
+from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.agents import SOURCE as AGENTS
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.publication import devices_inside
-from kvdiag.sources.torch_allocator import SOURCE as AGENTS
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 SPLIT_SECONDS = 2.0
 """An agent sees the request within a second, and publishes."""
@@ -62,7 +63,7 @@ def command(
         reasons = "; ".join(gap.reason for gap in told) or "neither a device nor a KV pool was seen"
         raise KvdiagError(f"nothing to audit: {reasons}")
     if output == "json":
-        print_json(jsondoc.audit_document(facts, sample, lines, sample.gaps))
+        print_json(diagnosis_document.audit_document(facts, sample, lines, sample.gaps))
     else:
         print_text(text.render_audit(facts, sample.devices or (), lines, (*facts.gaps, *sample.gaps)))
     return 0
@@ -74,11 +75,11 @@ async def _look(
     api_key: str | None,
     ca_file: Path | None,
     insecure: bool,
-    agents: Patient[AllocatorReading] | None,
+    agents: ThreadedReader[AllocatorReading] | None,
 ) -> tuple[Facts, Sample]:
     allocators, agent_gaps = (None, ()) if agents is None else await _allocators(agents)
     if url is None:
-        nvml: Patient[DeviceReading] = Patient(NvmlSource().read, "nvml")
+        nvml: ThreadedReader[DeviceReading] = ThreadedReader(NvmlSource().read, "nvml")
         devices, gaps = await _devices(nvml)
         if driver_absent(devices, gaps):
             devices = devices_inside(allocators)
@@ -100,14 +101,14 @@ async def _look(
         return connection.facts, sample
 
 
-async def _devices(nvml: Patient[DeviceReading]) -> DeviceReading:
+async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
     try:
         return await nvml.ask(DRIVER_SECONDS * 5, processes=True)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         return None, (Gap(source="nvml", kind="failed", reason=str(busy)),)
 
 
-async def _allocators(agents: Patient[AllocatorReading]) -> AllocatorReading:
+async def _allocators(agents: ThreadedReader[AllocatorReading]) -> AllocatorReading:
     """What the agents tell, once they have told why reserved bytes are not live, or do not tell in time.
 
     The first reading asks them to look; who has asked less than ten seconds before is answered with what there is.

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from kvdiag import baseline
-from kvdiag.baseline import TOLERANCE_RATIO, Baseline
+from kvdiag import comparison
 from kvdiag.commands import CommandGroup
-from kvdiag.commands.options import output_option
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.options.common import output_option
+from kvdiag.commands.printing import print_json, print_text
+from kvdiag.comparison import TOLERANCE_RATIO, Baseline
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.trace import read_trace
-from kvdiag.outputs import baseline_text
+from kvdiag.feeds.recording.trace import read_trace
+from kvdiag.outputs.terminal import comparison_text
 from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 4 * 2**20
@@ -43,7 +43,7 @@ def command() -> None:
 @click.argument("file", type=_FILE)
 def save(trace: Path, file: Path) -> None:
     """Keep what TRACE, a file of `kvdiag run --record`, has measured, in FILE."""
-    document = json.dumps(baseline.document(_of_trace(trace)), indent=2, allow_nan=False)
+    document = json.dumps(comparison.document(_of_trace(trace)), indent=2, allow_nan=False)
     if file.exists() and file.samefile(trace):
         raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
     try:
@@ -69,11 +69,11 @@ def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
     Exit codes: 0 nothing is worse, 2 something is, 3 something that BEFORE shows was not seen.
     """
     old, new = _of(before), _of(after)
-    changes = baseline.compare(old, new, tolerance)
+    changes = comparison.compare(old, new, tolerance)
     if output == "json":
-        print_json(baseline_text.document(old, new, changes))
+        print_json(comparison_text.document(old, new, changes))
     else:
-        print_text(baseline_text.render(old, new, changes))
+        print_text(comparison_text.render(old, new, changes))
     outcomes = {one.outcome for one in changes}
     return WORSE if "worse" in outcomes else UNKNOWN if "not seen" in outcomes else SAME
 
@@ -92,7 +92,7 @@ def _of(path: Path) -> Baseline:
         # Several lines of JSON, or a packed file: a trace, which says itself what is wrong with it.
         return _of_trace(path)
     try:
-        return baseline.parse(document)
+        return comparison.parse(document)
     except ValueError as error:
         raise KvdiagError(f"{path} is no baseline: {error}") from error
 
@@ -100,6 +100,6 @@ def _of(path: Path) -> Baseline:
 def _of_trace(path: Path) -> Baseline:
     timeline, facts = read_trace(path)
     try:
-        return baseline.baseline_of(timeline, diagnose(timeline, facts, DEFAULT_LIMITS))
+        return comparison.baseline_of(timeline, diagnose(timeline, facts, DEFAULT_LIMITS))
     except ValueError as error:
         raise KvdiagError(f"{path}: {error}") from error

@@ -14,17 +14,17 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx2
 
 import kvdiag
-from kvdiag.commands.address import pasted
+from kvdiag.commands.options.addresses import pasted
+from kvdiag.engines.vllm.metrics import EngineClient
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.facts import gather_facts, host_reader
-from kvdiag.feeds.live import AllocatorReading, DeviceReading
+from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
+from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap
 from kvdiag.sources import host
+from kvdiag.sources.agents import TorchAllocatorSource
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.nvml import NvmlSource
-from kvdiag.sources.patience import Patient, StillBusy
-from kvdiag.sources.torch_allocator import TorchAllocatorSource
-from kvdiag.sources.vllm import VllmSource
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
 
 DRILL_HEADER = "kvdiag-drill"
 CONNECT_SECONDS = 5.0
@@ -32,9 +32,9 @@ DRIVER_START_SECONDS = 10.0
 SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/version")
 
 
-def agent_reader(folder: Path | None) -> Patient[AllocatorReading] | None:
+def agent_reader(folder: Path | None) -> ThreadedReader[AllocatorReading] | None:
     """The source behind `--agent-dir`, `None` where it is not given."""
-    return None if folder is None else Patient(TorchAllocatorSource(folder).read, "torch_allocator")
+    return None if folder is None else ThreadedReader(TorchAllocatorSource(folder).read, "torch_allocator")
 
 
 def base_url(url: str) -> str:
@@ -59,9 +59,9 @@ class Connection:
     """A server that answers, who it is, and the NVML that shows its GPU."""
 
     client: httpx2.AsyncClient
-    vllm: VllmSource
+    vllm: EngineClient
     facts: Facts
-    nvml: Patient[DeviceReading]
+    nvml: ThreadedReader[DeviceReading]
 
 
 @asynccontextmanager
@@ -76,13 +76,13 @@ async def connect(
     """
     url = base_url(url)
     async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
-        vllm = VllmSource(HttpReader(client))
+        vllm = EngineClient(HttpReader(client))
         with closing(host_reader()) as reader:
             facts, identity = await gather_facts(vllm, without_credentials(url), reader, forced=forced)
         nvml = device_reader(url, drill=identity.server_header == DRILL_HEADER)
         try:
             # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
-            with contextlib.suppress(StillBusy):
+            with contextlib.suppress(ReadTimeout):
                 await nvml.ask(DRIVER_START_SECONDS, processes=False)
             yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
         finally:
@@ -123,7 +123,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def device_reader(url: str | None, *, drill: bool) -> Patient[DeviceReading]:
+def device_reader(url: str | None, *, drill: bool) -> ThreadedReader[DeviceReading]:
     """The NVML that shows a server's GPUs, this machine's where there is no server yet.
 
     A drill brings its own GPU: the machine's would be somebody else's.
@@ -133,7 +133,7 @@ def device_reader(url: str | None, *, drill: bool) -> Patient[DeviceReading]:
     if drill and url is not None:
         # A simulator takes a MiB, and nobody needs it beside a real server.
         remote = importlib.import_module("kvdiag.sim").RemoteNvml(url)
-    return Patient(NvmlSource(remote).read if local else _elsewhere, "nvml")
+    return ThreadedReader(NvmlSource(remote).read if local else _elsewhere, "nvml")
 
 
 def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading

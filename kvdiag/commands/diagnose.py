@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.fleet import examine_history
-from kvdiag.commands.options import output_option
-from kvdiag.commands.postmortem import examine
-from kvdiag.commands.prometheus_options import access, matchers, prometheus_options, window_of
-from kvdiag.commands.report_file import ReportFile, report_option
-from kvdiag.commands.show import exit_code, print_diagnosis
-from kvdiag.commands.thresholds import limit_options, limits_of
-from kvdiag.commands.traces import examine_traces, recorded
+from kvdiag.commands.histories.crash_history import examine
+from kvdiag.commands.histories.fleet_history import examine_history
+from kvdiag.commands.histories.trace_histories import examine_traces, recorded
+from kvdiag.commands.options.common import output_option
+from kvdiag.commands.options.prometheus_options import access, matchers, prometheus_options, window_of
+from kvdiag.commands.options.report_file import ReportFile, report_option
+from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.printing import exit_code, print_diagnosis
 from kvdiag.diagnosis import diagnose
-from kvdiag.outputs.report import render
+from kvdiag.outputs.html.report_page import render
 
 _PATH = click.Path(path_type=Path)
 

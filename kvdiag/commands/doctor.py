@@ -11,23 +11,23 @@ from pathlib import Path
 import click
 import psutil
 
-from kvdiag.checks import Check, Outcome, agents, engine, gpus, prometheus, worst
+from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
 from kvdiag.commands.connect import DRILL_HEADER, agent_reader, base_url, device_reader, open_client
-from kvdiag.commands.options import agent_option, output_option, server_options
-from kvdiag.commands.prometheus_options import Access, access
+from kvdiag.commands.options.common import agent_option, output_option, server_options
+from kvdiag.commands.options.prometheus_options import Access, access
+from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.commands.serve import LISTEN
-from kvdiag.commands.show import is_ascii_only, print_json, print_text
-from kvdiag.feeds.live import read_agents
+from kvdiag.engines.vllm.metrics import POLLED_NAMES, EngineClient, Identity
+from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
-from kvdiag.outputs import doctor
+from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.listening import PORTS, candidates
-from kvdiag.sources.patience import StillBusy
-from kvdiag.sources.prometheus import PrometheusSource, any_of, selector
+from kvdiag.sources.listening_ports import PORTS, candidates
+from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import GPU, KVDIAG, VLLM
-from kvdiag.sources.vllm import POLLED_NAMES, Identity, VllmSource
-from kvdiag.sources.vllm_page import Page
+from kvdiag.sources.prometheus_text import Page
+from kvdiag.sources.worker_thread import ReadTimeout
 
 DRIVER_SECONDS = 10.0
 """The first answer takes longer: the driver is initialised, a second for each GPU where nobody holds it."""
@@ -86,9 +86,9 @@ def command(
         )
     checks = asyncio.run(_look(url, api_key, ca_file, agent_dir, history, insecure=insecure))
     if output == "json":
-        print_json(doctor.document(checks))
+        print_json(doctor_text.document(checks))
     else:
-        print_text(doctor.render(checks, ascii_only=is_ascii_only()))
+        print_text(doctor_text.render(checks, ascii_only=is_ascii_only()))
     return EXIT_CODES[worst(checks)]
 
 
@@ -129,20 +129,20 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
         # The first reading starts the driver's library, which is no measure of the others.
         begun_seconds = time.perf_counter()
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
-    except StillBusy as busy:
+    except ReadTimeout as busy:
         devices, begun_seconds = None, time.perf_counter()
         reason = f"the driver has not answered for {busy.since_seconds:.0f} s; look for Xid errors in `dmesg`"
         gaps = (Gap(source="nvml", kind="failed", reason=reason),)
     finally:
         reader.close()
     took_seconds = time.perf_counter() - begun_seconds
-    container = [] if drill else [gpus.container(os.environ, _names("/dev"))]
+    container = [] if drill else [gpu_check.container(os.environ, _names("/dev"))]
     here = set(psutil.pids()) if not drill else {one.pid for each in devices or () for one in each.processes or ()}
     return [
         *container,
-        gpus.driver(devices, gaps, None if drill else took_seconds),
-        gpus.memory(devices, gaps),
-        gpus.processes(devices, here),
+        gpu_check.driver(devices, gaps, None if drill else took_seconds),
+        gpu_check.memory(devices, gaps),
+        gpu_check.processes(devices, here),
     ]
 
 
@@ -155,21 +155,21 @@ def _names(folder: str) -> list[str]:
 
 def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
     """The checks of a server that was not reached, or the first two of one that was."""
-    first = [engine.answers(url, identity, problem), engine.version(identity)]
+    first = [engine_check.answers(url, identity, problem), engine_check.version(identity)]
     if identity is not None:
         return first
     return [
         *first,
-        engine.series(None, None),
-        engine.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
-        engine.processes(None, 0, None),
-        engine.clock(None, None),
+        engine_check.series(None, None),
+        engine_check.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
+        engine_check.processes(None, 0, None),
+        engine_check.clock(None, None),
     ]
 
 
 async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill."""
-    source = VllmSource(http)
+    source = EngineClient(http)
     try:
         identity = await source.identify()
     except Unreadable as error:
@@ -187,14 +187,14 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     seen, _ = host.read(pids or ())
     checks = [
         *_server(url, identity, None),
-        engine.series(page, problem),
-        engine.name_filter(
+        engine_check.series(page, problem),
+        engine_check.name_filter(
             whole_bytes=None if whole is None else len(whole.text),
             some_bytes=None if some is None else len(some.text),
             took_seconds=took_seconds,
         ),
-        engine.processes(pids, len(seen or ()), gaps[0].reason if gaps else None),
-        engine.clock(None if whole is None else whole.date, now_seconds),
+        engine_check.processes(pids, len(seen or ()), gaps[0].reason if gaps else None),
+        engine_check.clock(None if whole is None else whole.date, now_seconds),
     ]
     return checks, identity.server_header == DRILL_HEADER
 
@@ -211,11 +211,11 @@ async def _answer(http: HttpReader, names: tuple[str, ...]) -> tuple[Answer | No
 async def _agents(folder: Path | None) -> list[Check]:
     reader = agent_reader(folder)
     if folder is None or reader is None:
-        return [agents.publications(None, None, ()), agents.permission(None, readable=False, writable=False)]
+        return [agent_check.publications(None, None, ()), agent_check.permission(None, readable=False, writable=False)]
     allocators, gaps = await read_agents(reader, AGENT_SECONDS)
     return [
-        agents.publications(folder, allocators, gaps),
-        agents.permission(
+        agent_check.publications(folder, allocators, gaps),
+        agent_check.permission(
             folder,
             readable=os.access(folder, os.R_OK | os.X_OK),
             writable=os.access(folder, os.W_OK | os.X_OK),
@@ -226,7 +226,7 @@ async def _agents(folder: Path | None) -> list[Check]:
 async def _prometheus(history: Access | None) -> list[Check]:
     sources = {"vllm": VLLM, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
-        return [prometheus.answers(None, None)]
+        return [prometheus_check.answers(None, None)]
     url = history.url.rstrip("/")
     try:
         async with history.client() as client:
@@ -236,14 +236,14 @@ async def _prometheus(history: Access | None) -> list[Check]:
             seen = [(title, *await _scraped(source, names)) for title, names in sources.items()]
     except Unreadable as error:
         return [
-            prometheus.answers(url, str(error)),
-            prometheus.clock(None),
-            *(prometheus.scraped(title, None, None) for title in sources),
+            prometheus_check.answers(url, str(error)),
+            prometheus_check.clock(None),
+            *(prometheus_check.scraped(title, None, None) for title in sources),
         ]
     return [
-        prometheus.answers(url, None),
-        prometheus.clock(apart_seconds),
-        *(prometheus.scraped(title, now, lately) for title, now, lately in seen),
+        prometheus_check.answers(url, None),
+        prometheus_check.clock(apart_seconds),
+        *(prometheus_check.scraped(title, now, lately) for title, now, lately in seen),
     ]
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 import click
 
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import STORIES, Drill
+from kvdiag.sim import SCENARIOS, Drill
 
 
 @click.command()
@@ -23,11 +23,11 @@ def command(story: str, port: int, until_eof: bool) -> int:
 
     It speaks vLLM's completions and metrics over HTTP on loopback, and brings a simulated GPU.
     """
-    if story not in STORIES:
-        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
+    if story not in SCENARIOS:
+        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(SCENARIOS)}")
     try:
-        with Drill(STORIES[story], port=port) as drill:
-            click.echo(f"{story}: {STORIES[story].summary}")
+        with Drill(SCENARIOS[story], port=port) as drill:
+            click.echo(f"{story}: {SCENARIOS[story].summary}")
             signal.signal(signal.SIGTERM, _interrupt)
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
             sys.stdout.flush()

@@ -6,11 +6,11 @@ from difflib import get_close_matches
 
 import click
 
-from kvdiag.commands.options import output_option
-from kvdiag.commands.show import print_json, print_text
+from kvdiag.commands.options.common import output_option
+from kvdiag.commands.printing import print_json, print_text
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.errors import KvdiagError
-from kvdiag.outputs import explanation
+from kvdiag.outputs.terminal import explanation
 
 
 @click.command()

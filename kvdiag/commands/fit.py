@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvdiag.commands.fit_inputs import (
+from kvdiag.commands.fitting.fit_inputs import (
     DEFAULT_CONTEXT_TOKENS,
     architecture_of,
     check_asked,
@@ -22,22 +22,22 @@ from kvdiag.commands.fit_inputs import (
     profile_of,
     weights_of,
 )
-from kvdiag.commands.options import output_option, server_options
-from kvdiag.commands.show import is_ascii_only, print_json, print_text
+from kvdiag.commands.options.common import output_option, server_options
+from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.capacity import CacheLayout, plan_layout, pool_capacity
-from kvdiag.kv.deployment import Platform, block_note, default_batched_tokens, deployed_layout
-from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.estimates import architecture_note
-from kvdiag.kv.gpus import gpu_bytes
-from kvdiag.kv.pages import RequestTerms, StateCacheMode
-from kvdiag.kv.plan import DEFAULT_MEMORY_FRACTION, Outcome
-from kvdiag.kv.profiles import Profile
-from kvdiag.kv.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
-from kvdiag.kv.specs import is_spec_document, parse_page_specs
-from kvdiag.outputs.fit_json import capacity_document, fit_document, grid_document
-from kvdiag.outputs.fit_text import render_fit, render_grid
-from kvdiag.outputs.text import readable
+from kvdiag.kv.calibration.profiles import Profile
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
+from kvdiag.kv.fit.overheads import architecture_note
+from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
+from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
+from kvdiag.kv.layout.capacity import CacheLayout, plan_layout, pool_capacity
+from kvdiag.kv.layout.deployment import Platform, block_note, default_batched_tokens, deployed_layout
+from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
+from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
+from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
+from kvdiag.outputs.terminal.text import readable
 from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
@@ -106,7 +106,7 @@ def command(model: str | None, **options: Any) -> int:
         raise click.UsageError("MODEL is empty: name a folder, a config.json, a Hub id, or one of --list")
     check_options(options)
     if options["calibrate"] is not None or options["from_log"] is not None:
-        calibrate = importlib.import_module("kvdiag.commands.calibrate")
+        calibrate = importlib.import_module("kvdiag.commands.fitting.calibrate")
         result: int = calibrate.calibrate(model, options)
         return result
     if model is None:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from kvdiag.commands.show import spinner_of
-from kvdiag.feeds.active import Progress
+from kvdiag.commands.printing import spinner_of
+from kvdiag.feeds.active.step_runner import Progress
 
 
 @contextmanager

@@ -14,35 +14,35 @@ from typing import Any, TypeVar
 import click
 
 from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
-from kvdiag.commands.duration import Duration
-from kvdiag.commands.options import agent_option, either, output_option, server_options
+from kvdiag.commands.options.common import agent_option, either, output_option, server_options
+from kvdiag.commands.options.durations import Duration
+from kvdiag.commands.options.report_file import ReportFile, report_option
+from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.printing import exit_code, print_diagnosis
 from kvdiag.commands.progress import show_progress
-from kvdiag.commands.report_file import ReportFile, report_option
-from kvdiag.commands.show import exit_code, print_diagnosis
-from kvdiag.commands.simulated import simulated
-from kvdiag.commands.thresholds import limit_options, limits_of
+from kvdiag.commands.simulated_server import simulated
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.active import ActiveFeed, Progress
-from kvdiag.feeds.isolation import IsolationFeed, plan_isolation
-from kvdiag.feeds.live import AllocatorReading, Clock, Pace, Recorder, Sampler
-from kvdiag.feeds.plan import plan
-from kvdiag.feeds.requests import Requests, Speed
-from kvdiag.feeds.soak import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
-from kvdiag.feeds.trace import TraceWriter
-from kvdiag.feeds.vocabulary import token_ids
+from kvdiag.feeds.active.isolation_probe import IsolationFeed, plan_isolation
+from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.soak_plan import LEAST_SECONDS, MOST_SECONDS, SoakPlan, plan_soak
+from kvdiag.feeds.active.step_plan import plan
+from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
+from kvdiag.feeds.active.vocabulary import token_ids
+from kvdiag.feeds.live.sampling import AllocatorReading, Clock, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Timeline
-from kvdiag.outputs.report import render
-from kvdiag.sim import STORIES
-from kvdiag.sources.patience import Patient
+from kvdiag.outputs.html.report_page import render
+from kvdiag.sim import SCENARIOS
+from kvdiag.sources.worker_thread import ThreadedReader
 
 T = TypeVar("T")
 
 
 @click.command()
 @click.option("--url", help="The server, such as http://127.0.0.1:8000.")
-@click.option("--simulate", metavar="STORY", help=f"Diagnose a simulated server instead: {', '.join(STORIES)}.")
+@click.option("--simulate", metavar="STORY", help=f"Diagnose a simulated server instead: {', '.join(SCENARIOS)}.")
 @server_options
 @agent_option
 @click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
@@ -151,7 +151,7 @@ class _Recording:
             except OSError as error:
                 raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
 
-    def begin(self, recorder: Recorder, facts: Facts, stack: ExitStack) -> None:
+    def begin(self, recorder: TimelineBuilder, facts: Facts, stack: ExitStack) -> None:
         if self._path is not None:
             recorder.keep_in(stack.enter_context(TraceWriter(self._path, facts)))
             self._begun = True
@@ -214,7 +214,7 @@ async def _run(
                 _print_soak(soak(connection.facts, None))
             return None
         with ExitStack() as stack:
-            recorder = Recorder()
+            recorder = TimelineBuilder()
             tell = stack.enter_context(show_progress())
             agents = agent_reader(agent_dir)
             if agents is not None:
@@ -225,8 +225,8 @@ async def _run(
 
 async def _active(
     connection: Connection,
-    agents: Patient[AllocatorReading] | None,
-    recorder: Recorder,
+    agents: ThreadedReader[AllocatorReading] | None,
+    recorder: TimelineBuilder,
     begin: Callable[[], None],
     tell: Callable[[Progress], None],
     soak: Callable[[Facts, Speed | None], SoakPlan] | None,

@@ -11,13 +11,13 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.daemon import Daemon, Options
-from kvdiag.commands.logs import configure
-from kvdiag.commands.options import agent_option, server_options
-from kvdiag.commands.size import Size
-from kvdiag.commands.thresholds import limit_options, limits_of, pressure_options
+from kvdiag.commands.daemon_process import Daemon, Options
+from kvdiag.commands.logging_setup import configure
+from kvdiag.commands.options.common import agent_option, server_options
+from kvdiag.commands.options.sizes import Size
+from kvdiag.commands.options.thresholds import limit_options, limits_of, pressure_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.record_folder import LEAST_MAX_BYTES, MAX_BYTES
+from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
 
 LISTEN = "127.0.0.1:9743"
 

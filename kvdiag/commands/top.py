@@ -17,25 +17,25 @@ import httpx2
 from rich.console import Console
 
 import kvdiag
-from kvdiag.commands.attach import attach_options, open_daemon
 from kvdiag.commands.connect import agent_reader
-from kvdiag.commands.find import Finder
-from kvdiag.commands.logs import configure
-from kvdiag.commands.options import agent_option, either, server_options
+from kvdiag.commands.discovery import Finder
+from kvdiag.commands.logging_setup import configure
+from kvdiag.commands.options.common import agent_option, either, server_options
+from kvdiag.commands.options.daemon_url import attach_options, open_daemon
+from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.printing import PIPED_WIDTH, exit_code, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
 from kvdiag.commands.serve import LISTEN
-from kvdiag.commands.show import PIPED_WIDTH, exit_code, is_ascii_only, print_text
-from kvdiag.commands.thresholds import limit_options, limits_of
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live import ticks
-from kvdiag.feeds.newest import SHOWN_SECONDS
-from kvdiag.feeds.watch import Watch, pace_of
+from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
+from kvdiag.feeds.daemon.watch import Watch, pace_of
+from kvdiag.feeds.live.sampling import ticks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, LedgerLine, Sample, Snapshot
-from kvdiag.outputs.top import Room, View, frame, verdict
-from kvdiag.outputs.trail import Point, longer, point, trends
-from kvdiag.sources.daemon import DaemonReading, DaemonSource
+from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
+from kvdiag.outputs.terminal.top_frame import Room, View, frame, verdict
+from kvdiag.sources.daemon_client import DaemonReading, DaemonSource
 from kvdiag.sources.http import HttpReader, Unreadable
 
 REFRESH_SECONDS = 1.0
@@ -209,7 +209,7 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
         try:
             begun_seconds = time.monotonic()
             while verdict(view)[0] == "unknown" and not running.done():
-                refused = any(gap.source == "vllm" for gap in view.snapshot.newest.gaps)
+                refused = any(gap.source == "engine" for gap in view.snapshot.newest.gaps)
                 nobody = refused and view.snapshot.state == "starting"
                 patience_seconds = NOBODY_SECONDS if nobody else ONCE_SECONDS
                 if time.monotonic() - begun_seconds > patience_seconds:

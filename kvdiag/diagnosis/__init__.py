@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.observe import assigned_uuids, server_devices
 from kvdiag.diagnosis.rules import RULES
 from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
@@ -94,13 +94,13 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
         return True
     own = assigned_uuids(timeline, facts)
-    readings: dict[str, list[bool]] = {"vllm": [], "nvml": []}
+    readings: dict[str, list[bool]] = {"engine": [], "nvml": []}
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
         absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
         # A server that has never answered is starting; one that has, and is not there now, is lost.
-        if sample.engines is not None or "vllm" in failed or ("vllm" in absent and readings["vllm"]):
-            readings["vllm"].append(sample.engines is None)
+        if sample.engines is not None or "engine" in failed or ("engine" in absent and readings["engine"]):
+            readings["engine"].append(sample.engines is None)
         if sample.devices is not None or "nvml" in failed or "nvml" in absent:
             dark = any(device.memory is None for device in server_devices(sample.devices, own))
             # What was never there is not lost, even where a question about it once took too long.

@@ -8,12 +8,12 @@ from functools import partial
 
 from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH, UNDECIDED, likely_and_other
-from kvdiag.diagnosis.fragmentation import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.history import Holder, history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.passive import Found, decisive, excluded, finding, too_short
+from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.timeline_queries import readable_bytes
 from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Allocator, Facts, Finding, Timeline, cuda_uuid
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, Timeline
 
 BASELINE = "baseline"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from kvdiag.diagnosis.caps import Bound, bound_of
 from kvdiag.diagnosis.history import History, Holder, Part, history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.timeline_queries import readable_bytes
 from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 

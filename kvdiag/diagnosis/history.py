@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from kvdiag.diagnosis.banks import Series, Watched, watch
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.timeline_queries import server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
 
 Key = TypeVar("Key", bound=Hashable)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from kvdiag.diagnosis.isolation import Arm, Isolation
+from kvdiag.diagnosis.cache_isolation import Arm, Isolation
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.model import Status
-from kvdiag.ranks import rank_sum_tail
+from kvdiag.stats.rank_tests import rank_sum_tail
 
 TWO_KEYS = "another tenant's request without a salt, with a key of its own, was answered from the cache"
 ONE_KEY = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvdiag.diagnosis.bank import BANKS, BURST, Bank
 from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
 from kvdiag.diagnosis.soak_limits import SOAK_LIMITS, SoakLimits
-from kvdiag.kv.calibration import DRIFT_LIMIT_RATIO
+from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
 KIB = 2**10

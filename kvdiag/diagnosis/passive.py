@@ -9,8 +9,8 @@ from dataclasses import replace
 from kvdiag.diagnosis.banks import Watched
 from kvdiag.diagnosis.history import Holder
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.timeline_queries import readable_bytes
 from kvdiag.diagnosis.window import HOUR_SECONDS, LEAKS, Trend, lasting
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
@@ -213,7 +213,7 @@ def evidence(trend: Trend, who: str, room_bytes: int | None, source: str, limits
     return (
         number("holder", who, "", source),
         number("window", round(trend.hours, 2), "hours", "kvdiag"),
-        number("read_while_idle", "only" if trend.idle_only else "and under load", "", "vllm"),
+        number("read_while_idle", "only" if trend.idle_only else "and under load", "", "engine"),
         number("growth_per_hour", trend.bytes_per_second * HOUR_SECONDS, "bytes", source),
         number("growth_per_hour_of_later_half", trend.later_bytes_per_second * HOUR_SECONDS, "bytes", source),
         number("growth_of_the_floor", trend.gain_bytes, "bytes", source),

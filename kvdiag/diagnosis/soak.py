@@ -2,7 +2,7 @@
 
 A soak offers load cycles and idle ones of the same length in turns. Requests leak what load cycles add and idle ones do
 not; whatever grows in both is another process or a task of the server's own. No test decides alone: of healthy
-memory each of them calls up to every series a leak (`tests/bench/soak_power.py` prints how often).
+memory each of them calls up to every series a leak (`tests/quality/bench/soak_power.py` prints how often).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.ranks import rank_sum_tail, rising
 from kvdiag.stats import theil_sen
+from kvdiag.stats.rank_tests import rank_sum_tail, rising
 
 Shape = Literal["leak", "content", "background", "ended", "unsteady", "flat"]
 """Leak: every gate passed. Content: the same, but not where contents are repeated. Background: idle cycles grow, too.

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.diagnosis.growth import other_tokens
+from kvdiag.diagnosis.blocks.step_accounting import other_tokens
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.soak import Cycle, Soaked, judge
+from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, HostProcess, Span, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"

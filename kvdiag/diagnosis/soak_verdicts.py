@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes, whole_number
 from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.soak_components import Component, Kind
+from kvdiag.diagnosis.timeline_queries import readable_bytes, whole_number
 from kvdiag.model import Evidence, Finding, Status
 
 SUBJECTS: Mapping[Kind, str] = {
@@ -20,7 +20,7 @@ SUBJECTS: Mapping[Kind, str] = {
     "others": "other processes' memory",
     "host": "anonymous host memory",
 }
-SOURCES: Mapping[Kind, str] = {"kv": "vllm", "host": "host", "process": "nvml", "device": "nvml", "others": "nvml"}
+SOURCES: Mapping[Kind, str] = {"kv": "engine", "host": "host", "process": "nvml", "device": "nvml", "others": "nvml"}
 
 OWN: tuple[Kind, ...] = ("torch_live", "torch_cache", "beside_torch", "process")
 """Nobody but the server moves these, and no collector of garbage."""

@@ -7,10 +7,7 @@ backwards) cannot be built, so that a source which reads one has to say so with 
 
 from __future__ import annotations
 
-from kvdiag.model.allocator import NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.facts import Facts, HostCache, KvPool
-from kvdiag.model.lengths import Lengths
-from kvdiag.model.possible import MAX_BYTES, MAX_COUNT
 from kvdiag.model.readings import (
     ENGINE_COUNTS,
     Device,
@@ -23,8 +20,11 @@ from kvdiag.model.readings import (
     cuda_uuid,
     without_mig_parents,
 )
+from kvdiag.model.request_lengths import Lengths
 from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, SourceHealth
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
+from kvdiag.model.torch_memory import NATIVE, Allocator, FailedAllocation, ReservedSplit
+from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.model.possible import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
 from kvdiag.model.readings import Gap
+from kvdiag.model.validation import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
 
 MAX_RANKS = 4096
 

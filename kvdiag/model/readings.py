@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.model.possible import MAX_BYTES, count_problem, first, refuse
+from kvdiag.model.validation import MAX_BYTES, count_problem, first, refuse
 
 GapKind = Literal["absent", "failed"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvdiag.model.facts import Facts
-from kvdiag.model.lengths import Lengths
+from kvdiag.model.request_lengths import Lengths
 from kvdiag.model.timeline import Sample
 from kvdiag.model.verdicts import Diagnosis
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
-from kvdiag.model.allocator import Allocator
-from kvdiag.model.possible import count_problem, first, refuse, time_problem
 from kvdiag.model.readings import Device, Engine, Gap, HostProcess
+from kvdiag.model.torch_memory import Allocator
+from kvdiag.model.validation import count_problem, first, refuse, time_problem
 
 Made = TypeVar("Made")
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 import structlog
 
 import kvdiag
-from kvdiag.server.pages import Answer, Pages, problem
+from kvdiag.server.endpoints import Answer, Pages, problem
 from kvdiag.server.request import BadRequestError, Request, parse_request
 
 _log = structlog.get_logger()

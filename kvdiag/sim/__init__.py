@@ -3,8 +3,8 @@
 It shares no code with what diagnoses it, and tells it nothing that a real server and a real NVML would not.
 """
 
-from kvdiag.sim.nvml import RemoteNvml
+from kvdiag.sim.nvml_state import RemoteNvml
+from kvdiag.sim.scenarios import SCENARIOS, Scenario
 from kvdiag.sim.server import Drill
-from kvdiag.sim.stories import STORIES, Story
 
-__all__ = ["STORIES", "Drill", "RemoteNvml", "Story"]
+__all__ = ["SCENARIOS", "Drill", "RemoteNvml", "Scenario"]

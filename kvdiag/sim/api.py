@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvdiag.sim import metrics
+from kvdiag.sim import metrics_text
 from kvdiag.sim.blocks import blocks_for
 from kvdiag.sim.completions import ApiError, Completion, ModelLimits, decode, parse_completion, tokenize
-from kvdiag.sim.engine import Engine, Output, Outputs
+from kvdiag.sim.engine_core import Engine, Output, Outputs
 from kvdiag.sim.gpu import Gpu
-from kvdiag.sim.http import HttpRequest, Response
-from kvdiag.sim.nvml import STATE_PATH, nvml_state
+from kvdiag.sim.http_server import HttpRequest, Response
+from kvdiag.sim.nvml_state import STATE_PATH, nvml_state
+from kvdiag.sim.scenarios import Scenario
 from kvdiag.sim.scheduler import Request
-from kvdiag.sim.stories import Story
 
 VLLM_VERSION = "0.32.0"
 MODEL_NAME = "drill"
@@ -41,7 +41,7 @@ class _ClientGoneError(ConnectionError):
 class Api:
     """One server: its engine on its GPU, and the answers that it gives."""
 
-    def __init__(self, story: Story, root: Path) -> None:
+    def __init__(self, story: Scenario, root: Path) -> None:
         """Put the story's processes on a new GPU, the server last; `root` is the model's folder."""
         self._root = root
         self._started_seconds = time.time()
@@ -94,14 +94,14 @@ class Api:
         return {"object": "list", "data": [model]}
 
     def _metrics(self, names: Sequence[str]) -> Response:
-        page = metrics.families(
+        page = metrics_text.families(
             self.engine.statistics,
             model=MODEL_NAME,
             cache_config=self._cache_config,
             process=_process_figures(self._started_seconds),
             started_seconds=self._started_seconds,
         )
-        text = metrics.render(metrics.only(page, names) if names else page)
+        text = metrics_text.render(metrics_text.only(page, names) if names else page)
         return Response(text.encode(), content_type=FILTERED_METRICS_TYPE if names else METRICS_TYPE)
 
     async def _complete(self, asked: HttpRequest) -> Response:
@@ -189,7 +189,7 @@ class Api:
         }
 
 
-def cache_config(story: Story, total_blocks: int) -> dict[str, str]:
+def cache_config(story: Scenario, total_blocks: int) -> dict[str, str]:
     """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
     # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
     concurrency = total_blocks / blocks_for(story.max_model_len_tokens, story.block_tokens)

@@ -1,7 +1,7 @@
 """A paged pool of KV-cache blocks as in vLLM 0.32 (vllm/v1/core/block_pool.py): references, LRU, prefix caching.
 
 Only block ids and hashes live here; no bytes, no clock. Every block but the null block is at any time either in the
-free queue (no references) or held (one or more); `tests/sim/test_blocks.py` holds that as a property.
+free queue (no references) or held (one or more); `tests/unit/sim/test_blocks.py` holds that as a property.
 """
 
 from __future__ import annotations

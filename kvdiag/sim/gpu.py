@@ -1,7 +1,7 @@
 """A simulated GPU: who holds how many of its bytes, and a caching allocator that behaves as torch's does.
 
 Nothing here knows of tokens or requests. Bytes move only by `Gpu.take` and `Gpu.give_back`, so that what NVML shows and
-what the allocator believes cannot drift apart; `tests/sim/test_gpu.py` holds that as a property.
+what the allocator believes cannot drift apart; `tests/unit/sim/test_gpu.py` holds that as a property.
 """
 
 from __future__ import annotations

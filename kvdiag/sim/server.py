@@ -1,6 +1,6 @@
 """A drill: an LLM server with a simulated GPU that acts out a story, on a loopback port, in a background thread.
 
-with Drill(STORIES["kv-leak"]) as drill:
+with Drill(SCENARIOS["kv-leak"]) as drill:
     ...  # drill.url answers as vLLM 0.32 does; RemoteNvml(drill.url) is its GPU's NVML
 """
 
@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from kvdiag.sim.api import Api
-from kvdiag.sim.http import HttpServer
-from kvdiag.sim.stories import Story
+from kvdiag.sim.http_server import HttpServer
+from kvdiag.sim.scenarios import Scenario
 
 START_SECONDS = 10.0
 
@@ -24,7 +24,7 @@ START_SECONDS = 10.0
 class Drill:
     """A story being acted out for the length of a `with` block."""
 
-    def __init__(self, story: Story, port: int = 0) -> None:
+    def __init__(self, story: Scenario, port: int = 0) -> None:
         """Choose a story and a port, 0 for any free one; entering the block starts it."""
         self.story = story
         self.url = ""

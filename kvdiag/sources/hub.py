@@ -11,7 +11,7 @@ import httpx2
 
 from kvdiag.errors import KvdiagError
 from kvdiag.sources.http import UNPACKED, Unreadable, gathered, unpacked
-from kvdiag.sources.patience import Leavable
+from kvdiag.sources.worker_thread import DaemonThreadPool
 
 HUB = "https://huggingface.co"
 NETWORK_SECONDS = 10.0
@@ -48,7 +48,7 @@ def read_config(model: str, limit_bytes: int) -> tuple[str, bytes]:
 
 async def _fetched(url: str, headers: Mapping[str, str], limit_bytes: int) -> bytes:
     # Looking up a name may hang longer than anything else here.
-    asyncio.get_running_loop().set_default_executor(Leavable())
+    asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
     async with (
         asyncio.timeout(WHOLE_SECONDS),
         httpx2.AsyncClient(timeout=NETWORK_SECONDS, follow_redirects=True, headers=dict(headers)) as client,

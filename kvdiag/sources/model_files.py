@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
+from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
 from kvdiag.sources.bounded_json import TooManyValuesError, decode, most_values
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -50,7 +50,7 @@ class ModelFiles:
 
 def catalogue() -> Catalogue:
     """The models that the package knows by name."""
-    text = resources.files("kvdiag.kv").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
+    text = resources.files("kvdiag.kv.fit").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
     return parse_catalogue(json.loads(text))
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag.errors import KvdiagError
-from kvdiag.kv.errors import KvModelError
-from kvdiag.kv.profiles import Profile, parse_profiles, profiles_document
+from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
+from kvdiag.kv.model_error import KvModelError
 from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 8 * 2**20

@@ -1,4 +1,4 @@
-"""Which metric in a Prometheus tells which field: vLLM's names (one table with `kvdiag.sources.vllm`), DCGM's,
+"""Which metric in a Prometheus tells which field: vLLM's names (one table with `kvdiag.engines.vllm.metrics`), DCGM's,
 nvidia_gpu_exporter's, cAdvisor's, kube-state-metrics' and kvdiag's own. Pure.
 
 Names of DCGM: dcgm-exporter's default-counters.csv (framebuffer in MiB). Of nvidia_gpu_exporter: METRICS.md. Of
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from kvdiag.sources import vllm
+from kvdiag.engines.vllm import metrics
 
 Part = Literal["engine", "config", "device", "process", "torch", "host", "container", "about", "up"]
 """What of a sample, or of the facts, a metric belongs to."""
@@ -35,14 +35,16 @@ class Meaning:
 
 
 def _vllm() -> dict[str, Meaning]:
-    found = {name: Meaning(part="engine", field="kv_usage_ratio", rank=at) for at, name in enumerate(vllm.USAGE_NAMES)}
-    for field, names in vllm.COUNTS.items():
+    found = {
+        name: Meaning(part="engine", field="kv_usage_ratio", rank=at) for at, name in enumerate(metrics.USAGE_NAMES)
+    }
+    for field, names in metrics.COUNTS.items():
         found |= {name: Meaning(part="engine", field=field, rank=at) for at, name in enumerate(names)}
-    found[vllm.WAITING_BY_REASON] = Meaning(
+    found[metrics.WAITING_BY_REASON] = Meaning(
         part="engine", field="requests_waiting_for_capacity", where=(("reason", "capacity"),)
     )
-    found[vllm.SLEEP_STATE] = Meaning(part="engine", field="awake", where=(("sleep_state", "awake"),))
-    found[vllm.CONFIG] = Meaning(part="config", field="pool")
+    found[metrics.SLEEP_STATE] = Meaning(part="engine", field="awake", where=(("sleep_state", "awake"),))
+    found[metrics.CONFIG] = Meaning(part="config", field="pool")
     return found
 
 

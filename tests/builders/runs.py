@@ -1,6 +1,7 @@
 """What an active run would have seen of a `World`, as a timeline, and its diagnosis.
 
-`run(world)` marks and samples as kvdiag/feeds/active.py does: engines at 10 Hz, devices apart from them at 1 Hz (their
+`run(world)` marks and samples as kvdiag/feeds/active/step_runner.py does: engines at 10 Hz, devices apart from them
+at 1 Hz (their
 processes every fifth time and in every settling), unjudged warm-up requests after the baseline, then each step's cycles
 with a quiet lead-in and a settle-out.
 """

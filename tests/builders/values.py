@@ -29,7 +29,7 @@ OOM_WITH_ROOM = OOM.replace("3.00 GiB", "2.50 GiB").replace("256.00 MiB is reser
 
 NO_NVML = Gap(source="nvml", kind="absent", reason="no NVIDIA driver here: its library is not found")
 GPU_LOST = Gap(source="nvml", kind="failed", reason="GPU 0 is out of reach (GPU is lost)")
-NO_ANSWER = Gap(source="vllm", kind="failed", reason="connection refused")
+NO_ANSWER = Gap(source="engine", kind="failed", reason="connection refused")
 
 
 def pool(engine: str = "0", *, block_tokens: int = 16, usable_blocks: int = 6144, **changes: object) -> KvPool:

@@ -14,12 +14,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from kvdiag import ranks, stats
+from kvdiag import stats
 from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.window import HOUR_SECONDS
-from kvdiag.stats import Interval
+from kvdiag.stats import Interval, rank_tests
 
 Course = Literal["grows", "chance", "ended", "flat", "untested"]
 """Grows: on all gates. Chance: it grows, but among so many tests that may be chance. Ended: it grew, and does no more.
@@ -102,7 +102,7 @@ def version_growths(versions: dict[Version, list[ReplicaSummary]], limits: Limit
     slopes = [_slopes([growth for _, growth in each], limits)[0] for _, _, each in told]
     # Of figures that are all 0 none could ever be called: they are no comparison (Tarone 1990, Gilbert 2005).
     able = [2.0 ** -sum(slope != 0.0 for slope in each) <= limits.fleet.significance for each in slopes]
-    chances = [ranks.signed_rank_tail(each) for each in slopes]
+    chances = [rank_tests.signed_rank_tail(each) for each in slopes]
     ratios = _false_ratios(chances, able)
     return tuple(
         _version_growth(version, component, each, chance, ratio, limits)
@@ -112,7 +112,7 @@ def version_growths(versions: dict[Version, list[ReplicaSummary]], limits: Limit
 
 def _false_ratios(chances: Sequence[float], able: Sequence[bool]) -> list[float]:
     """The share of false calls at each of the comparisons that could be called at all; 1 at the others."""
-    among = iter(ranks.discovery_ratios([chance for chance, one in zip(chances, able, strict=True) if one]))
+    among = iter(rank_tests.discovery_ratios([chance for chance, one in zip(chances, able, strict=True) if one]))
     return [next(among) if one else 1.0 for one in able]
 
 
@@ -126,7 +126,7 @@ def _version_growth(
 ) -> VersionGrowth:
     slopes, late = _slopes([growth for _, growth in each], limits)
     later = median(late)
-    middle = ranks.median_interval(slopes, limits.fleet.bounds_ratio)
+    middle = rank_tests.median_interval(slopes, limits.fleet.bounds_ratio)
     return VersionGrowth(
         version=version,
         component=component.name,
@@ -179,7 +179,7 @@ def version_changes(versions: dict[Version, list[ReplicaSummary]], limits: Limit
         >= limits.fleet.replicas
     ]
     slopes = [(_slopes(after, limits)[0], _slopes(before, limits)[0]) for _, _, _, before, after in pairs]
-    chances = [ranks.rank_sum_tail(after, before) for after, before in slopes]
+    chances = [rank_tests.rank_sum_tail(after, before) for after, before in slopes]
     able = [len({*after, *before}) > 1 for after, before in slopes]
     return tuple(
         _version_change(*pair, chance, ratio, limits)
@@ -203,7 +203,7 @@ def _version_change(
 ) -> VersionChange:
     slopes_after, late_after = _slopes(after, limits)
     slopes_before, late_before = _slopes(before, limits)
-    shift = ranks.shift_interval(slopes_after, slopes_before, limits.fleet.bounds_ratio)
+    shift = rank_tests.shift_interval(slopes_after, slopes_before, limits.fleet.bounds_ratio)
     later = median(late_after) - median(late_before)
     least = least_per_hour(BY_NAME[component], limits)
     still = later > max(least, limits.growth_deceleration_ratio * shift.middle)

@@ -79,7 +79,7 @@ COMPONENTS: tuple[Component, ...] = (
         lookalike="processes of other containers are not listed; NVML on the host would tell",
     ),
     Component(
-        name="kv_held_idle", title="KV blocks held at idle", verdict="leak.kv_blocks", source="vllm", unit="blocks"
+        name="kv_held_idle", title="KV blocks held at idle", verdict="leak.kv_blocks", source="engine", unit="blocks"
     ),
     Component(name="host_anonymous", title="anonymous host bytes", verdict="leak.host", source="host"),
     Component(

@@ -13,9 +13,9 @@ from statistics import median
 
 from kvdiag import stats
 from kvdiag.diagnosis.banks import filled
-from kvdiag.diagnosis.fragmentation import releasable_bytes
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import held_blocks, server_bytes, server_devices, server_uuids
+from kvdiag.diagnosis.reserved_memory import releasable_bytes
+from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
 

@@ -11,8 +11,8 @@ from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, WANTED, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import readable_bytes
 from kvdiag.diagnosis.rule import number
+from kvdiag.diagnosis.timeline_queries import readable_bytes
 from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
@@ -139,8 +139,8 @@ def amount(value: float, unit: Unit) -> str:
 def _evidence(growth: VersionGrowth, component: Component, change: VersionChange | None) -> tuple[Evidence, ...]:
     unit, source = component.unit, component.source
     figures = (
-        number("version", growth.version.title, "", "vllm"),
-        number("model", growth.version.model, "", "vllm"),
+        number("version", growth.version.title, "", "engine"),
+        number("model", growth.version.model, "", "engine"),
         number("component", component.title, "", source),
         number("replicas", growth.replicas, "replicas", "kvdiag"),
         number("watched", growth.hours, "hours", "kvdiag"),
@@ -151,13 +151,13 @@ def _evidence(growth: VersionGrowth, component: Component, change: VersionChange
         number("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
         number("chance_without_growth", growth.chance, "ratio", "computed"),
         number("false_discoveries", growth.false_ratio, "ratio", "computed"),
-        number("load_told", "yes" if growth.beside_load else "no", "", "vllm"),
+        number("load_told", "yes" if growth.beside_load else "no", "", "engine"),
     )
     if change is None:
         return figures
     return (
         *figures,
-        number("compared_with", change.older.title, "", "vllm"),
+        number("compared_with", change.older.title, "", "engine"),
         number("compared_with_replicas", change.older_replicas, "replicas", "kvdiag"),
         number("growth_beyond_older", change.per_hour.middle, unit, source),
         number("growth_beyond_older_low", _finite(change.per_hour.low), unit, "computed"),

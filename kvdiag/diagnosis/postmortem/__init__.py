@@ -11,22 +11,22 @@ from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.postmortem import baseline, capacity, fragmentation, leaks, spikes
+from kvdiag.diagnosis.postmortem import fragmented_memory, pool_capacity, prior_growth, startup, transients
 from kvdiag.diagnosis.postmortem.case import LAST_SECONDS, Account, Case
-from kvdiag.diagnosis.shortage import parse_shortage
 from kvdiag.model import Diagnosis, Facts, Finding, Status
+from kvdiag.oom.message import parse_shortage
 
 __all__ = ["RULES", "Account", "Case", "postmortem"]
 
 RULES: tuple[Callable[[Case, Limits], tuple[Finding, ...]], ...] = (
-    baseline.judge_foreign,
-    capacity.judge,
-    fragmentation.judge,
-    spikes.judge_capture,
-    spikes.judge_activation,
-    baseline.judge_misconfigured,
-    leaks.judge_torch,
-    leaks.judge_host,
+    startup.judge_foreign,
+    pool_capacity.judge,
+    fragmented_memory.judge,
+    transients.judge_capture,
+    transients.judge_activation,
+    startup.judge_misconfigured,
+    prior_growth.judge_torch,
+    prior_growth.judge_host,
 )
 """The cause before what it led to: the first fault is the headline."""
 
@@ -82,7 +82,7 @@ def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding
     for finding in own:
         other = before.pop(finding.id, None)
         # What no reading shows of a spike is no evidence against the one that it may have died of.
-        tells = other is not None and (other.status != "ok" or finding.id != spikes.ACTIVATION)
+        tells = other is not None and (other.status != "ok" or finding.id != transients.ACTIVATION)
         merged.append(other if tells and other is not None and finding.status == "unknown" != other.status else finding)
     return (*merged, *before.values())
 

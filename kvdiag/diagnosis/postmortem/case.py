@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kvdiag.diagnosis.failure_log import Work
-from kvdiag.diagnosis.observe import readable_bytes
-from kvdiag.diagnosis.phase import IN_WORDS, SERVING, Phase
 from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.shortage import Shortage
-from kvdiag.kv.reported import EngineReport, RankReport
+from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.model import Allocator, Diagnosis, Evidence, Facts, Gap, ReservedSplit, Timeline
+from kvdiag.oom.log import Work
+from kvdiag.oom.message import Shortage
+from kvdiag.oom.phase import IN_WORDS, SERVING, Phase
 
 SAME_RATIO = 0.01
 SAME_BYTES = 11 * 2**20

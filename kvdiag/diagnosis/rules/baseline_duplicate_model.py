@@ -7,7 +7,8 @@ its cache in torch, shows a copy where its memory rises by the weights once more
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     first_devices,
     gap_reason,
     readable_bytes,
@@ -15,8 +16,7 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     server_uuids,
 )
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.kv.served import all_pools_bytes, bytes_problem
+from kvdiag.kv.calibration.running_server import all_pools_bytes, bytes_problem
 from kvdiag.model import Device, Evidence, Facts, Finding, Status, Timeline
 
 ID = "baseline.duplicate_model"
@@ -52,7 +52,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     beyond = used - pool_bytes - weights
     evidence = (
         number("server_bytes", used, "bytes", "nvml"),
-        number("pool_bytes", pool_bytes, "bytes", "vllm" if pools[1] == "reported" else pools[1]),
+        number("pool_bytes", pool_bytes, "bytes", "engine" if pools[1] == "reported" else pools[1]),
         number("weights_bytes", weights, "bytes", "host: checkpoint files"),
         number("beyond_pool_and_weights", beyond, "bytes", "computed"),
         number("allowance", allowance, "bytes", "computed"),

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.device_banks import watched_others
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, gap_reason, newest_devices, readable_bytes, server_devices, server_uuids
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
+    counted,
+    gap_reason,
+    newest_devices,
+    readable_bytes,
+    server_devices,
+    server_uuids,
+)
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
 
 ID = "baseline.foreign_memory"

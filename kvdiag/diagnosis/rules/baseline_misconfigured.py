@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     gap_reason,
     readable_bytes,
@@ -11,8 +12,7 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     serving_devices,
 )
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.kv.served import served
+from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
 ID = "baseline.misconfigured"
@@ -23,7 +23,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Compare the pool with the longest request, and the idle device with the budget the fraction gives."""
     pool = next(iter(facts.pools), None)
     if pool is None:
-        return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
+        return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     # Any engine may get the longest request: the smallest pool decides.
     pool = min(facts.pools, key=lambda pool: pool.capacity_tokens or pool.usable_blocks * pool.block_tokens)
     found = [_pool_problem(pool, facts), _model_problem(pool, facts, limits)]
@@ -38,10 +38,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     found += [_device_problem(device, pool, facts, limits) for device in devices]
     problems = [problem for problem in found if problem is not None]
     evidence = (
-        number("capacity", pool.capacity_tokens, "tokens", "vllm"),
-        number("max_model_len", facts.max_model_len_tokens, "tokens", "vllm"),
-        number("max_concurrency_at_max_model_len", pool.max_concurrency, "requests", "vllm"),
-        number("memory_fraction", pool.memory_fraction_ratio, "ratio", "vllm"),
+        number("capacity", pool.capacity_tokens, "tokens", "engine"),
+        number("max_model_len", facts.max_model_len_tokens, "tokens", "engine"),
+        number("max_concurrency_at_max_model_len", pool.max_concurrency, "requests", "engine"),
+        number("memory_fraction", pool.memory_fraction_ratio, "ratio", "engine"),
         *(part for device in devices for part in _device_evidence(device, pool, facts)),
     )
     if problems:

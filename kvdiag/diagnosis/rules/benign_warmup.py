@@ -9,9 +9,9 @@ from __future__ import annotations
 from kvdiag.diagnosis.device_growth import device_growths
 from kvdiag.diagnosis.filling import filling
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.diagnosis.soak_components import soaked
+from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
 from kvdiag.model import Facts, Finding, Timeline
 
 ID = "benign.warmup"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, gap_reason
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted, gap_reason
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
 ID = "capacity.concurrency"
@@ -25,15 +25,15 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     """Count preemptions, and samples in a row in which requests wait for room."""
     seen = _seen(timeline, facts)
     if seen.counted < limits.idle_samples:
-        reason = None if seen.samples else gap_reason(timeline, facts, "vllm")
+        reason = None if seen.samples else gap_reason(timeline, facts, "engine")
         return unseen(ID, reason or "the engine counts no preemptions")
     preempted, streak, most = seen.preempted, seen.longest_wait, seen.most_waiting
     evidence: tuple[Evidence, ...] = (
-        number("preemptions", preempted, "requests", "vllm"),
-        number("most_waiting_for_room", most, "requests", "vllm"),
-        number("most_running", seen.most_running, "requests", "vllm"),
-        number("highest_usage", seen.highest_usage, "ratio", "vllm"),
-        number("capacity", _capacity_tokens(facts), "tokens", "vllm"),
+        number("preemptions", preempted, "requests", "engine"),
+        number("most_waiting_for_room", most, "requests", "engine"),
+        number("most_running", seen.most_running, "requests", "engine"),
+        number("highest_usage", seen.highest_usage, "ratio", "engine"),
+        number("capacity", _capacity_tokens(facts), "tokens", "engine"),
     )
     fits = _fits(timeline, facts)
     limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"

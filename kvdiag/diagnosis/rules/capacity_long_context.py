@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.failures import memory_failures
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, readable_bytes, readings_of, whole_load
+from kvdiag.diagnosis.request_failures import memory_failures
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted, readable_bytes, readings_of, whole_load
 from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.long_context"
@@ -48,8 +48,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
                 status="fault",
                 summary=f"the pool holds {capacity:,} tokens, a request may have {longest:,}: it cannot be",
                 evidence=(
-                    number("capacity", capacity, "tokens", "vllm"),
-                    number("max_model_len", longest, "tokens", "vllm"),
+                    number("capacity", capacity, "tokens", "engine"),
+                    number("max_model_len", longest, "tokens", "engine"),
                 ),
             ),
         )
@@ -69,8 +69,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     tokens = worked[0].workload.prompt_tokens
     evidence = (
         number("prompt", tokens, "tokens", "kvdiag"),
-        number("max_model_len", longest, "tokens", "vllm"),
-        number("capacity", capacity, "tokens", "vllm"),
+        number("max_model_len", longest, "tokens", "engine"),
+        number("capacity", capacity, "tokens", "engine"),
     )
     return (Finding(id=ID, status="ok", summary=f"a request of {tokens:,} tokens ran to its end", evidence=evidence),)
 
@@ -109,11 +109,11 @@ def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limit
         summary=f"one request holds all of the pool ({capacity:,} tokens) and got no token in {seconds / 60:.0f} "
         f"minutes, {counted(waiting, 'waits', 'wait')} behind it: its context needs more than there is",
         evidence=(
-            number("capacity", capacity, "tokens", "vllm"),
-            number("running", 1, "requests", "vllm"),
-            number("most_waiting", waiting, "requests", "vllm"),
-            number("without_a_token", seconds, "seconds", "vllm"),
-            number("tokens_meanwhile", 0, "tokens", "vllm"),
+            number("capacity", capacity, "tokens", "engine"),
+            number("running", 1, "requests", "engine"),
+            number("most_waiting", waiting, "requests", "engine"),
+            number("without_a_token", seconds, "seconds", "engine"),
+            number("tokens_meanwhile", 0, "tokens", "engine"),
             number("least_time_that_counts", limits.stuck_seconds, "seconds", "kvdiag"),
         ),
     )

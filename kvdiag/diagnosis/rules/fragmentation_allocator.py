@@ -5,15 +5,16 @@ torch's message in an answer, or by the agent's black box. Likely where torch ha
 holes lie between live blocks. To be watched where more than activations explain stays unused through ten idle minutes.
 "Reserved - allocated > 2 GB" alone is none of these: it is cache that the next request uses, CUDA graph pools,
 activation workspace. The agents in the server's processes tell which; without them nothing is guessed from device
-memory. The three states stand in kvdiag/diagnosis/fragmentation.py.
+memory. The three states stand in kvdiag/diagnosis/reserved_memory.py.
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.allocator_growth import allocator_growths
 from kvdiag.diagnosis.device_banks import watched_cache
-from kvdiag.diagnosis.failures import MemoryFailure, memory_failures
-from kvdiag.diagnosis.fragmentation import (
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.request_failures import MemoryFailure, memory_failures
+from kvdiag.diagnosis.reserved_memory import (
     RecentReadings,
     confirmed,
     kept_since_start,
@@ -24,11 +25,10 @@ from kvdiag.diagnosis.fragmentation import (
     stranded_bytes,
     watched,
 )
-from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import block_bytes, counted, readable_bytes, torch_readings
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding as of_soak
+from kvdiag.diagnosis.timeline_queries import block_bytes, counted, readable_bytes, torch_readings
 from kvdiag.diagnosis.window import MINUTE_SECONDS
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Timeline
 

@@ -6,11 +6,11 @@ of known tokens; without one the engine's page shows waste of several times what
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import blind_spot, floor_before, measure
+from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
+from kvdiag.diagnosis.blocks.waste import PageWaste, page_waste
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted
-from kvdiag.diagnosis.page_waste import PageWaste, page_waste
 from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import counted
 from kvdiag.model import Facts, Finding, Status, Timeline
 
 ID = "fragmentation.kv_waste"
@@ -34,10 +34,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     worst = max(growths, key=lambda growth: growth.held_blocks / max(growth.need.most_blocks, 1))
     ratio = worst.held_blocks / max(worst.need.most_blocks, 1)
     evidence = (
-        number("blocks_held", worst.held_blocks, "blocks", "vllm"),
+        number("blocks_held", worst.held_blocks, "blocks", "engine"),
         number("blocks_needed", worst.need.most_blocks, "blocks", "computed"),
         number("tokens_resident", worst.tokens, "tokens", "kvdiag"),
-        number("block", pool.block_tokens, "tokens", "vllm"),
+        number("block", pool.block_tokens, "tokens", "engine"),
         number("filled", worst.filled_ratio, "ratio", "computed"),
     )
     tolerance = limits.blocks_per_request_tolerance * worst.requests
@@ -58,13 +58,13 @@ def _by_page(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding,
     if waste is None:
         return unseen(ID, "no load of known tokens was seen whole")
     evidence = (
-        number("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "vllm"),
+        number("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
         number("blocks_needed_at_most", waste.need_blocks, "blocks", "computed"),
         number("tokens_of_a_request_at_most", waste.request_tokens, "tokens", "computed"),
-        number("longest_prompt_at_most", waste.longest_prompt_tokens, "tokens", "vllm"),
-        number("prompts_at_least", waste.prompts, "requests", "vllm"),
-        number("changes_of_running_requests", waste.changes, "readings", "vllm"),
-        number("looked_up_over_counted", round(waste.looked_up_ratio, 3), "ratio", "vllm"),
+        number("longest_prompt_at_most", waste.longest_prompt_tokens, "tokens", "engine"),
+        number("prompts_at_least", waste.prompts, "requests", "engine"),
+        number("changes_of_running_requests", waste.changes, "readings", "engine"),
+        number("looked_up_over_counted", round(waste.looked_up_ratio, 3), "ratio", "engine"),
     )
     if waste.ratio < limits.page_waste_ratio:
         bound = f"requests hold {waste.blocks_per_request:,.0f} blocks, and may need {waste.need_blocks:,}"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     block_bytes,
     gap_reason,
@@ -22,7 +23,6 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     whole_number,
 )
-from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "imbalance.rank"
@@ -77,7 +77,7 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
         summary=f"engine {small.engine} has a pool of {held}, engine {large.engine} one of {usual}: a rank of the "
         f"first {why}",
         evidence=(
-            *(number(f"engine_{pool.engine}_pool", size, "tokens", "vllm") for size, pool in sizes),
+            *(number(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
             number("kv_tokens_lost", most - least, "tokens", "computed"),
             number("share_of_the_larger", least / most, "ratio", "computed"),
         ),

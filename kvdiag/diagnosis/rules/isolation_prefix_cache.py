@@ -5,12 +5,12 @@ Nothing but a probe can tell: the engine's counters do not say whose prompt a hi
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.isolation import Arm, probed
+from kvdiag.diagnosis.cache_isolation import Arm, probed
 from kvdiag.diagnosis.isolation_verdict import verdict
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Evidence, Facts, Finding, Timeline
-from kvdiag.ranks import rank_sum_tail
+from kvdiag.stats.rank_tests import rank_sum_tail
 
 ID = "isolation.prefix_cache"
 
@@ -24,10 +24,10 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     chance = rank_sum_tail(found.new.seconds, found.own.seconds) if found.own.seconds else None
     evidence: tuple[Evidence, ...] = (
         number("requests_judged", sum(one.problem is None for one in found.answers), "requests", "kvdiag"),
-        number("new_prompts_hit", found.new.hit_ratio, "ratio", "vllm"),
-        number("own_prompts_hit", found.own.hit_ratio, "ratio", "vllm"),
-        number("other_salt_hit", found.salted.hit_ratio, "ratio", "vllm"),
-        number("other_unsalted_hit", found.unsalted.hit_ratio, "ratio", "vllm"),
+        number("new_prompts_hit", found.new.hit_ratio, "ratio", "engine"),
+        number("own_prompts_hit", found.own.hit_ratio, "ratio", "engine"),
+        number("other_salt_hit", found.salted.hit_ratio, "ratio", "engine"),
+        number("other_unsalted_hit", found.unsalted.hit_ratio, "ratio", "engine"),
         number("keys", 2 if found.other_key else 1, "keys", "kvdiag"),
         number("first_token_new", _milliseconds(found.new), "ms", "kvdiag"),
         number("first_token_own", _milliseconds(found.own), "ms", "kvdiag"),

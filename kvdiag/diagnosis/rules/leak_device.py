@@ -20,10 +20,10 @@ from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH, UNDECIDED, likely_and_oth
 from kvdiag.diagnosis.device_banks import watched_devices, watched_torch
 from kvdiag.diagnosis.device_growth import Climb, DeviceGrowth, device_growths
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import first_devices, gap_reason, readable_bytes
 from kvdiag.diagnosis.rule import number
 from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding, weightier
+from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason, readable_bytes
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"

@@ -13,11 +13,11 @@ from kvdiag.diagnosis.caps import is_container, untold_bytes
 from kvdiag.diagnosis.filling import under_its_bound
 from kvdiag.diagnosis.history import History, Part, history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import gap_reason
 from kvdiag.diagnosis.passive import Found, decisive, finding, too_short
 from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.soak_components import soaked
 from kvdiag.diagnosis.soak_verdicts import finding as of_soak
+from kvdiag.diagnosis.timeline_queries import gap_reason
 from kvdiag.diagnosis.window import LEAKS
 from kvdiag.model import Facts, Finding, Timeline
 

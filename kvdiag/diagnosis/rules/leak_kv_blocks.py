@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvdiag.diagnosis.busy_floor import BusyFloor, busy_floor
+from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
+from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
 from kvdiag.diagnosis.history import history
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.timeline_queries import (
     IdleFloor,
     block_bytes,
     counted,
@@ -22,8 +24,6 @@ from kvdiag.diagnosis.observe import (
     readable_bytes,
     whole_number,
 )
-from kvdiag.diagnosis.pool_signs import Collapse, Hold, hit_collapse, late_holds
-from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "leak.kv_blocks"
@@ -32,7 +32,7 @@ ID = "leak.kv_blocks"
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the blocks held in every idle stretch with none."""
     if not facts.pools:
-        return unseen(ID, gap_reason(timeline, facts, "vllm") or "the engine does not report its KV pool")
+        return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     began = _began_seconds(timeline, facts, limits)
     every = idle_floors(timeline, facts, limits)
     stretches = [floor for floor in every if floor.at_seconds >= began]
@@ -47,9 +47,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unseen(ID, "the pool had not settled when the readings ended")
     requests = _requests_between(timeline, first, last)
     evidence = (
-        number("idle_stretches", len(floors), "stretches", "vllm"),
-        number("held_at_first_idle", before, "blocks", "vllm"),
-        number("held_at_last_idle", held, "blocks", "vllm"),
+        number("idle_stretches", len(floors), "stretches", "engine"),
+        number("held_at_first_idle", before, "blocks", "engine"),
+        number("held_at_last_idle", held, "blocks", "engine"),
         number("requests_between", requests, "requests", "kvdiag"),
     )
     if held == 0:
@@ -74,8 +74,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             summary=f"{whole_number(held)} of {whole_number(total)} KV blocks{amount} stay held at idle{rate}",
             evidence=(
                 *evidence,
-                number("held_bytes", None if size is None else held * size, "bytes", "vllm"),
-                number("held_share_of_pool", held / total, "ratio", "vllm"),
+                number("held_bytes", None if size is None else held * size, "bytes", "engine"),
+                number("held_share_of_pool", held / total, "ratio", "engine"),
                 number(
                     "requests_until_the_pool_is_gone",
                     None if not requests or held <= before else round((total - held) * requests / (held - before)),
@@ -87,7 +87,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     )
 
 
-def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
+def _came_back_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
     """Blocks that nobody used, and that a timeout gave back: no leak for ever, but a pool that is smaller meanwhile."""
     most = max(late, key=lambda hold: hold.blocks)
     longest = max(late, key=lambda hold: hold.seconds).seconds
@@ -102,10 +102,10 @@ def _came_back_late(late: Sequence[Hold], facts: Facts, evidence: tuple[Evidence
         f"while nothing ran, {times}, and came back: freed by a timeout, not with their requests",
         evidence=(
             *evidence,
-            number("times_held_late", len(late), "times", "vllm"),
-            number("longest_held", longest, "seconds", "vllm"),
-            number("most_held_late", most.blocks, "blocks", "vllm"),
-            number("share_of_pool_held_late", most.blocks / total, "ratio", "vllm"),
+            number("times_held_late", len(late), "times", "engine"),
+            number("longest_held", longest, "seconds", "engine"),
+            number("most_held_late", most.blocks, "blocks", "engine"),
+            number("share_of_pool_held_late", most.blocks / total, "ratio", "engine"),
         ),
         likely_cause="Requests that were cancelled or lost while a KV connector had their blocks: only its timeout "
         "frees them.",
@@ -126,9 +126,9 @@ def _hit_less(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
         "tier (LMCache, offloading) that lost its blocks",
         evidence=(
             *evidence,
-            number("hit_share_at_first", collapse.first_ratio, "ratio", "vllm"),
-            number("hit_share_at_last", collapse.last_ratio, "ratio", "vllm"),
-            number("looked_up", collapse.queried_tokens, "tokens", "vllm"),
+            number("hit_share_at_first", collapse.first_ratio, "ratio", "engine"),
+            number("hit_share_at_last", collapse.last_ratio, "ratio", "engine"),
+            number("looked_up", collapse.queried_tokens, "tokens", "engine"),
         ),
     )
 
@@ -138,7 +138,7 @@ def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> s
     if any(floor.blocks is not None for floor in every):
         return "the engine was restarted, and was not idle for two samples in a row since"
     seen = any(sample.engines for sample in timeline.samples)
-    reason = None if seen else gap_reason(timeline, facts, "vllm")
+    reason = None if seen else gap_reason(timeline, facts, "engine")
     return reason or "no two samples in a row saw every engine idle"
 
 
@@ -148,9 +148,9 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     lowest = f"{whole_number(floor.lowest_blocks)} of {whole_number(total)} KV blocks"
     evidence = (
         number("window", round(floor.hours, 2), "hours", "kvdiag"),
-        number("lowest_held_under_load", floor.lowest_blocks, "blocks", "vllm"),
-        number("running_at_the_lowest", floor.running, "requests", "vllm"),
-        number("growth_of_the_lowest_per_hour", floor.growth_per_hour, "blocks", "vllm"),
+        number("lowest_held_under_load", floor.lowest_blocks, "blocks", "engine"),
+        number("running_at_the_lowest", floor.running, "requests", "engine"),
+        number("growth_of_the_lowest_per_hour", floor.growth_per_hour, "blocks", "engine"),
         number("smallest_visible_growth_per_hour", floor.visible_per_hour, "blocks", "computed"),
     )
     if floor.says == "bounded":

@@ -11,10 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from kvdiag.diagnosis.deaths import deaths
-from kvdiag.diagnosis.fragmentation import confirmed
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import (
+from kvdiag.diagnosis.reserved_memory import confirmed
+from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.server_exits import deaths
+from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     gap_reason,
     readable_bytes,
@@ -22,7 +23,6 @@ from kvdiag.diagnosis.observe import (
     server_devices,
     torch_readings,
 )
-from kvdiag.diagnosis.rule import number, unseen
 from kvdiag.model import Allocator, Device, Evidence, Facts, FailedAllocation, Finding, Status, Timeline
 
 ID = "spike.activation"
@@ -45,7 +45,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
             "its log, or the agent's black box, tells (--postmortem)"
         )
         evidence = (
-            number("deaths_while_serving", len(ended), "times", "vllm"),
+            number("deaths_while_serving", len(ended), "times", "engine"),
             number("gpu", last_death.gpu, "index", "nvml"),
             number("least_free_before", last_death.free_before_bytes, "bytes", "nvml"),
         )

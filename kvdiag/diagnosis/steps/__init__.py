@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.steps import baseline, concurrent, isolation, long_context, single_request, soak
+from kvdiag.diagnosis.steps import concurrent, idle_baseline, long_context, prefix_isolation, single_request, soak_step
 
-STEPS: tuple[Step, ...] = (baseline.STEP, single_request.STEP, concurrent.STEP, long_context.STEP)
+STEPS: tuple[Step, ...] = (idle_baseline.STEP, single_request.STEP, concurrent.STEP, long_context.STEP)
 
-SOAK: Step = soak.STEP
+SOAK: Step = soak_step.STEP
 """Runs after the others where it was asked for; judged where a timeline holds it."""
 
-ISOLATION: Step = isolation.STEP
+ISOLATION: Step = prefix_isolation.STEP
 """Runs in the place of the others where it was asked for."""

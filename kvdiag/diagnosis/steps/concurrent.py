@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import judge_load
+from kvdiag.diagnosis.blocks.step_accounting import judge_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, StepResult, Timeline, Workload

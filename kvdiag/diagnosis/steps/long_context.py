@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import highest_blocks, judge_load, last_span, nominal_need, refused
+from kvdiag.diagnosis.blocks.expected import grows_with_every_token
+from kvdiag.diagnosis.blocks.step_accounting import highest_blocks, judge_load, last_span, nominal_need, refused
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.need import grows_with_every_token
-from kvdiag.diagnosis.observe import whole_number
 from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.timeline_queries import whole_number
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
 ID = "long_context"

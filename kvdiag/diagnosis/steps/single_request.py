@@ -6,7 +6,7 @@ Judged on the later cycles: the first ones bring lazily loaded kernels and works
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.growth import (
+from kvdiag.diagnosis.blocks.step_accounting import (
     blind_spot,
     compare,
     floor_after,
@@ -17,8 +17,8 @@ from kvdiag.diagnosis.growth import (
     unknown,
 )
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.observe import counted, whole_number
 from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.timeline_queries import counted, whole_number
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
 ID = "single_request"

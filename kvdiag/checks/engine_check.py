@@ -1,0 +1,123 @@
+"""The server: whether it answers, in a version that is known, with the series that verdicts need, on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
+
+from kvdiag.checks.check import Check
+from kvdiag.diagnosis.timeline_queries import counted
+from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
+from kvdiag.sources.prometheus_text import Page
+
+OLDEST = (0, 6, 0)
+NEWEST = (0, 32, 0)
+"""Versions of vLLM whose pages stand in the tests."""
+
+APART_SECONDS = 5.0
+"""Clocks that differ by more join readings of different moments: a load lasts as long."""
+
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "KV usage": USAGE_NAMES,
+    "running requests": COUNTS["requests_running"],
+    "waiting requests": COUNTS["requests_waiting"],
+    "preemptions": COUNTS["preemptions_total"],
+    "the pool's size": (CONFIG,),
+}
+
+
+def answers(url: str | None, identity: Identity | None, problem: str | None) -> Check:
+    """Whether a server is there and says who it is."""
+    if identity is None:
+        found = problem or "no server is found"
+        fix = (
+            "give the server's address as --url, and its key as KVDIAG_API_KEY; is it up, and the port open from here?"
+        )
+        return Check(id="engine.answers", outcome="fail", found=found if url is None else f"{url}: {found}", fix=fix)
+    return Check(
+        id="engine.answers", outcome="pass", found=f"{url} serves {identity.model or 'a model without a name'}"
+    )
+
+
+def version(identity: Identity | None) -> Check:
+    """Whether the version is one whose figures are known."""
+    if identity is None:
+        return Check(id="engine.version", outcome="skip", found="no server answers")
+    known = parse_version(identity.version)
+    if known is None:
+        fix = "let /version through: without it the meaning of some figures is guessed from the page's names"
+        return Check(id="engine.version", outcome="warn", found="the server does not tell its version", fix=fix)
+    found = f"vllm {identity.version}"
+    if known[:2] < OLDEST[:2]:
+        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: older figures may mean something else"
+        return Check(id="engine.version", outcome="warn", found=found, fix=fix)
+    if known[:2] > NEWEST[:2]:
+        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: look for a newer kvdiag"
+        return Check(id="engine.version", outcome="warn", found=found, fix=fix)
+    return Check(id="engine.version", outcome="pass", found=found)
+
+
+def _text(version: tuple[int, int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def series(page: Page | None, problem: str | None) -> Check:
+    """Whether the page has what verdicts about the pool need."""
+    if page is None:
+        if problem is None:
+            return Check(id="engine.series", outcome="skip", found="no server answers")
+        fix = "let GET /metrics through to the server; start it without --disable-log-stats"
+        return Check(id="engine.series", outcome="fail", found=problem, fix=fix)
+    missing = [what for what, names in _NEEDED.items() if not any(name in page for name in names)]
+    if len(missing) == len(_NEEDED):
+        fix = "give the address of a vLLM server, started without --disable-log-stats"
+        return Check(id="engine.series", outcome="fail", found="the page has no vllm:* series", fix=fix)
+    found = f"{sum(name.startswith('vllm:') for name in page)} names of vLLM"
+    if missing:
+        fix = "send the server a request (some series appear with the first one); else verdicts on them stay unknown"
+        return Check(id="engine.series", outcome="warn", found=f"{found}; missing: {', '.join(missing)}", fix=fix)
+    return Check(id="engine.series", outcome="pass", found=found)
+
+
+def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds: float) -> Check:
+    """Whether the server sends just the series that are asked for by `name[]`."""
+    if whole_bytes is None or some_bytes is None:
+        return Check(id="engine.name_filter", outcome="skip", found="no server answers")
+    found = f"{some_bytes:,} bytes of {whole_bytes:,} in {took_seconds * 1e3:.1f} ms"
+    if some_bytes >= whole_bytes:
+        fix = "let the query `name[]` through (a proxy, or a version, drops it): else each poll costs the whole page"
+        return Check(id="engine.name_filter", outcome="warn", found=found, fix=fix)
+    return Check(id="engine.name_filter", outcome="pass", found=found)
+
+
+def processes(pids: Sequence[int] | None, readable: int, problem: str | None) -> Check:
+    """Whether the server's processes are seen here, and `readable` of them tell their memory."""
+    if problem is None and pids is None:
+        return Check(id="engine.processes", outcome="skip", found="no server answers")
+    if pids is None:
+        fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
+        return Check(id="engine.processes", outcome="warn", found=problem or "not seen", fix=fix)
+    found = f"{counted(len(pids), 'process', 'processes')}, the memory of {readable} can be read"
+    if readable < len(pids):
+        fix = "run kvdiag as the server's user: host memory of the others stays unseen"
+        return Check(id="engine.processes", outcome="warn", found=found, fix=fix)
+    return Check(id="engine.processes", outcome="pass", found=found)
+
+
+def clock(date: str | None, now_seconds: float | None) -> Check:
+    """Whether the server's clock, by the Date of its answer (RFC 9110, whole seconds), is ours.
+
+    `now_seconds` is ours when it was asked, `None` where nobody answered.
+    """
+    if now_seconds is None:
+        return Check(id="engine.clock", outcome="skip", found="no server answers")
+    if not date:
+        return Check(id="engine.clock", outcome="skip", found="the server does not tell its time")
+    try:
+        apart_seconds = now_seconds - parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return Check(id="engine.clock", outcome="skip", found="the server's date is none")
+    found = f"the server's clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
+    if abs(apart_seconds) > APART_SECONDS:
+        return Check(id="engine.clock", outcome="warn", found=found, fix="run NTP (chrony) on both machines")
+    return Check(id="engine.clock", outcome="pass", found="the server's clock and this one agree")

@@ -1,0 +1,113 @@
+"""The GPUs: whether the driver's library answers, shows their memory and their processes, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from kvdiag.checks.check import Check
+from kvdiag.diagnosis.timeline_queries import counted
+from kvdiag.model import Device, Gap
+
+SLOW_SECONDS = 0.1
+"""A reading of eight GPUs takes a few milliseconds; the daemon reads once a second."""
+
+IDLE_BYTES = 2**30
+"""More than an idle GPU's driver takes for itself (some 0.5 GiB on a large one)."""
+
+NO_GPU = frozenset({"", "void", "none"})
+"""Values of NVIDIA_VISIBLE_DEVICES by which NVIDIA's container runtime gives no GPU (libnvidia-container, README)."""
+
+RUN_IN_CONTAINER = "give the container the NVIDIA runtime with NVIDIA_VISIBLE_DEVICES and NVIDIA_DRIVER_CAPABILITIES="
+
+
+def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
+    """What the container runtime was told, and the device files that are here (`nodes`, names in /dev)."""
+    gpus = sorted(name for name in nodes if name.removeprefix("nvidia").isdecimal())
+    visible = environment.get("NVIDIA_VISIBLE_DEVICES")
+    abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
+    told = [
+        f"{counted(len(gpus), 'device file', 'device files')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"
+    ]
+    told += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
+    told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
+    found = ", ".join(told)
+    if visible is not None and visible.strip().lower() in NO_GPU:
+        fix = "set NVIDIA_VISIBLE_DEVICES to all, or to the UUIDs of the server's GPUs"
+        return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
+    if abilities is not None and not {"utility", "all"} & {each.strip() for each in abilities.split(",")}:
+        fix = "add utility to NVIDIA_DRIVER_CAPABILITIES: without it there is no NVML"
+        return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
+    if not gpus:
+        fix = f"{RUN_IN_CONTAINER}utility; on a host, load the NVIDIA kernel module"
+        return Check(id="gpu.container", outcome="warn", found=found, fix=fix)
+    return Check(id="gpu.container", outcome="pass", found=found)
+
+
+def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: float | None) -> Check:
+    """Whether NVML answers, with how many GPUs, and how fast; `None` where no driver was timed, as a drill has none."""
+    if not devices:
+        why, _, fix = (gaps[0].reason if gaps else "the NVIDIA driver lists no GPU").partition("; ")
+        fix = fix or f"{RUN_IN_CONTAINER}utility"
+        return Check(id="gpu.driver", outcome="fail", found=why, fix=fix)
+    names = dict.fromkeys(device.name for device in devices)
+    found = f"{counted(len(devices), 'device', 'devices')} ({', '.join(names)})"
+    if took_seconds is None:
+        return Check(id="gpu.driver", outcome="pass", found=found)
+    found += f", read in {took_seconds * 1e3:.1f} ms"
+    if took_seconds > SLOW_SECONDS:
+        fix = "start nvidia-persistenced, and look for Xid errors in `dmesg`: the driver answers slowly"
+        return Check(id="gpu.driver", outcome="warn", found=found, fix=fix)
+    return Check(id="gpu.driver", outcome="pass", found=found)
+
+
+def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
+    """Whether each GPU tells its memory."""
+    if not devices:
+        return Check(id="gpu.memory", outcome="skip", found="no GPU is seen")
+    blind = [device for device in devices if device.memory is None and not _in_slices(device, devices)]
+    if blind:
+        told = "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} do not tell their memory"
+        return Check(id="gpu.memory", outcome="fail", found=told, fix="compare `nvidia-smi -q -d MEMORY` on the host")
+    seen = [device.memory for device in devices if device.memory is not None]
+    used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
+    found = f"{used / 2**30:,.1f} of {total / 2**30:,.1f} GiB used"
+    if any(one.driver_reserved_bytes is None for one in seen):
+        fix = "a driver of R510 or newer tells its own reservation, which else counts as used by the server"
+        return Check(id="gpu.memory", outcome="warn", found=found, fix=fix)
+    return Check(id="gpu.memory", outcome="pass", found=found)
+
+
+def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
+    """Whether the processes that hold the memory are told, with their bytes, and are in this PID namespace (`here`)."""
+    if not devices:
+        return Check(id="gpu.processes", outcome="skip", found="no GPU is seen")
+    lists = [device.processes for device in devices if device.processes is not None]
+    if not lists:
+        fix = "run on the host's driver: the lists of processes are not told here, as under WSL and some vGPUs"
+        return Check(id="gpu.processes", outcome="warn", found="no GPU tells its processes", fix=fix)
+    listed = [process for one in lists for process in one]
+    used = sum((device.memory.used_bytes for device in devices if device.memory is not None), 0)
+    if not listed:
+        found = f"no process is listed, {used / 2**30:,.1f} GiB are used"
+        if used < IDLE_BYTES * len(devices):
+            return Check(id="gpu.processes", outcome="pass", found=found)
+        fix = (
+            "share the server's PID namespace (shareProcessNamespace: true, or hostPID: true): its processes are hidden"
+        )
+        return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
+    silent = sum(process.used_bytes is None for process in listed)
+    foreign = sum(process.pid not in here for process in listed)
+    found = f"{counted(len(listed), 'process holds', 'processes hold')} memory"
+    if silent:
+        fix = "share the host's PID namespace (hostPID: true): here the driver knows the processes, not their memory"
+        return Check(
+            id="gpu.processes", outcome="warn", found=f"{found}, {silent} of them without their bytes", fix=fix
+        )
+    if foreign:
+        fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to say whose memory it is"
+        return Check(id="gpu.processes", outcome="warn", found=f"{found}, {foreign} of them not seen here", fix=fix)
+    return Check(id="gpu.processes", outcome="pass", found=found)
+
+
+def _in_slices(device: Device, devices: Iterable[Device]) -> bool:
+    return any(other.mig_parent_uuid == device.uuid for other in devices)

@@ -1,0 +1,354 @@
+"""`kvdiag fit --calibrate URL` and `--from-log FILE`: predicted against reported, and the profile kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from kvdiag.commands.fitting.calibrate_subject import Subject, subject_of_log, subject_of_server
+from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
+from kvdiag.commands.printing import print_json, print_text
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
+from kvdiag.kv.calibration.engine_report import EngineReport
+from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
+from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, measure, model_key, with_profile
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
+from kvdiag.kv.fit.plan import Demand
+from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_weights, scenario_budgets
+from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout
+from kvdiag.kv.layout.dtypes import model_dtype_bytes
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
+from kvdiag.outputs.terminal.text import readable
+from kvdiag.sources.model_files import ModelFiles, read_model
+from kvdiag.sources.profile_file import default_path, write_profiles
+
+# The total that an engine prints is that of the CUDA runtime, up to 4.4 % below NVML's and the data sheet's.
+_SAME_TOTAL_RATIO = 0.05
+# Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
+_FIRST_WITH_ASYNC_SCHEDULING = (0, 14)
+
+_TOLD: Mapping[str, str] = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "dcp": "decode_context_parallel",
+    "kv_dtype": "kv_dtype",
+    "block_size": "block_size_tokens",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "memory_fraction": "memory_fraction_ratio",
+    "mamba_cache_mode": "state_cache_mode",
+    "mamba_ssm_cache_dtype": "state_dtype",
+    "num_speculative_tokens": "speculative_tokens",
+    "hybrid_kv_cache_manager": "hybrid_manager",
+}
+"""Options to the settings that an engine tells of itself: where both are given they must agree."""
+
+
+def calibrate(model: str | None, options: Mapping[str, Any]) -> int:
+    """Compare MODEL with the engine that the options name; print, keep the profile, and return the exit code.
+
+    Raises:
+        KvdiagError: the log or server cannot be read, contradicts MODEL or an option, or tells nothing to compare.
+
+    """
+    if options["calibrate"] is not None and options["from_log"] is not None:
+        raise click.UsageError("give --calibrate URL or --from-log FILE, not both")
+    if options["kv_pool_bytes"] is not None or options["grid"]:
+        raise click.UsageError(
+            "--calibrate and --from-log take the pool from the engine: no --kv-pool-bytes, no --grid"
+        )
+    subject = (
+        subject_of_log(options["from_log"])
+        if options["from_log"] is not None
+        else asyncio.run(subject_of_server(options))
+    )
+    try:
+        return _calibrate(model, subject, options)
+    except KvModelError as error:
+        raise KvdiagError(error.message) from error
+
+
+def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) -> int:
+    files = _files(model, subject, options)
+    subject = _completed(subject, options)
+    settings = subject.report.settings
+    architecture = architecture_of(files, options)
+    conflict = contradiction(files.config, architecture, settings)
+    if conflict is None and subject.files is not None and files is not subject.files:
+        own = architecture_of(subject.files, options)
+        if own.layers != architecture.layers:
+            conflict = f"the config in the server's folder gives {_kinds(own)}, and MODEL's {_kinds(architecture)}"
+    if conflict is not None:
+        raise KvdiagError(f"{subject.origin} is of another model than {files.origin}: {conflict}")
+    architecture = _served(architecture, subject.report)
+    chosen = _chosen(subject, options)
+    total, name = _gpu(subject, options)
+    wanted = chosen["max_num_batched_tokens"]
+    if wanted is None and chosen["max_in_flight_tokens"] is None and total is not None:
+        chosen["max_num_batched_tokens"] = default_batched_tokens(total, name or "")
+    deployment = _deployment(architecture, subject.report, chosen)
+    notes: list[str] = []
+    if not _given("max_num_batched_tokens") and not _given("max_in_flight_tokens"):
+        settled = settled_batches(architecture, deployment, subject.report)
+        if settled is not None:
+            deployment = replace(deployment, max_num_batched_tokens=settled)
+            notes.append(f"max_num_batched_tokens is not told; {settled} gives exactly what is reported")
+    known = known_profiles(options)
+    key = None
+    if total is not None:
+        key = ProfileQuery(
+            gpu_total_bytes=total,
+            gpu_name=name,
+            model=model_key(files.config, architecture, name=files.origin),
+            tensor_parallel=deployment.tensor_parallel,
+            pipeline_parallel=deployment.pipeline_parallel,
+            max_num_batched_tokens=wanted,
+        )
+    profile = None if key is None else find_profile(known, key)
+    expected = _expected(files, architecture, deployment, subject, chosen, total=total, profile=profile)
+    calibration = explain(
+        compare(architecture, deployment, subject.report, expected), architecture, deployment, subject.report, expected
+    )
+    calibration = replace(calibration, notes=(*calibration.notes, *notes))
+    if not calibration.comparisons:
+        raise KvdiagError(
+            f"{subject.origin} tells nothing that can be compared: missing {', '.join(calibration.missing)}"
+        )
+    new, why_not = _profile(architecture, deployment, subject, expected, key, calibration)
+    path = None if options["no_profile"] else options["profile"] or default_path()
+    if new is not None and path is not None:
+        write_profiles(path, with_profile(known, new))
+    saved = new if path is not None else None
+    _show(calibration, subject, files, options, saved=saved, path=path, why_not=why_not)
+    return 0 if calibration.within_limit else 1
+
+
+def _kinds(architecture: Architecture) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in architecture.kinds.items())
+    return f"{architecture.model_type} with {kinds} layers"
+
+
+def _show(
+    calibration: Calibration,
+    subject: Subject,
+    files: ModelFiles,
+    options: Mapping[str, Any],
+    *,
+    saved: Profile | None,
+    path: Path | None,
+    why_not: str,
+) -> None:
+    note = f"profile kept in {path}" if saved is not None else why_not or "no profile kept: --no-profile"
+    if options["output"] == "json":
+        print_json(
+            calibration_document(
+                calibration,
+                subject.report,
+                model=files.origin,
+                origin=subject.origin,
+                profile=saved,
+                profile_file=None if saved is None else str(path),
+                note=note,
+            )
+        )
+    else:
+        print_text(
+            render_calibration(
+                calibration, subject.report, model=files.origin, origin=subject.origin, profile=saved, note=note
+            )
+        )
+
+
+def _files(model: str | None, subject: Subject, options: Mapping[str, Any]) -> ModelFiles:
+    if model is not None:
+        return read_model(model, offline=options["offline"])
+    if subject.files is not None:
+        return subject.files
+    named = subject.report.settings.model
+    hint = f"; the engine names it {named[:120]!r}" if named else ""
+    raise KvdiagError(f"{subject.origin} shows no config of its model: name MODEL as well, a folder or a Hub id{hint}")
+
+
+def _served(architecture: Architecture, report: EngineReport) -> Architecture:
+    """The model in the dtype it is served in."""
+    dtype = report.settings.dtype
+    try:
+        model_dtype_bytes(dtype or "")
+    except KvModelError:
+        return architecture
+    return architecture if dtype is None else replace(architecture, dtype=dtype)
+
+
+def _chosen(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with what the engine tells of itself; where the user gave one too, they must agree."""
+    settings = subject.report.settings
+    chosen = dict(options)
+    for option, name in _TOLD.items():
+        told = getattr(settings, name)
+        if told is None:
+            continue
+        if (
+            _given(option)
+            and options[option] != told
+            and not (option == "kv_dtype" and "auto" in (told, options[option]))
+        ):
+            flag = f"--{option.replace('_', '-')}"
+            raise KvdiagError(f"{flag} is {options[option]}, and {subject.origin} says {told}: leave {flag} out")
+        if not (option == "kv_dtype" and told == "auto"):
+            chosen[option] = told
+    if settings.prefix_caching is not None:
+        chosen["no_prefix_caching"] = not settings.prefix_caching
+    if settings.is_cpu:
+        chosen["platform"] = Platform.CPU.value
+    return chosen
+
+
+def _completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
+    """What the engine does not tell and the user does: the longest request, and the memory fraction."""
+    report = subject.report
+    settings = report.settings
+    if report.context_tokens is None and options["context"] is not None:
+        settings = replace(settings, max_model_len_tokens=options["context"])
+    if settings.memory_fraction_ratio is None and options["memory_fraction"] is not None:
+        settings = replace(settings, memory_fraction_ratio=options["memory_fraction"])
+    return replace(subject, report=replace(report, settings=settings))
+
+
+def _given(option: str) -> bool:
+    """Whether the user said it, on the command line, in the environment or in the file of settings."""
+    context = click.get_current_context(silent=True)
+    source = None if context is None else context.get_parameter_source(option)
+    return source not in (None, ParameterSource.DEFAULT)
+
+
+def _deployment(architecture: Architecture, report: EngineReport, chosen: Mapping[str, Any]) -> Deployment:
+    settings = report.settings
+    deployment = deployment_of(architecture, chosen)
+    release = settings.release
+    scheduling = settings.async_scheduling
+    if scheduling is None and release is not None and release < _FIRST_WITH_ASYNC_SCHEDULING:
+        scheduling = False
+    if report.is_v0:
+        # V0 had one block table for all layers.
+        deployment = replace(deployment, hybrid_manager=False)
+    return replace(deployment, async_scheduling=scheduling)
+
+
+def _gpu(subject: Subject, options: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """The device's memory and name: as the engine tells or NVML shows, else as --gpu says."""
+    if subject.report.settings.is_cpu:
+        return None, None
+    told = subject.report.total_bytes or subject.gpu_total_bytes
+    if not _given("gpu"):
+        return told, subject.gpu_name
+    asked = gpu_bytes(options["gpu"])
+    if told is not None and abs(asked - told) > _SAME_TOTAL_RATIO * asked:
+        raise KvdiagError(
+            f"--gpu {options['gpu']} has {asked / 2**30:.2f} GiB, and {subject.origin} says {told / 2**30:.2f} GiB: "
+            "give the GPU that the engine ran on, or leave --gpu out"
+        )
+    return told or asked, gpu_name(options["gpu"]) or subject.gpu_name
+
+
+def _expected(
+    files: ModelFiles,
+    architecture: Architecture,
+    deployment: Deployment,
+    subject: Subject,
+    chosen: Mapping[str, Any],
+    *,
+    total: int | None,
+    profile: Profile | None,
+) -> Expected:
+    """What a plan of this deployment says before the engine is asked."""
+    settings = subject.report.settings
+    weights: WeightsSource
+    try:
+        weights = weights_of(files, architecture, chosen)
+        estimate = overheads_of(files, deployment, chosen, graphs=settings.graphs_in_fraction)
+    except KvModelError as error:
+        # Blocks, tokens and concurrency need neither.
+        return Expected(why_no_weights=error.message, total_bytes=total)
+    if subject.checkpoint_bytes is not None and not _given("weights") and not files.headers:
+        weights = GivenWeights(total_bytes=subject.checkpoint_bytes)
+    overheads = estimate if profile is None else profile.overheads
+    fraction = chosen["memory_fraction"]
+    scenario = Scenario(
+        architecture=architecture,
+        deployment=deployment,
+        gpu_bytes=total or 1,
+        memory_fraction_ratio=settings.fraction_ratio if fraction is None else fraction,
+        weights=weights,
+        overheads=overheads,
+        demand=Demand(context_tokens=1, requests=1),
+    )
+    planned = total is not None and settings.pool_bytes is None and settings.blocks_override is None
+    return Expected(
+        weights_bytes=tuple(rank.weights_bytes for rank in rank_weights(scenario)),
+        pool_bytes=tuple(budget.pool_bytes for budget in scenario_budgets(scenario)) if planned else None,
+        pool_source=overheads.source,
+        total_bytes=total,
+    )
+
+
+def _profile(
+    architecture: Architecture,
+    deployment: Deployment,
+    subject: Subject,
+    expected: Expected,
+    key: ProfileQuery | None,
+    calibration: Calibration,
+) -> tuple[Profile | None, str]:
+    """What the engine took besides weights and pool, or why that cannot be told."""
+    report = subject.report
+    settings = report.settings
+    if settings.is_cpu:
+        return None, "no profile kept: the engine runs on the CPU, where the pool is not a share of a device"
+    if settings.pool_bytes is not None or settings.blocks_override is not None:
+        return None, "no profile kept: the pool was set by hand, so it does not show what else the engine took"
+    if key is None:
+        return None, "no profile kept: the engine does not tell its device's memory; add --gpu NAME"
+    rank = report.deciding_rank
+    if rank is not None and rank.pool is not None:
+        pool = rank.pool.nominal_bytes
+    elif report.num_blocks is not None:
+        pool = report.num_blocks * max(deployed_layout(architecture, deployment).bytes_per_block)
+    else:
+        return None, 'no profile kept: the pool\'s size is not told ("Available KV cache memory")'
+    planned = None if expected.weights_bytes is None else max(expected.weights_bytes)
+    if any(
+        abs(one.drift_ratio) > ANOTHER_MODEL_RATIO for one in calibration.comparisons if one.figure is not Figure.POOL
+    ):
+        return None, "no profile kept: the engine differs too much from MODEL to be one of it"
+    measured = measure(report, total_bytes=key.gpu_total_bytes, weights_bytes=planned, pool_bytes=pool)
+    if measured is None:
+        return None, (
+            f"no profile kept: weights and pool are not told, or more than {settings.fraction_ratio:.2f} of "
+            f"{readable(key.gpu_total_bytes)}: is that the engine's GPU?"
+        )
+    profile = Profile(
+        gpu_total_bytes=key.gpu_total_bytes,
+        gpu_name=key.gpu_name,
+        model=key.model,
+        tensor_parallel=key.tensor_parallel,
+        pipeline_parallel=key.pipeline_parallel,
+        max_num_batched_tokens=key.max_num_batched_tokens,
+        context_bytes=measured.context_bytes,
+        activation_bytes=measured.activation_bytes,
+        graph_bytes=measured.graph_bytes,
+        overhead_bytes=measured.overhead_bytes,
+        graphs_in_fraction=measured.graphs_in_fraction,
+        engine_version=settings.version,
+        date=datetime.now(UTC).date().isoformat(),
+        source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",
+    )
+    return profile, ""

@@ -1,0 +1,84 @@
+"""What `kvdiag fit` compares with: a startup log, or a live server with its metrics page, model and GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvdiag.commands.connect import Connection, connect, without_credentials
+from kvdiag.engines.vllm.startup_log import read_log
+from kvdiag.feeds.live.sampling import DRIVER_SECONDS
+from kvdiag.kv.calibration.engine_report import EngineReport, page_report
+from kvdiag.kv.fit.gpu_catalogue import gpu_name
+from kvdiag.model import Device
+from kvdiag.sources.model_files import ModelFiles
+from kvdiag.sources.worker_thread import ReadTimeout
+
+# platforms/cpu.py::CpuPlatform.check_and_update_config
+_CPU_BLOCK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is compared with: the engine's report, where it is from, its GPU and its model's files where known."""
+
+    report: EngineReport
+    origin: str
+    gpu_total_bytes: int | None = None
+    gpu_name: str | None = None
+    files: ModelFiles | None = None
+    checkpoint_bytes: int | None = None
+
+
+def subject_of_log(path: Path) -> Subject:
+    """The last start in a log; `-` is standard input."""
+    report = read_log(path)
+    return Subject(report=report, origin="the log from stdin" if str(path) == "-" else f"log {path}")
+
+
+async def subject_of_server(options: Mapping[str, Any]) -> Subject:
+    """The running server at the URL of --calibrate."""
+    url = options["calibrate"]
+    keys = {name: options[name] for name in ("api_key", "ca_file", "insecure")}
+    async with connect(url, **keys) as connection:
+        facts = connection.facts
+        report = page_report(facts)
+        device, certain = await _server_gpu(connection)
+        files = None
+        if facts.model_config is not None:
+            files = ModelFiles(origin=facts.model or "the server's model", config=json.loads(facts.model_config))
+        if facts.pools and options["dcp"] > 1:
+            # The page tells what a block holds over all ranks that share a context.
+            tokens = max(1, (report.settings.block_size_tokens or 1) // options["dcp"])
+            report = replace(report, settings=replace(report.settings, block_size_tokens=tokens))
+        if not certain and report.ranks and report.settings.block_size_tokens == _CPU_BLOCK_TOKENS:
+            # A pool told in bytes and blocks of 128 tokens are what platforms/cpu.py gives; on no GPU is it seen.
+            device = None
+            report = replace(report, settings=replace(report.settings, device="cpu"))
+        return Subject(
+            report=report,
+            origin=f"server {without_credentials(facts.url or url)}",
+            gpu_total_bytes=None if device is None or device.memory is None else device.memory.total_bytes,
+            gpu_name=None if device is None else gpu_name(device.name),
+            files=files,
+            checkpoint_bytes=facts.weights_bytes,
+        )
+
+
+async def _server_gpu(connection: Connection) -> tuple[Device | None, bool]:
+    """The GPU with the least memory that holds the server's processes; where those are not visible, what all GPUs here
+    are, if they are alike. And whether the server was seen on it.
+    """
+    try:
+        devices, _ = await connection.nvml.ask(DRIVER_SECONDS * 5, processes=True)
+    except ReadTimeout:
+        return None, False
+    seen = [device for device in devices or () if device.memory is not None]
+    pids = set(connection.facts.server_pids or ())
+    own = [device for device in seen if pids & {process.pid for process in device.processes or ()}]
+    least = min(own or seen, key=lambda device: device.memory.total_bytes if device.memory else 0, default=None)
+    alike = len({(device.name, device.memory.total_bytes) for device in seen if device.memory}) == 1
+    return (least if own or alike else None), bool(own)

@@ -1,0 +1,254 @@
+"""What `kvdiag fit` is asked, as values of the model: options in, architecture, deployment, weights and demand out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
+from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
+from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name, parse_bytes
+from kvdiag.kv.fit.overheads import Overheads, generic_overheads, vllm_overheads
+from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Demand, Traffic, traffic_from_histogram
+from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
+from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
+from kvdiag.kv.layout.layers import CACHELESS_KINDS, Architecture, AttentionLayer
+from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.weights.checkpoint import read_headers
+from kvdiag.kv.weights.parameters import count_parameters
+from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
+from kvdiag.sources.bounded_json import decode
+from kvdiag.sources.model_files import ModelFiles
+from kvdiag.sources.profile_file import default_path, read_profiles
+
+MAX_LENGTHS_BYTES = 16 * 2**20
+MAX_LENGTHS_VALUES = 1_000_000
+"""Of which a length has four."""
+
+PEAK_QUANTILE_RATIO = 0.99
+DEFAULT_CONTEXT_TOKENS = 8_192
+MOST_BYTES_PER_TOKEN = 1 << 24
+STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+"""config/cache.py::MambaDType"""
+
+
+def architecture_of(files: ModelFiles, options: Mapping[str, Any]) -> Architecture:
+    """The model's layers, or those that --kv-bytes-per-token stands for."""
+    per_token = options["kv_bytes_per_token"]
+    if per_token is None:
+        return parse_architecture(files.config)
+    if not 1 <= per_token <= MOST_BYTES_PER_TOKEN:
+        raise KvdiagError(f"--kv-bytes-per-token is {per_token}; it must lie between 1 and {MOST_BYTES_PER_TOKEN}")
+    return given_architecture(bytes_per_token=per_token)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what no part of the answer would heed.
+
+    Raises:
+        click.UsageError: options exclude one another, or name what does not exist.
+
+    """
+    if options["grid"] and options["kv_pool_bytes"] is not None:
+        raise click.UsageError("give --grid or --kv-pool-bytes, not both: a pool alone has no grid")
+    if options["kv_bytes_per_token"] is not None and options["kv_dtype"] != "auto":
+        raise click.UsageError("give --kv-dtype or --kv-bytes-per-token, not both: bytes have no number format")
+    state_dtype = options["mamba_ssm_cache_dtype"]
+    if state_dtype is not None and state_dtype not in STATE_DTYPES:
+        raise click.UsageError(f"--mamba-ssm-cache-dtype is {state_dtype[:40]!r}; vLLM knows {', '.join(STATE_DTYPES)}")
+
+
+def check_asked(architecture: Architecture, deployment: Deployment, options: Mapping[str, Any]) -> None:
+    """Refuse settings that this model has no use for, or that no kernel takes.
+
+    Raises:
+        click.UsageError: an option is about layers that the model does not have.
+        KvModelError: no kernel takes that block size.
+
+    """
+    if options["kv_bytes_per_token"] is None:
+        check_block_size(architecture, deployment)
+    if options["mamba_ssm_cache_dtype"] not in (None, "auto") and not architecture.is_hybrid:
+        raise click.UsageError("--mamba-ssm-cache-dtype is about states, and this model has none")
+    if options["grid"] and set(architecture.kinds) <= CACHELESS_KINDS:
+        raise click.UsageError("--grid is about the KV cache, and this model keeps none")
+
+
+def deployment_of(architecture: Architecture | None, options: Mapping[str, Any]) -> Deployment:
+    """How the options say the model is served."""
+    if options["max_num_batched_tokens"] is not None and options["max_in_flight_tokens"] is not None:
+        raise click.UsageError("give --max-num-batched-tokens or --max-in-flight-tokens, not both")
+    given = options["kv_bytes_per_token"] is not None
+    mode = options["mamba_cache_mode"]
+    drafts = options["num_speculative_tokens"]
+    in_flight = options["max_in_flight_tokens"]
+    batched = options["max_num_batched_tokens"]
+    if batched is None:
+        batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
+    block = options["block_size"]
+    return Deployment(
+        tensor_parallel=options["tp"],
+        pipeline_parallel=options["pp"],
+        decode_context_parallel=options["dcp"],
+        block_size_tokens=16 if given and block is None else block,
+        kv_dtype="fp8" if given else options["kv_dtype"],
+        state_dtype=None if options["mamba_ssm_cache_dtype"] == "auto" else options["mamba_ssm_cache_dtype"],
+        max_num_batched_tokens=batched,
+        max_in_flight_tokens=in_flight,
+        prefix_caching=not options["no_prefix_caching"],
+        state_cache_mode=None if mode is None else StateCacheMode(mode),
+        hybrid_manager=options["hybrid_kv_cache_manager"],
+        speculative_tokens=drafts,
+        draft_layers=architecture.draft_layers if architecture is not None and drafts else (),
+        platform=Platform(options["platform"]),
+    )
+
+
+def fraction_of(fraction: float | None, engine: str) -> float:
+    """The share of a GPU that the engine takes."""
+    if fraction is not None:
+        return fraction
+    return DEFAULT_MEMORY_FRACTION if engine == "vllm" else 1.0
+
+
+def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[str, Any]) -> WeightsSource:
+    """From a size, else from the checkpoint's headers, else counted from the config."""
+    asked = options["weights"]
+    if asked[:1].isdigit():
+        return GivenWeights(total_bytes=parse_bytes(asked, field="weights"))
+    weight_format = parse_weight_format(asked)
+    if files.headers and weight_format is None:
+        kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
+        tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
+        return CheckpointWeights(tensors=read_headers(files.headers), kv_heads=max(kv_heads, default=1), tied=tied)
+    if options["kv_bytes_per_token"] is not None:
+        raise KvdiagError("weights cannot be counted for an unknown architecture; pass --weights BYTES")
+    return CountedWeights(
+        parameters=count_parameters(files.config, architecture),
+        quantization=declared_quantization(files.config)
+        if weight_format is None
+        else usual_quantization(weight_format),
+    )
+
+
+def overheads_of(
+    files: ModelFiles, deployment: Deployment, options: Mapping[str, Any], *, graphs: bool = True
+) -> Overheads:
+    """The estimate of context, activation and graphs; `graphs` where the engine keeps room for them."""
+    if options["engine"] == "generic" or options["kv_bytes_per_token"] is not None:
+        return generic_overheads()
+    text = text_fields(files.config)
+    hidden = text.integer(*WIDTH_NAMES)
+    width = text.integer("intermediate_size", "moe_intermediate_size", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
+    return vllm_overheads(
+        hidden_size=hidden,
+        feed_forward_size=width,
+        vocabulary=text.integer("vocab_size", "padded_vocab_size", high=1 << 26),
+        tensor_parallel=deployment.tensor_parallel,
+        batched_tokens=deployment.max_num_batched_tokens,
+        graphs=graphs,
+    )
+
+
+def context_of(architecture: Architecture, options: Mapping[str, Any]) -> int:
+    """The tokens of one request: as asked, else the longest that the model promises."""
+    asked: int | None = options["context"]
+    if asked is not None:
+        return asked
+    return architecture.max_context_tokens or DEFAULT_CONTEXT_TOKENS
+
+
+def demand_of(architecture: Architecture, options: Mapping[str, Any]) -> Demand:
+    """A point, or the requests and lengths that traffic comes to: 99 % of the time not more, each at its longest."""
+    traffic = _traffic(options)
+    if traffic is None:
+        requests = options["concurrency"]
+        return Demand(context_tokens=context_of(architecture, options), requests=1 if requests is None else requests)
+    if options["concurrency"] is not None:
+        raise click.UsageError("give --concurrency or --request-rate, not both")
+    context = options["context"]
+    return Demand(
+        context_tokens=traffic.peak_tokens if context is None else context,
+        requests=traffic.requests_at(PEAK_QUANTILE_RATIO),
+    )
+
+
+def _traffic(options: Mapping[str, Any]) -> Traffic | None:
+    rate = options["request_rate"]
+    if rate is None:
+        for name in ("prompt_tokens", "output_tokens", "lengths"):
+            if options[name] is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} describes traffic: give --request-rate too")
+        return None
+    if options["lengths"] is not None:
+        return traffic_from_histogram(
+            _lengths(options["lengths"]),
+            requests_per_second=rate,
+            seconds_per_output_token=options["seconds_per_token"],
+            seconds_to_first_token=options["seconds_to_first"],
+        )
+    if options["prompt_tokens"] is None or options["output_tokens"] is None:
+        raise click.UsageError("--request-rate needs --prompt-tokens and --output-tokens, or --lengths")
+    return Traffic(
+        requests_per_second=rate,
+        prompt_tokens=options["prompt_tokens"],
+        output_tokens=options["output_tokens"],
+        seconds_per_output_token=options["seconds_per_token"],
+        seconds_to_first_token=options["seconds_to_first"],
+    )
+
+
+def _lengths(path: Path) -> list[tuple[float, float, float]]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_LENGTHS_BYTES + 1)
+        if len(content) > MAX_LENGTHS_BYTES:
+            raise KvdiagError(
+                f"{path} is larger than {MAX_LENGTHS_BYTES >> 20} MiB: sum the requests up in a histogram"
+            )
+        entries = decode(content, max_values=MAX_LENGTHS_VALUES)
+        return [(float(prompt), float(output), float(weight)) for prompt, output, weight in entries]
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise KvdiagError(f"{path} is not a JSON list of [prompt tokens, output tokens, weight]") from error
+
+
+def profile_of(
+    files: ModelFiles, architecture: Architecture, deployment: Deployment, options: Mapping[str, Any]
+) -> Profile | None:
+    """The measured profile for this model on this GPU, where there is one and it is wanted.
+
+    Raises:
+        KvdiagError: the file of profiles is there and cannot be used.
+
+    """
+    known = known_profiles(options)
+    if not known or options["engine"] != "vllm" or options["kv_bytes_per_token"] is not None:
+        return None
+    query = ProfileQuery(
+        gpu_total_bytes=gpu_bytes(options["gpu"]),
+        gpu_name=gpu_name(options["gpu"]),
+        model=model_key(files.config, architecture, name=files.origin),
+        tensor_parallel=deployment.tensor_parallel,
+        pipeline_parallel=deployment.pipeline_parallel,
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+    )
+    return find_profile(known, query)
+
+
+def known_profiles(options: Mapping[str, Any]) -> tuple[Profile, ...]:
+    """The profiles of --profile or of the default file; none with --no-profile."""
+    if options["no_profile"]:
+        if options["profile"] is not None:
+            raise click.UsageError("give --profile or --no-profile, not both")
+        return ()
+    given: Path | None = options["profile"]
+    path = default_path() if given is None else given
+    asked_for = given is not None and options["calibrate"] is None and options["from_log"] is None
+    return () if path is None else read_profiles(path, required=asked_for)

@@ -1,0 +1,1 @@
+"""The modes of `kvdiag diagnose`: Prometheus, several traces, crash artifacts."""

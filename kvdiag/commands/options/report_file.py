@@ -1,0 +1,124 @@
+"""`--report FILE`: whether it can be written is known before anything begins, and it appears whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+from kvdiag.outputs.html.report_page import Making
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TOLD = frozenset(
+    (
+        *("url", "simulate", "agent_dir", "force", "record", "soak", "soak_cycle", "insecure", "ca_file"),
+        *("trace", "prometheus", "match", "window", "start", "end", "timeout", "postmortem", "logs", "boxes", "traces"),
+        *("reserved_gap_bytes", "output", "report"),
+    )
+)
+"""Options whose values a report repeats. Of others, such as keys, it says only that they were given."""
+
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+def report_option(function: F) -> F:
+    """`--report FILE`."""
+    option = click.option(
+        "--report",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write a report with plots to this file: one HTML page that needs no network.",
+    )
+    return option(function)
+
+
+class ReportFile:
+    """Where a report goes; none where `path` is `None`."""
+
+    def __init__(self, path: Path | None, *, read: Iterable[Path] = ()) -> None:
+        """See that the file can be written, and is none of those that are read.
+
+        Raises:
+            KvdiagError: it cannot be, or is one.
+
+        """
+        self._path = path
+        if path is None:
+            return
+        if str(path) == "-":
+            raise KvdiagError("cannot write a report to -: the verdict goes to standard output; give a file")
+        try:
+            # The file that a link points to is replaced, not the link.
+            self._target = path.resolve()
+            if self._target.exists() and any(one.exists() and one.samefile(self._target) for one in read):
+                raise KvdiagError(f"cannot write a report to {path}: it is what is judged; give another file")
+            if self._target.exists() and not self._target.is_file():
+                raise KvdiagError(f"cannot write a report to {path}: it is there, and not a file")
+            if self._target.exists() and not os.access(self._target, os.W_OK):
+                raise KvdiagError(f"cannot write a report to {path}: {os.strerror(errno.EACCES)}")
+            with self._beside().open("xb") as probe:
+                Path(probe.name).unlink()
+        except (OSError, RuntimeError) as error:  # a RuntimeError is a loop of links
+            reason = getattr(error, "strerror", None) or error
+            raise KvdiagError(f"cannot write a report to {path}: {reason}") from error
+
+    def _beside(self) -> Path:
+        # Nobody can know the name and put a link in its place; it is as long as one that may be.
+        return self._target.with_name(f".{self._target.name[:40]}.{secrets.token_hex(6)}.tmp")
+
+    def write(self, page: Callable[[Making], str]) -> None:
+        """Write what `page` gives, where a report is wanted: beside its place first, then moved there.
+
+        Raises:
+            KvdiagError: it cannot be written.
+
+        """
+        if self._path is None:
+            return
+        made = Making(version=kvdiag.__version__, command=_command(), made_seconds=time.time())
+        content = page(made).encode()
+        beside = self._beside()
+        try:
+            try:
+                with beside.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                beside.replace(self._target)
+            finally:
+                beside.unlink(missing_ok=True)
+        except OSError as error:
+            raise KvdiagError(f"cannot write a report to {self._path}: {error.strerror}") from error
+
+
+def _command() -> str:
+    """The command line as it may be passed on."""
+    context = click.get_current_context()
+    return " ".join((context.command_path, *_given(context)))
+
+
+def _given(context: click.Context) -> Iterator[str]:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        value = context.params.get(name)
+        if context.get_parameter_source(name) in (None, click.core.ParameterSource.DEFAULT) or value in (None, ()):
+            continue
+        option = parameter.opts[-1] if isinstance(parameter, click.Option) else None
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is True:
+                yield str(option)
+            elif name in TOLD:
+                told = _PASSWORD.sub("", str(one))
+                yield told if option is None else f"{option} {told}"
+            else:
+                yield f"{option} ..."

@@ -1,0 +1,260 @@
+"""One engine version or configuration against another, by what their test steps measured. Pure.
+
+A baseline is what one run has shown in figures: idle memory, the pool, and what the steps cost. Compared figure by
+figure, worse is what takes more memory for the same tokens, or leaves less room for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
+from kvdiag.model import Diagnosis, Facts, StepResult, Timeline
+
+VERSION = 1
+MAX_FIGURES = 512
+MAX_TEXT_CHARACTERS = 4096
+
+TOLERANCE_RATIO = 0.02
+"""Difference that is no difference: idle memory of the same server differs by less from start to start."""
+
+LEAST_BYTES = 32 * 2**20
+"""Nor is less than this, whatever its share: a library's workspace comes and goes with its version."""
+
+CALLED = "called"
+"""The unit of a verdict: 1 where it was called, 0 where not."""
+
+Worse = Literal["higher", "lower"]
+Outcome = Literal["same", "better", "worse", "not seen", "new"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured number: its unit, and in which direction it is worse.
+
+    `grain`, in the same unit, is what one block more or less makes of it: a request's tokens end somewhere in its last
+    block, and where that is differs from run to run of the same server.
+    """
+
+    name: str
+    unit: str
+    value: float
+    worse: Worse
+    grain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What one run has shown. `verdicts` holds the ids of what was suspect or a fault."""
+
+    engine: str | None
+    engine_version: str | None
+    model: str | None
+    worst: str
+    verdicts: tuple[str, ...]
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One figure in both. `not seen`: the older run shows it, the newer does not; `new`: the other way round."""
+
+    name: str
+    unit: str
+    outcome: Outcome
+    before: float | None
+    after: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The change as a share of what was before; a verdict has none."""
+        if self.unit == CALLED or self.before is None or self.after is None or not self.before:
+            return None
+        return self.after / self.before - 1.0
+
+
+def baseline_of(timeline: Timeline, diagnosis: Diagnosis) -> Baseline:
+    """The figures of a run with test steps.
+
+    Raises:
+        ValueError: it has none.
+
+    """
+    if not diagnosis.steps:
+        raise ValueError("no test step was run: a baseline is made from `kvdiag run --record`")
+    facts = diagnosis.facts
+    figures = [*_idle(timeline, diagnosis), *_pools(facts)]
+    for step in diagnosis.steps:
+        figures += _step(step)
+    return Baseline(
+        engine=facts.engine_name,
+        engine_version=facts.engine_version,
+        model=facts.model,
+        worst=diagnosis.worst,
+        verdicts=tuple(one.id for one in diagnosis.findings if one.status in ("suspect", "fault")),
+        figures=tuple(figures),
+    )
+
+
+def _idle(timeline: Timeline, diagnosis: Diagnosis) -> Iterable[Figure]:
+    used = _number(next((step for step in diagnosis.steps if step.id == "baseline"), None), "device_used_bytes")
+    if used is not None:
+        yield Figure(name="idle.device_used", unit="bytes", value=used, worse="higher")
+    parts: dict[str, int] = {}
+    for line in diagnosis.ledger:
+        if line.component not in ("kv_pool", "kv_held", "kv_free"):
+            parts[line.component] = parts.get(line.component, 0) + line.bytes
+    for component, size in parts.items():
+        yield Figure(name=f"idle.{component}", unit="bytes", value=size, worse="higher")
+    spans = timeline.spans("baseline")
+    totals = [
+        sum(process.anonymous_bytes for process in sample.host if process.anonymous_bytes is not None)
+        for span in spans
+        for sample in timeline.between(span.begin_seconds, span.end_seconds or span.begin_seconds)
+        if sample.host
+    ]
+    if totals:
+        yield Figure(name="idle.host_anonymous", unit="bytes", value=min(totals), worse="higher")
+
+
+def _pools(facts: Facts) -> Iterable[Figure]:
+    for pool in facts.pools:
+        name = "pool" if len(facts.pools) == 1 else f"pool.{pool.engine}"
+        tokens = pool.capacity_tokens or pool.usable_blocks * pool.block_tokens
+        yield Figure(name=f"{name}.capacity_tokens", unit="tokens", value=tokens, worse="lower")
+        if pool.max_concurrency is not None:
+            yield Figure(name=f"{name}.max_concurrency", unit="requests", value=pool.max_concurrency, worse="lower")
+        if (whole := pool_bytes(facts, pool)) is not None:
+            yield Figure(name=f"{name}.bytes", unit="bytes", value=whole[0], worse="lower")
+        if (block := block_bytes(facts, pool)) is not None:
+            cost = block[0] / pool.block_tokens
+            yield Figure(name=f"{name}.bytes_per_token", unit="bytes/token", value=cost, worse="higher")
+
+
+def _step(step: StepResult) -> Iterable[Figure]:
+    tokens, held = _number(step, "tokens"), _number(step, "bytes")
+    blocks, kept = _number(step, "blocks"), _number(step, "blocks_kept")
+    if tokens and blocks is not None:
+        cost, grain = 1000.0 * blocks / tokens, 1000.0 / tokens
+        name = f"{step.id}.blocks_per_1000"
+        yield Figure(name=name, unit="blocks per 1,000 tokens", value=cost, worse="higher", grain=grain)
+    if tokens and held is not None:
+        cost = held / tokens
+        grain = cost / blocks if blocks else 0.0
+        yield Figure(name=f"{step.id}.bytes_per_token", unit="bytes/token", value=cost, worse="higher", grain=grain)
+    if kept is not None:
+        yield Figure(name=f"{step.id}.blocks_kept", unit="blocks", value=kept, worse="higher")
+
+
+def _number(step: StepResult | None, name: str) -> float | None:
+    values = {one.name: one.value for one in step.measured} if step is not None else {}
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANCE_RATIO) -> tuple[Change, ...]:
+    """Every figure of either, in the order of the older, what is worse told by more than the tolerance."""
+    old = {figure.name: figure for figure in before.figures}
+    new = {figure.name: figure for figure in after.figures}
+    changes = []
+    for name, figure in {**old, **new}.items():
+        was, now = old.get(name), new.get(name)
+        outcome: Outcome
+        if was is None or now is None:
+            outcome = "new" if was is None else "not seen"
+        else:
+            outcome = _outcome(was, now, tolerance_ratio)
+        changes.append(
+            Change(
+                name=name,
+                unit=figure.unit,
+                outcome=outcome,
+                before=None if was is None else was.value,
+                after=None if now is None else now.value,
+            )
+        )
+    for verdict in dict.fromkeys((*before.verdicts, *after.verdicts)):
+        was_there, is_there = verdict in before.verdicts, verdict in after.verdicts
+        verdict_outcome: Outcome = "same" if was_there == is_there else "worse" if is_there else "better"
+        changes.append(
+            Change(
+                name=verdict,
+                unit=CALLED,
+                outcome=verdict_outcome,
+                before=float(was_there),
+                after=float(is_there),
+            )
+        )
+    return tuple(changes)
+
+
+def _outcome(was: Figure, now: Figure, tolerance_ratio: float) -> Outcome:
+    apart = now.value - was.value
+    least = LEAST_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
+    if abs(apart) <= max(tolerance_ratio * abs(was.value), least):
+        return "same"
+    return "worse" if (apart > 0) == (was.worse == "higher") else "better"
+
+
+def document(baseline: Baseline) -> dict[str, Any]:
+    """A baseline as it is kept."""
+    return {
+        "kvdiag_baseline": VERSION,
+        "engine": baseline.engine,
+        "engine_version": baseline.engine_version,
+        "model": baseline.model,
+        "worst": baseline.worst,
+        "verdicts": list(baseline.verdicts),
+        "figures": [
+            {"name": one.name, "unit": one.unit, "value": one.value, "worse": one.worse, "grain": one.grain}
+            for one in baseline.figures
+        ],
+    }
+
+
+def parse(value: object) -> Baseline:
+    """The baseline of a document.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    if not isinstance(value, dict) or value.get("kvdiag_baseline") != VERSION:
+        raise ValueError(f"it has no kvdiag_baseline of version {VERSION}")
+    figures, verdicts = value.get("figures"), value.get("verdicts")
+    if not isinstance(figures, list) or not isinstance(verdicts, list) or len(figures) + len(verdicts) > MAX_FIGURES:
+        raise ValueError("its figures and verdicts are no lists, or too long")
+    return Baseline(
+        engine=_text(value.get("engine")),
+        engine_version=_text(value.get("engine_version")),
+        model=_text(value.get("model")),
+        worst=_text(value.get("worst")) or "unknown",
+        verdicts=tuple(_text(one) or "" for one in verdicts),
+        figures=tuple(_figure(one) for one in figures),
+    )
+
+
+def _text(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_CHARACTERS):
+        return value
+    raise ValueError("a name in it is none")
+
+
+def _figure(value: object) -> Figure:
+    told: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    number, grain, worse = _finite(told.get("value")), _finite(told.get("grain", 0.0)), told.get("worse")
+    if number is None or grain is None or worse not in ("higher", "lower"):
+        raise ValueError(f"the figure {str(told.get('name'))[:40]!r} is none")
+    name, unit = _text(told.get("name")), _text(told.get("unit"))
+    if not name or not unit:
+        raise ValueError("a figure has no name or no unit")
+    return Figure(name=name, unit=unit, value=number, worse=worse, grain=grain)
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)

@@ -1,0 +1,1 @@
+"""KV blocks: expected, held, wasted, returned late."""

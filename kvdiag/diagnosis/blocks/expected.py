@@ -1,0 +1,135 @@
+"""Blocks that resident tokens need: by the engine's own report, and for models whose layers differ by their config.
+
+Every answer is checked against the engine's own figure for one request of `max_model_len` tokens (`total_blocks /
+max_concurrency`, reported since vLLM 0.24): a curve that does not meet it is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvdiag.kv.calibration.running_server import reported_blocks, served
+from kvdiag.kv.layout.capacity import CacheLayout
+from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks
+from kvdiag.model import Facts, KvPool
+
+FREED_LATE_TOKENS = 2
+"""With async scheduling a step is planned before the last one is processed, so blocks come back this much later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedBlocks:
+    """Blocks needed: at least and at most. They differ where blocks are returned some steps after they are outgrown."""
+
+    least_blocks: int
+    most_blocks: int
+
+    def __add__(self, other: ExpectedBlocks) -> ExpectedBlocks:
+        """The need of both."""
+        return ExpectedBlocks(
+            least_blocks=self.least_blocks + other.least_blocks,
+            most_blocks=self.most_blocks + other.most_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Modelled:
+    """A model's cache as its config lays it out, in the two ways that blocks may be returned."""
+
+    layout: CacheLayout
+    prompt: ServingTerms
+    late: ServingTerms
+
+
+def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlocks | None:
+    """Blocks that decoding requests with so many resident tokens each need; `None` where the curve is not known.
+
+    Full attention: ceil(tokens / block) for each request (vllm/v1/core/kv_cache_utils.py). A model whose layers all
+    slide holds the blocks that its window touches
+    (vllm/v1/core/single_type_kv_cache_manager.py::SlidingWindowManager.get_num_skipped_tokens).
+    """
+    pool = next(iter(facts.pools), None)
+    if pool is None or curve_problem(facts) is not None:
+        return None
+    modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
+    total = ExpectedBlocks(least_blocks=0, most_blocks=0)
+    for tokens in resident_tokens:
+        total += _by_report(tokens, pool) if modelled is None else _by_model(tokens, modelled)
+    return total
+
+
+def filled_ratio(resident_tokens: Sequence[int], held_blocks: int, facts: Facts) -> float | None:
+    """Tokens held over tokens paid for: the share of the held blocks that keeps something still needed.
+
+    The rest is the tail of each request's last block, tokens below a window, and the padding of hybrid pages. In bytes
+    where a model's layers differ. `None` where nothing is held, or the curve is not known.
+    """
+    pool = next(iter(facts.pools), None)
+    if pool is None or held_blocks <= 0 or curve_problem(facts) is not None:
+        return None
+    window = pool.sliding_window_tokens
+    modelled = None if window or _is_linear(pool, facts) else _modelled(facts, pool)
+    if modelled is None:
+        kept = sum(min(tokens, window or tokens) for tokens in resident_tokens)
+        return kept / (held_blocks * pool.block_tokens)
+    kept = sum(content_bytes(modelled.layout, tokens, modelled.prompt) for tokens in resident_tokens)
+    return kept / (held_blocks * sum(modelled.layout.bytes_per_block))
+
+
+def curve_problem(facts: Facts) -> str | None:
+    """Why blocks cannot be computed from tokens; `None` where they can."""
+    pool = next(iter(facts.pools), None)
+    if pool is None:
+        return "the engine does not report its KV pool"
+    if pool.sliding_window_tokens is not None or _is_linear(pool, facts) or _modelled(facts, pool) is not None:
+        return None
+    reported = reported_blocks(pool)
+    return (
+        f"by its own figures a request of {facts.max_model_len_tokens} tokens takes {reported} blocks, which neither "
+        "full attention nor the model's config explains (sliding windows, state, several KV groups)"
+    )
+
+
+def grows_with_every_token(facts: Facts) -> bool:
+    """Whether every layer keeps every token, so that blocks grow on a straight line."""
+    pool = next(iter(facts.pools), None)
+    return pool is not None and pool.sliding_window_tokens is None and _is_linear(pool, facts)
+
+
+def _is_linear(pool: KvPool, facts: Facts) -> bool:
+    reported, longest = reported_blocks(pool), facts.max_model_len_tokens
+    if reported is not None and longest is not None:
+        return abs(reported - -(-longest // pool.block_tokens)) <= 1
+    model = served(facts, pool)
+    return isinstance(model, str) or model.layout.bytes_per_token() is not None
+
+
+def _by_report(tokens: int, pool: KvPool) -> ExpectedBlocks:
+    full = -(-tokens // pool.block_tokens)
+    window = pool.sliding_window_tokens
+    if window is None:
+        return ExpectedBlocks(least_blocks=full, most_blocks=full)
+    return ExpectedBlocks(
+        least_blocks=full - max(tokens - window + 1, 0) // pool.block_tokens,
+        most_blocks=full - max(tokens - window - FREED_LATE_TOKENS, 0) // pool.block_tokens,
+    )
+
+
+def _by_model(tokens: int, modelled: _Modelled) -> ExpectedBlocks:
+    held = [
+        decode_blocks(modelled.layout, resident_tokens=tokens, serving=terms)
+        for terms in (modelled.prompt, modelled.late)
+    ]
+    return ExpectedBlocks(least_blocks=min(held), most_blocks=max(held))
+
+
+def _modelled(facts: Facts, pool: KvPool) -> _Modelled | None:
+    """The config's layout, where it meets the engine's own figure for one request to the block."""
+    model = served(facts, pool)
+    if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
+        return None
+    terms = model.deployment.serving_terms(model.architecture)
+    return _Modelled(
+        layout=model.layout, prompt=replace(terms, steps_in_flight=0), late=replace(terms, steps_in_flight=1)
+    )

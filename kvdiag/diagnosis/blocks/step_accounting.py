@@ -1,0 +1,275 @@
+"""How far the blocks that requests hold agree with the blocks that their tokens need: shared by the steps that load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.blocks.expected import (
+    FREED_LATE_TOKENS,
+    ExpectedBlocks,
+    blocks_needed,
+    curve_problem,
+    filled_ratio,
+    grows_with_every_token,
+)
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.timeline_queries import (
+    block_bytes,
+    counted,
+    floor_within,
+    gap_reason,
+    held_blocks,
+    most_open,
+    most_waiting,
+    tokens_taken,
+    whole_load,
+    whole_number,
+)
+from kvdiag.model import Facts, Quantity, Sample, Span, Status, StepResult, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """The fullest moment of a load: tokens resident, blocks they need, blocks held beyond the floor before it."""
+
+    samples: int
+    requests: int
+    tokens: int
+    need: ExpectedBlocks
+    held_blocks: int
+    filled_ratio: float | None
+
+    @property
+    def excess_blocks(self) -> int:
+        """Blocks held beyond what the tokens explain; negative where fewer are held than they need."""
+        if self.held_blocks > self.need.most_blocks:
+            return self.held_blocks - self.need.most_blocks
+        return min(self.held_blocks - self.need.least_blocks, 0)
+
+
+def measure(timeline: Timeline, facts: Facts, span: Span, floor_blocks: int) -> Growth | None:
+    """The fullest sample that saw all of a span's requests resident; `None` where none did or blocks are unknown."""
+    samples = [sample for sample in whole_load(timeline, span) if _decodes(sample, span, facts)]
+    growths = [
+        _at(sample, facts, floor_blocks, samples=len(samples), counted=tokens_taken(timeline, span, sample))
+        for sample in samples
+    ]
+    return max(
+        (growth for growth in growths if growth is not None), key=lambda growth: growth.held_blocks, default=None
+    )
+
+
+def _at(sample: Sample, facts: Facts, floor_blocks: int, *, samples: int, counted: int | None) -> Growth | None:
+    held = held_blocks(sample, facts)
+    if sample.load is None or held is None:
+        return None
+    tokens = _caught_up(sample.load.resident_tokens, counted)
+    need = blocks_needed(tokens, facts)
+    if need is None:
+        return None
+    # The gauge was rendered somewhere between the two looks at our own streams: a slow page lies far behind the second.
+    before = need if sample.load_before is None else blocks_needed(sample.load_before.resident_tokens, facts)
+    if before is not None:
+        need = ExpectedBlocks(least_blocks=before.least_blocks, most_blocks=need.most_blocks)
+    return Growth(
+        samples=samples,
+        requests=sample.load.requests,
+        tokens=sum(tokens),
+        need=need,
+        held_blocks=held - floor_blocks,
+        filled_ratio=filled_ratio(tokens, held - floor_blocks, facts),
+    )
+
+
+def _decodes(sample: Sample, span: Span, facts: Facts) -> bool:
+    """Whether the blocks that only the prefill needed have gone back.
+
+    Windowed layers hold the last chunk of a prompt on top of their window until a step after it has been processed.
+    """
+    if grows_with_every_token(facts) or span.workload is None:
+        return True
+    loads = [load for load in (sample.load_before, sample.load) if load is not None]
+    least = span.workload.prompt_tokens + 1 + FREED_LATE_TOKENS
+    return all(tokens >= least for load in loads for tokens in load.resident_tokens)
+
+
+def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[int, ...]:
+    """Tokens of our requests at the time of the page, by the engines' own counters where our streams lag behind.
+
+    A client that gets no processor for a second still has to read what was generated in it, and the page does not wait.
+    The last token that a request has generated is not stored yet.
+    """
+    requests = len(resident_tokens)
+    behind = 0 if counted is None else counted - requests - sum(resident_tokens)
+    share = -(-max(behind, 0) // max(requests, 1))
+    return tuple(tokens + share for tokens in resident_tokens)
+
+
+def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
+    """Why a span cannot be judged, in a clause; `None` where it can."""
+    if span is None:
+        lost = gap_reason(timeline, facts, "engine")
+        return f"it did not run: {lost}" if lost else "it did not run"
+    outcome = span.outcome
+    if outcome is not None and outcome.failed:
+        reason = outcome.errors[0] if outcome.errors else "no reason given"
+        return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
+    if not span.complete:
+        return "it was cut short"
+    if (problem := curve_problem(facts)) is not None:
+        return problem
+    if other := other_tokens(timeline, span):
+        return f"other traffic: the server took {whole_number(other)} prompt tokens that are not ours"
+    ours = span.workload.requests if span.workload is not None else 0
+    most = most_open(timeline, span, limits.idle_samples)
+    if most > ours:
+        return f"other traffic: up to {most} requests ran or waited, {ours} of them ours"
+    seen = len(whole_load(timeline, span))
+    waiting = most_waiting(timeline, span)
+    if seen < limits.load_samples and waiting:
+        return f"its requests were never resident together: up to {waiting} waited for room or a place (--max-num-seqs)"
+    if seen < limits.load_samples:
+        few = counted(seen, "sample", "samples")
+        return f"{few} saw all of its requests resident, {limits.load_samples} are needed"
+    return None
+
+
+def other_tokens(timeline: Timeline, span: Span) -> int:
+    """Prompt tokens that the engines counted during a span beyond the span's own; 0 where they do not count."""
+    if span.end_seconds is None or span.outcome is None:
+        return 0
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for sample in timeline.between(span.begin_seconds, span.end_seconds):
+        for engine in sample.engines or ():
+            if engine.prompt_tokens_total is not None:
+                first.setdefault(engine.engine, engine.prompt_tokens_total)
+                last[engine.engine] = engine.prompt_tokens_total
+    return max(sum(last.values()) - sum(first.values()) - span.outcome.prompt_tokens, 0)
+
+
+def quantities(
+    facts: Facts, *, requests: int, tokens: int, blocks: int, extra: tuple[Quantity, ...] = ()
+) -> tuple[Quantity, ...]:
+    """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is told."""
+    size = block_bytes(facts)
+    return (
+        Quantity(name="requests", value=requests, unit="requests"),
+        Quantity(name="tokens", value=tokens, unit="tokens"),
+        Quantity(name="blocks", value=blocks, unit="blocks"),
+        Quantity(name="bytes", value=None if size is None else blocks * size, unit="bytes"),
+        *extra,
+    )
+
+
+def rounded(ratio: float | None) -> float | None:
+    """A ratio to four places: blocks are counted, not measured to more."""
+    return None if ratio is None else round(ratio, 4)
+
+
+def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
+    """Whether a load held what its tokens need, and the sentence that says so."""
+    need = growth.need.most_blocks
+    tolerance = limits.blocks_per_request_tolerance * growth.requests
+    held = f"{whole_number(growth.held_blocks)} blocks held, {whole_number(need)} needed"
+    who = f"{whole_number(growth.tokens)} tokens of {growth.requests} request{'s' if growth.requests > 1 else ''}"
+    if abs(growth.excess_blocks) <= tolerance:
+        return "ok", f"{held} for {who}"
+    if growth.held_blocks <= 0:
+        return "unknown", f"cannot tell: the gauge shows nothing held for {who}"
+    if growth.excess_blocks < 0:
+        return "suspect", f"{held} for {who}: fewer than the tokens need, so the pool's report does not fit this model"
+    ratio = growth.held_blocks / max(need, 1)
+    status: Status = "fault" if ratio > limits.kv_excess_fault_ratio else "suspect"
+    return status, f"{held} for {who}: {ratio:.2f} times what they need"
+
+
+def floor_before(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
+    """Blocks held while idle just before a span's load."""
+    if span.offer_seconds is None:
+        return None
+    floor = floor_within(timeline, span.begin_seconds, span.offer_seconds, facts, limits)
+    return None if floor is None else floor.blocks
+
+
+def floor_after(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
+    """Blocks held while idle after a span's load has settled."""
+    if span.release_seconds is None or span.end_seconds is None:
+        return None
+    floor = floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
+    return None if floor is None else floor.blocks
+
+
+def unknown(step: str, reason: str, span: Span | None = None) -> StepResult:
+    """A step that could not be judged, and why."""
+    return StepResult(
+        id=step,
+        status="unknown",
+        summary=f"cannot tell: {reason}",
+        notes=span.notes if span is not None else (),
+    )
+
+
+def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
+    """The verdict of a step that offers one load: blocks held at its fullest moment against what the tokens need.
+
+    A load that was not seen whole is offered once more; the last one offered is judged.
+    """
+    span = last_span(timeline, step)
+    if (refusal := refused(span)) is not None and span is not None:
+        return StepResult(id=step, status="fault", summary=refusal, notes=span.notes)
+    if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
+        return unknown(step, problem or "it did not run", span)
+    floor = floor_before(timeline, facts, span, limits)
+    growth = None if floor is None else measure(timeline, facts, span, floor)
+    if growth is None:
+        return unknown(step, "the pool's usage before or under the load is not known", span)
+    status, sentence = compare(growth, limits)
+    return StepResult(
+        id=step,
+        status=status,
+        summary=sentence,
+        expected=quantities(facts, requests=growth.requests, tokens=growth.tokens, blocks=growth.need.most_blocks),
+        measured=quantities(
+            facts,
+            requests=growth.requests,
+            tokens=growth.tokens,
+            blocks=growth.held_blocks,
+            extra=(
+                Quantity(name="filled_ratio", value=rounded(growth.filled_ratio), unit="ratio"),
+                Quantity(name="samples_of_whole_load", value=growth.samples, unit="samples"),
+            ),
+        ),
+        notes=span.notes,
+    )
+
+
+def last_span(timeline: Timeline, step: str) -> Span | None:
+    """The last span of a step; `None` where it did not run."""
+    return next(reversed(timeline.spans(step)), None)
+
+
+def refused(span: Span | None) -> str | None:
+    """What a server said when it ran out of memory under a span's load; `None` where it did not."""
+    if span is None or span.outcome is None or not span.outcome.failed:
+        return None
+    text = next((error for error in span.outcome.errors if "out of memory" in error.lower()), None)
+    if text is None:
+        return None
+    return f"{span.outcome.failed} of {span.outcome.completed + span.outcome.failed} requests failed: {text}"
+
+
+def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
+    """Blocks that a span's requests need when all of them are finished."""
+    if span.workload is None:
+        return None
+    return blocks_needed([span.workload.tokens_per_request] * span.workload.requests, facts)
+
+
+def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
+    """The most blocks held at any time under a span's load, prefill included, beyond the floor before it."""
+    floor = floor_before(timeline, facts, span, limits)
+    if floor is None or span.offer_seconds is None or span.release_seconds is None:
+        return None
+    held = [held_blocks(sample, facts) for sample in timeline.between(span.offer_seconds, span.release_seconds)]
+    return max((blocks - floor for blocks in held if blocks is not None), default=None)

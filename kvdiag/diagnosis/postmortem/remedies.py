@@ -1,0 +1,97 @@
+"""Which setting to change, and by how many bytes: reckoned from the figures of the failure. Pure.
+
+A memory fraction is lowered by shortage over total, rounded so that the room is there in any case. Where a figure is
+missing the setting is named without one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvdiag.diagnosis.postmortem.case import Case
+from kvdiag.diagnosis.timeline_queries import readable_bytes
+
+STEP_TOKENS = 64
+_STEP = 0.01
+"""Fractions are set to two decimals."""
+
+
+def lower_fraction(case: Case, short_bytes: int | None) -> str:
+    """Lower what sizes the pool, so that `short_bytes` more stay free; and what that costs of the pool."""
+    if short_bytes is None:
+        return "lower --gpu-memory-utilization by 0.02 at a time"
+    pool = case.report.settings.pool_bytes if case.report is not None else None
+    size = readable_bytes(short_bytes)
+    if pool is not None:
+        return (
+            f"lower --kv-cache-memory-bytes by {short_bytes} bytes ({size}): {pool} -> {max(pool - short_bytes, 0)}"
+            + _cost(case, short_bytes)
+        )
+    total, old = case.total_bytes, case.fraction_ratio
+    if total is None:
+        return f"lower --gpu-memory-utilization by {size} / the device's total"
+    ratio = short_bytes / total
+    of = f"({short_bytes} bytes, {size}, of {readable_bytes(total)})"
+    by = f"lower --gpu-memory-utilization by {math.ceil(ratio * 1e4) / 1e4:.4f} or more {of}"
+    if old is not None:
+        new = max(_floor(old - ratio), _STEP)
+        by += f": {old:g} -> {new:g}"
+        return by + _cost(case, round((old - new) * total))
+    return by
+
+
+def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
+    """Raise what sizes the pool by `missing_bytes`; `None` where the device has no such room."""
+    total, old = case.total_bytes, case.fraction_ratio
+    if missing_bytes is None:
+        return "raise --gpu-memory-utilization, if other processes leave the device's rest free"
+    size = readable_bytes(missing_bytes)
+    if total is None:
+        return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
+    ratio = missing_bytes / total
+    if old is None:
+        return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}), if that much is free"
+    new = math.ceil((old + ratio) * 100 - 1e-9) / 100
+    if new > MOST_FRACTION_RATIO:
+        return None
+    return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}): {old:g} -> {new:g}"
+
+
+MOST_FRACTION_RATIO = 0.97
+"""Beyond, what libraries take outside of any budget does not fit."""
+
+
+def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
+    """The largest fraction of two decimals whose budget is free."""
+    return max(_floor(free_bytes / total_bytes), 0.0)
+
+
+def scaled(option: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
+    """Lower a setting that the failed allocation grows with, to what would have been free for it."""
+    chief = case.chief
+    if chief is None or chief.shortage.asked_bytes is None or chief.shortage.free_bytes is None or not old:
+        return None
+    new = int(old * chief.shortage.free_bytes / chief.shortage.asked_bytes) // step * step
+    if new <= 0:
+        return f"lower {option} (now {old}): next to nothing was free, so halve it until it runs"
+    return f"lower {option}: {old} -> {min(new, old - 1)} (what was asked for grows with it)"
+
+
+def joined(*parts: str | None) -> str:
+    """Remedies in one sentence each, the first one first."""
+    told = [part for part in parts if part]
+    return "; or ".join(told)[:1].upper() + "; or ".join(told)[1:] + "." if told else ""
+
+
+def _floor(ratio: float) -> float:
+    return math.floor(ratio * 100 + 1e-9) / 100
+
+
+def _cost(case: Case, pool_bytes: int) -> str:
+    """Tokens of the pool that bytes of it are, where the log tells both."""
+    report = case.report
+    rank = None if report is None else report.deciding_rank
+    if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:
+        return ""
+    tokens = min(pool_bytes * report.tokens // rank.pool.nominal_bytes, report.tokens)
+    return f", which costs {tokens:,} of the pool's {report.tokens:,} tokens"

@@ -1,0 +1,385 @@
+"""What vLLM says of itself: its metrics page (0.6 to 0.32, one table of names), its version and its model.
+
+Pure: `parse_engines`, `parse_pools`. With I/O: `VllmSource`. Nothing here is trusted: pages are bounded in size and
+time (`kvdiag.sources.http`), figures outside their range become gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.caps import OFFLOADING
+from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
+from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
+from kvdiag.sources.prometheus_text import Page, PageParser, Series, TooLargeError
+
+SOURCE = "engine"
+
+USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
+
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "requests_running": ("vllm:num_requests_running",),
+    "requests_waiting": ("vllm:num_requests_waiting",),
+    "preemptions_total": ("vllm:num_preemptions_total",),
+    "prompt_tokens_total": ("vllm:prompt_tokens_total",),
+    "generation_tokens_total": ("vllm:generation_tokens_total",),
+    "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+}
+"""Field of `Engine` to the names it has had, newest first."""
+
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+SLEEP_STATE = "vllm:engine_sleep_state"
+CONFIG = "vllm:cache_config_info"
+
+_GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
+
+POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
+"""What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
+
+WHOLE_EVERY = 10
+"""Filtered pages without an engine for each whole page that is asked for."""
+
+MAX_SERIES = 512
+"""Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
+
+MAX_PARSE_SECONDS = 0.25
+"""Of the processor, for one page: a whole one of 0.32 takes 0.007, which is what each of 35 engines adds."""
+
+MAX_TEXT_CHARACTERS = 4096
+"""Of a model's name or folder: no path is longer."""
+
+MAX_WORD_CHARACTERS = 64
+"""Of the name of a number format."""
+
+V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+"""Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
+
+
+def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+    """The engines of a page in the order of their labels; `None` with a gap where it shows none."""
+    wanted = (*POLLED_NAMES, CONFIG)
+    if (crowd := _crowd(page, wanted)) is not None:
+        return None, (crowd,)
+    labels = sorted({line.engine for name in wanted for line in page.get(name, ())}, key=_by_number)
+    if not labels:
+        return None, (_no_engine(page),)
+    gaps: list[Gap] = []
+    engines = tuple(_engine(page, label, gaps) for label in labels)
+    return engines, tuple(gaps)
+
+
+def _by_number(label: str) -> tuple[int, str]:
+    return (int(label) if label.isdecimal() and len(label) < len(str(MAX_COUNT)) else MAX_COUNT, label)
+
+
+def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
+    """A gap where the page has more series of a name than any server; every engine costs a look at all of them."""
+    for name in names:
+        if (count := len(page.get(name, ()))) > MAX_SERIES:
+            reason = f"{name} has {count} series, more than {MAX_SERIES}: not a page of one server"
+            return Gap(source=SOURCE, kind="failed", reason=reason)
+    return None
+
+
+def _no_engine(page: Page) -> Gap:
+    if any(name.startswith(("http_", "process_")) for name in page):
+        reason = "the page has no vllm:* series: start the server without --disable-log-stats"
+    else:
+        reason = "the page has no vllm:* series: is this the metrics page of a vLLM server?"
+    return Gap(source=SOURCE, kind="absent", reason=reason)
+
+
+def _engine(page: Page, label: str, gaps: list[Gap]) -> Engine:
+    counts = {field: _count(page, names, label, gaps) for field, names in COUNTS.items()}
+    usage = _value(page, USAGE_NAMES, label, gaps)
+    if usage is not None and not 0.0 <= usage <= 1.0:
+        gaps.append(_refused("KV usage", label, usage))
+        usage = None
+    waiting = _value(page, (WAITING_BY_REASON,), label, gaps, reason="capacity")
+    awake = _whole(_value(page, (SLEEP_STATE,), label, gaps, sleep_state="awake"), SLEEP_STATE, label, gaps)
+    return Engine(
+        engine=label,
+        kv_usage_ratio=usage,
+        requests_waiting_for_capacity=_whole(waiting, WAITING_BY_REASON, label, gaps),
+        asleep=None if awake is None else awake == 0,
+        **counts,
+    )
+
+
+def _value(page: Page, names: Iterable[str], label: str, gaps: list[Gap], **labels: str) -> float | None:
+    """The one line of an engine that has these labels, under the first name that is there."""
+    for name in names:
+        lines = [line for line in page.get(name, ()) if line.engine == label and labels.items() <= line.labels.items()]
+        if len(lines) > 1:
+            gaps.append(_repeated(name, len(lines), label))
+            return None
+        if lines:
+            return lines[0].value
+    return None
+
+
+def _count(page: Page, names: Iterable[str], label: str, gaps: list[Gap]) -> int | None:
+    names = tuple(names)
+    return _whole(_value(page, names, label, gaps), names[0], label, gaps)
+
+
+def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int | None:
+    if value is None:
+        return None
+    if not math.isfinite(value) or not 0 <= value <= MAX_COUNT:
+        gaps.append(_refused(name, label, value))
+        return None
+    return round(value)
+
+
+def _refused(name: str, label: str, value: float) -> Gap:
+    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible figure")
+
+
+def _repeated(name: str, count: int, label: str) -> Gap:
+    reason = f"{name} stands {count} times for engine {label}: is this page joined from several servers?"
+    return Gap(source=SOURCE, kind="failed", reason=reason)
+
+
+def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tuple[Gap, ...]]:
+    """The KV pools that `vllm:cache_config_info` tells of, one per engine.
+
+    `num_gpu_blocks` is the sum over data-parallel engines, repeated on each engine's line, from 0.9.0 on, where the
+    line has got its `engine` label (vllm/v1/engine/core_client.py; seen on 0.32 with two engines: both say 8192).
+    """
+    lines = page.get(CONFIG, ())
+    if not lines:
+        return (), (Gap(source=SOURCE, kind="absent", reason=f"the page has no {CONFIG}: the pool's size is unknown"),)
+    if (crowd := _crowd(page, (CONFIG,))) is not None:
+        return (), (crowd,)
+    gaps: list[Gap] = []
+    pools: list[KvPool] = []
+    counts = Counter(line.engine for line in lines)
+    gaps += [_repeated(CONFIG, count, engine) for engine, count in counts.items() if count > 1]
+    for line in lines:
+        if counts[line.engine] > 1:
+            continue
+        try:
+            pools.append(_pool(line, engines=len(counts), dialect=_dialect(page, version)))
+        except ValueError as error:
+            reason = f"{CONFIG} of engine {line.engine} cannot be used: {error}"
+            gaps.append(Gap(source=SOURCE, kind="failed", reason=reason))
+    return tuple(pools), tuple(gaps)
+
+
+def parse_caches(page: Page) -> tuple[HostCache, ...]:
+    """The caches in host memory that `vllm:cache_config_info` bounds: all ranks together, in GiB, since 0.11.1.
+
+    (vllm/config/cache.py::CacheConfig.kv_offloading_size.) Its swap space is left out: it is taken whole, at start.
+    """
+    told = {line.labels.get("kv_offloading_size", "") for line in page.get(CONFIG, ())}
+    sizes = {float(size) for size in told if _GIB.fullmatch(size)}
+    if len(told) != 1 or not sizes:
+        return ()
+    return (HostCache(name=OFFLOADING, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a version counts: whether there is a null block, and whether the usage gauge leaves it out."""
+
+    null_blocks: int
+    usage_counts_null_block: bool
+
+
+def _dialect(page: Page, version: str | None) -> _Dialect:
+    known = parse_version(version)
+    # V0 is gone after 0.11.0; before, a page without any of V1's names is V0's.
+    if not (known and known > (0, 11, 0)) and not any(name in page for name in (*V1_NAMES, USAGE_NAMES[0])):
+        return _Dialect(null_blocks=0, usage_counts_null_block=False)
+    # kv_cache_usage_perc without its older twin means 0.11 or later, even where /version is not to be had.
+    newer = known >= (0, 10, 2) if known else USAGE_NAMES[1] not in page
+    return _Dialect(null_blocks=1, usage_counts_null_block=not newer)
+
+
+def parse_version(version: str | None) -> tuple[int, int, int] | None:
+    """Major, minor and patch of a version such as "0.10.2+cu128" or "0.8.5.post2"; `None` where it has none."""
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", version or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def _pool(line: Series, *, engines: int, dialect: _Dialect) -> KvPool:
+    labels = line.labels
+    total = _label_int(labels, "num_gpu_blocks")
+    block_tokens = _label_int(labels, "effective_attention_block_size") or _label_int(labels, "block_size")
+    if total is None or block_tokens is None:
+        raise ValueError(
+            f"num_gpu_blocks is {labels.get('num_gpu_blocks')!r:.40}, block_size is {labels.get('block_size')!r:.40}"
+        )
+    total //= engines
+    usable = total - dialect.null_blocks
+    fraction = _label_float(labels, "gpu_memory_utilization")
+    concurrency = _label_float(labels, "kv_cache_max_concurrency")
+    overridden = _label_int(labels, "num_gpu_blocks_override") is not None
+    return KvPool(
+        engine=line.engine,
+        block_tokens=block_tokens,
+        total_blocks=total,
+        usable_blocks=usable,
+        usage_blocks=total if dialect.usage_counts_null_block else usable,
+        capacity_tokens=_label_int(labels, "kv_cache_size_tokens"),
+        max_concurrency=concurrency if concurrency is not None and 1 / MAX_COUNT < concurrency < MAX_COUNT else None,
+        # The label keeps the size asked for when the number of blocks is overridden (seen: 1 GiB for a pool of 40 MiB).
+        pool_bytes=None if overridden else _label_int(labels, "kv_cache_memory_bytes"),
+        cache_dtype=_label_word(labels, "cache_dtype"),
+        sliding_window_tokens=_label_int(labels, "sliding_window") or None,
+        state_cache_mode=_label_word(labels, "mamba_cache_mode"),
+        state_dtype=_label_word(labels, "mamba_ssm_cache_dtype"),
+        memory_fraction_ratio=fraction if fraction is not None and 0 < fraction <= 1 else None,
+        prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+    )
+
+
+def _label_int(labels: Mapping[str, str], name: str) -> int | None:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < len(str(MAX_COUNT)) else None
+
+
+def _label_word(labels: Mapping[str, str], name: str) -> str | None:
+    """The name of a format or a mode; Python's own word for nothing is none."""
+    text = labels.get(name)
+    return text if text and text != "None" and len(text) <= MAX_WORD_CHARACTERS else None
+
+
+def _label_float(labels: Mapping[str, str], name: str) -> float | None:
+    try:
+        value = float(labels.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers: version, model id, its folder or hub name, and the longest request it takes, in tokens."""
+
+    version: str | None
+    model: str | None
+    root: str | None
+    max_model_len_tokens: int | None
+    server_header: str | None
+
+
+def _text(value: object) -> str | None:
+    """A text that can be shown and sent back; `None` for anything else."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
+        return None
+    return None if any("\ud800" <= character <= "\udfff" for character in value) else value
+
+
+async def in_turns(steps: Generator[None, None, Page]) -> Page:
+    """The page that the steps come to; other tasks have their turn between them.
+
+    Raises:
+        TooLargeError: they take more of the processor than any server's page.
+
+    """
+    spent_seconds = 0.0
+    while True:
+        begun_seconds = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            page: Page = end.value
+            return page
+        spent_seconds += time.thread_time() - begun_seconds
+        if spent_seconds > MAX_PARSE_SECONDS:
+            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+        await asyncio.sleep(0)
+
+
+class EngineClient:
+    """A vLLM server over HTTP. `read` never raises for what the server does; `identify` and `page` do."""
+
+    def __init__(self, http: HttpReader) -> None:
+        """Read through `http`, whose base address is the server's."""
+        self._http = http
+        self._filtered = True
+        self._empty = 0
+        self._why_none: tuple[Gap, ...] = ()
+        self._parsers: dict[tuple[str, ...], PageParser] = {}
+
+    async def identify(self) -> Identity:
+        """The server's version and model.
+
+        Raises:
+            Unreadable: it cannot be reached, wants a key, or is no OpenAI-compatible server.
+
+        """
+        models = await self._http.json("/v1/models")
+        entries = models.get("data") if isinstance(models, dict) else None
+        first = entries[0] if isinstance(entries, list) and entries else None
+        if not isinstance(first, dict):
+            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
+        version, header = None, None
+        try:
+            answer = await self._http.get("/version")
+            header = answer.server
+            found = self._http.decode(answer)
+            version = found.get("version") if isinstance(found, dict) else None
+        except Unreadable:
+            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
+        longest = first.get("max_model_len")
+        return Identity(
+            version=_text(version),
+            model=_text(first.get("id")),
+            root=_text(first.get("root")),
+            max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
+            server_header=header,
+        )
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """The metrics page, of which only `names` where the server can filter.
+
+        Raises:
+            Unreadable: it cannot be had, or is not a metrics page.
+
+        """
+        # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
+        path, params = "/metrics/", [("name[]", name) for name in names]
+        answer = await self._http.get(path, params)
+        if "html" in answer.content_type:
+            raise Unreadable("failed", "answered a web page where metrics should be: check the URL")
+        try:
+            return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
+        except TooLargeError as error:
+            reason = f"the metrics page is too large: {error}"
+            self._http.rest(path, params, reason)
+            raise TooMuchError("failed", reason) from error
+        except ValueError as error:
+            raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
+
+    async def read(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+        """The engines now, or a gap that says why not."""
+        try:
+            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
+            if engines is None and self._filtered and gaps[0].kind == "absent":
+                return await self._unfiltered()
+        except Unreadable as error:
+            return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
+        return engines, gaps
+
+    async def _unfiltered(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
+        if self._empty % WHOLE_EVERY == 0:
+            engines, self._why_none = parse_engines(await self.page())
+            if engines is not None:
+                again = parse_engines(await self.page(POLLED_NAMES))
+                self._filtered = again[0] is not None
+                self._empty = 0
+                return again if self._filtered else (engines, self._why_none)
+        self._empty += 1
+        return None, self._why_none

@@ -1,0 +1,336 @@
+"""What vLLM prints of its memory while it starts, 0.6 to 0.32: text in, values out. Nothing is ever evaluated.
+
+Pure: `parse_log`. With I/O: `read_log`. The wordings are those of vllm/worker/worker.py (V0), v1/worker/gpu_worker.py,
+gpu_model_runner.py, cpu_worker.py, v1/core/kv_cache_utils.py and the engines' first lines; only messages are matched,
+so that prefixes, colours and what a container runtime puts in front do not matter. Of several starts in one file the
+last that tells its memory counts.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from kvdiag.engines.vllm.settings import parse_settings
+from kvdiag.errors import KvdiagError
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Size
+from kvdiag.kv.model_error import KvModelError
+
+MAX_PART_BYTES = 4 * 2**20
+"""Read of a log's beginning, and again of its end: a start takes some 100 KB, the rest is requests and statistics."""
+
+MAX_STREAM_BYTES = 256 * 2**20
+"""Of a pipe, where the end cannot be sought."""
+
+MAX_LINE_CHARACTERS = 64 * 2**10
+"""The longest line, the engine's config, has 3,400 in 0.32; what lies beyond is not looked at."""
+
+MAX_CONTINUATIONS = 6
+"""Lines without a prefix of their own that are read together with the one they may be the wrapped rest of."""
+
+MAX_RANKS = 4096
+_PREFIX_CHARACTERS = 256
+_CHUNK_BYTES = 2**20
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+_PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})[),]")
+_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_COUNT = r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,15})"
+_INTERESTING = re.compile(
+    r"Gi?B|KV cache size|block|oncurrency|LLM engine|API server version|args|model len|max_num_|cheduling|rchit"
+    r"|graph memory"
+)
+"""Found in every message that is matched below; most lines of a long log have none of it."""
+
+_STARTS = re.compile(r"vLLM API server version|non-default args: |Initializing an? (?:V[01] )?LLM engine \(v")
+
+_RANK_SIZES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        # "GB" up to 0.8.3 is GiB as well: both divide by 2**30.
+        ("weights", rf"(?:Loading model weights|Model loading) took {_NUMBER} (?:GB|GiB)"),
+        ("weights", rf"model weights take {_NUMBER} ?GiB"),
+        ("weights", rf"Actual usage is {_NUMBER} GiB for weight\b"),
+        ("pool", rf"Available KV cache memory: {_NUMBER} ?GiB"),
+        ("pool", rf"rest of the memory reserved for KV Cache is {_NUMBER} ?GiB"),
+        ("pool", rf"\bkv_cache_size={_NUMBER} ?GiB"),
+        ("pool", rf"reserved {_NUMBER} ?GiB memory for KV Cache as specified"),
+        ("pool", rf"(?:Explicitly|Auto) set \({_NUMBER}/[\d.]{{1,20}}\) GiB for KV cache"),
+        ("pool", rf"Current kv cache memory in use is {_NUMBER} GiB"),
+        ("activation", rf"PyTorch activation peak memory takes {_NUMBER} ?GiB"),
+        ("activation", rf"{_NUMBER} GiB for peak activation"),
+        ("peak_torch", rf"\bpeak_torch_memory={_NUMBER} ?GiB"),
+        ("non_torch", rf"\bnon_torch_memory takes {_NUMBER} ?GiB"),
+        ("non_torch", rf"\bnon_torch_memory={_NUMBER} ?GiB"),
+        ("non_torch", rf"{_NUMBER} GiB for non-torch memory"),
+        ("consumed", rf"Actual usage is {_NUMBER} GiB for consumed memory"),
+        ("graphs_actual", rf"Graph capturing finished in [\d.]{{1,12}} secs, took {_NUMBER} GiB"),
+        ("graphs_actual", rf"CUDA graph pool memory: {_NUMBER} GiB \(actual\)"),
+        ("graphs_estimate", rf"\(actual\), {_NUMBER} GiB \(estimated\)"),
+        ("graphs_estimate", rf"Estimated CUDA graph memory: {_NUMBER} GiB total"),
+        ("total", rf"\btotal_gpu_memory \({_NUMBER} ?GiB\)"),
+        ("total", rf"\btotal_gpu_memory={_NUMBER} ?GiB"),
+        ("total", rf"Free memory on device (?:\S{{1,20}} )?\([\d.]{{1,20}}/{_NUMBER} GiB\) on startup"),
+    )
+)
+"""Field of `RankReport` to the wordings of it. Of one rank the last line counts, except for weights: the largest."""
+
+_TOKENS = re.compile(rf"\w+(?: \+ host)? KV cache size: {_COUNT} tokens")
+_CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: (\d{{1,12}}\.\d{{1,4}})x")
+_BLOCKS = re.compile(rf"# \w{{1,12}} blocks: {_COUNT}(?:, # CPU blocks: \d{{1,15}})?")
+_OVERRIDE = re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override={_COUNT}")
+_V0 = re.compile(r"# \w{1,12} blocks: \d{1,15}, # CPU blocks: ")
+_DATA_RANK = re.compile(r"(?:^|_)DP(\d{1,5})(?:_|$)")
+_STAGE = re.compile(r"(?:^|_)PP(\d{1,5})(?:_|$)")
+
+
+@dataclass(slots=True)
+class _Process:
+    """What one process has printed so far."""
+
+    name: str
+    sizes: dict[str, Size] = field(default_factory=dict)
+    failed_pool: str | None = None
+
+
+@dataclass(slots=True)
+class _Start:
+    """One start of the server."""
+
+    lines: list[str] = field(default_factory=list)
+    processes: dict[str, _Process] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+    concurrencies: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    blocks: dict[int, int] = field(default_factory=dict)
+    override: int | None = None
+    is_v0: bool = False
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether any figure of this start was seen."""
+        sized = any(process.sizes or process.failed_pool for process in self.processes.values())
+        return bool(sized or self.tokens or self.concurrencies or self.blocks)
+
+
+def read_log(path: Path) -> EngineReport:
+    """The report of a log file; `-` is standard input. Of a long file its two ends are read, which a note then says.
+
+    Raises:
+        KvdiagError: it cannot be read, or is not a log of a vLLM server that starts.
+
+    """
+    try:
+        if str(path) == "-":
+            content, whole = _streamed(sys.stdin.buffer)
+        elif path.is_dir():
+            raise KvdiagError(f"{path} is a folder: give the file with the server's startup log")
+        else:
+            with path.open("rb") as file:
+                content, whole = _ends(file) if stat.S_ISREG(path.stat().st_mode) else _streamed(file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvdiagError(f"cannot read {path}: {reason}; give the server's startup log as --from-log") from error
+    report = parse_log(content.decode("utf-8", "replace"), origin=str(path))
+    if whole:
+        return report
+    size = f"the first and last {MAX_PART_BYTES // 2**20} MiB of the log were read"
+    return replace(report, notes=(*report.notes, size))
+
+
+def _ends(file: BinaryIO) -> tuple[bytes, bool]:
+    head = file.read(MAX_PART_BYTES)
+    size = file.seek(0, 2)
+    if size <= 2 * MAX_PART_BYTES:
+        file.seek(len(head))
+        return head + file.read(MAX_PART_BYTES), True
+    file.seek(size - MAX_PART_BYTES)
+    return head + b"\n" + file.read(MAX_PART_BYTES), False
+
+
+def _streamed(file: BinaryIO) -> tuple[bytes, bool]:
+    head = file.read(MAX_PART_BYTES)
+    tail: deque[bytes] = deque()
+    dropped, kept, total = False, 0, len(head)
+    while total < MAX_STREAM_BYTES and (chunk := file.read(_CHUNK_BYTES)):
+        tail.append(chunk)
+        kept, total = kept + len(chunk), total + len(chunk)
+        while kept - len(tail[0]) >= MAX_PART_BYTES:
+            kept -= len(tail.popleft())
+            dropped = True
+    return head + (b"\n" if dropped else b"") + b"".join(tail), not dropped
+
+
+def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
+    """What the last start in `text` says of its memory.
+
+    Raises:
+        KvdiagError: none of the lines that tell it are there.
+
+    """
+    starts = [_Start()]
+    for process, name, record in _records(text):
+        current = starts[-1]
+        if _STARTS.search(record) and current.tells_memory:
+            current = _Start()
+            starts.append(current)
+        current.lines.append(record)
+        _take(current, process, name, record)
+    telling = [start for start in starts if start.tells_memory]
+    if not telling:
+        raise KvdiagError(
+            f"{origin} has none of the lines in which vLLM tells its memory (model weights, available KV cache, "
+            "KV cache size): give the log from the server's start, at level INFO"
+        )
+    report = _report(telling[-1])
+    notes = list(report.notes)
+    if len(telling) > 1:
+        notes.append(f"the log has {len(telling)} starts; the last one is used")
+    if telling[-1] is not starts[-1]:
+        notes.append("a later start in the log tells no memory yet; the one before it is used")
+    return replace(report, notes=tuple(notes))
+
+
+def _records(text: str) -> Iterator[tuple[str, str, str]]:
+    """Process key, process name and message, one for each line that may matter, wrapped rest included."""
+    key, name, joined = "", "", 0
+    held: list[str] = []
+    for raw in re.split(r"[\r\n]+", text):
+        line = raw[:MAX_LINE_CHARACTERS]
+        if "\x1b" in line:
+            line = _ANSI.sub("", line)
+        front = line[:_PREFIX_CHARACTERS]
+        found = _PROCESS.search(front) if " pid=" in front else None
+        own = found is not None or _LEVEL.search(front) is not None
+        if own or joined >= MAX_CONTINUATIONS:
+            yield from _told(key, name, held)
+            held, joined = [], 0
+        if own:
+            # With a rank or a process id the same name is another process; without either it is the main one.
+            key, name = (found["pid"], _name(found)) if found else ("", "")
+        held.append(line)
+        joined += 1
+    yield from _told(key, name, held)
+
+
+def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]]:
+    if held and any(_INTERESTING.search(line) for line in held):
+        yield key, name, " ".join(line.strip() for line in held)
+
+
+def _name(found: re.Match[str]) -> str:
+    return found["name"] if found["rank"] is None else f"{found['name']} rank {found['rank']}"
+
+
+def _take(start: _Start, key: str, name: str, record: str) -> None:
+    """Keep every figure of one message."""
+    data_rank = _data_rank(name)
+    for figure, pattern in _RANK_SIZES:
+        for found in pattern.finditer(record):
+            _take_size(start, key, name, figure, found[1])
+    for found in _TOKENS.finditer(record):
+        start.tokens[data_rank] = _count(found[1])
+    for found in _CONCURRENCY.finditer(record):
+        digits = len(found[2].partition(".")[2])
+        start.concurrencies[data_rank] = (_count(found[1]), float(found[2]), 0.5 * 10**-digits)
+    for found in _BLOCKS.finditer(record):
+        start.blocks[data_rank] = _count(found[1])
+        start.is_v0 = start.is_v0 or _V0.search(record) is not None
+    for found in _OVERRIDE.finditer(record):
+        # Workers print the same with a handful of blocks while they estimate their graphs, before any pool is told.
+        if any("pool" in process.sizes for process in start.processes.values()):
+            start.override = _count(found[1])
+
+
+def _take_size(start: _Start, key: str, name: str, figure: str, printed: str) -> None:
+    if key not in start.processes and len(start.processes) >= MAX_RANKS:
+        return
+    process = start.processes.setdefault(key, _Process(name))
+    process.name = name or process.name
+    if printed.startswith("-"):
+        # A pool below zero is a start that failed; graphs below zero are a reading that other processes disturbed.
+        process.failed_pool = printed if figure == "pool" else process.failed_pool
+        return
+    size = _size(printed)
+    known = process.sizes.get(figure)
+    if size is None or (figure == "weights" and known is not None and known.nominal_bytes >= size.nominal_bytes):
+        return
+    process.sizes[figure] = size
+    if figure == "pool":
+        process.failed_pool = None
+
+
+def _size(printed: str) -> Size | None:
+    """A printed GiB figure; newer versions drop trailing zeros of two decimals (utils/mem_utils.py::format_gib)."""
+    decimals = max(2, len(printed.partition(".")[2]))
+    try:
+        return Size(nominal_bytes=round(float(printed) * GIB), slack_bytes=round(0.5 * 10**-decimals * GIB))
+    except KvModelError:
+        return None
+
+
+def _count(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _data_rank(name: str) -> int:
+    found = _DATA_RANK.search(name)
+    return int(found[1]) if found else 0
+
+
+def _report(start: _Start) -> EngineReport:
+    settings = parse_settings(start.lines)
+    if start.override is not None:
+        settings = replace(settings, blocks_override=start.override)
+    notes: list[str] = []
+    engine = _smallest_engine(start)
+    engines = {_data_rank(process.name) for process in start.processes.values()} | set(start.tokens)
+    if len(engines) > 1:
+        notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
+    processes = [process for process in start.processes.values() if _data_rank(process.name) == engine]
+    notes += [
+        f"{process.name or 'the engine'} says its KV pool is {process.failed_pool} GiB: that start failed"
+        for process in processes
+        if process.failed_pool
+    ]
+    concurrency = start.concurrencies.get(engine)
+    return EngineReport(
+        settings=settings,
+        ranks=_ranks(processes),
+        num_blocks=start.blocks.get(engine),
+        tokens=start.tokens.get(engine),
+        concurrency=None if concurrency is None else concurrency[1],
+        concurrency_slack=0.0 if concurrency is None else concurrency[2],
+        concurrency_context_tokens=None if concurrency is None else concurrency[0] or None,
+        is_v0=start.is_v0,
+        notes=tuple(notes),
+    )
+
+
+def _smallest_engine(start: _Start) -> int:
+    for figures in (start.tokens, start.blocks):
+        if figures:
+            return min(figures, key=figures.__getitem__)
+    return min((_data_rank(process.name) for process in start.processes.values()), default=0)
+
+
+def _ranks(processes: Iterable[_Process]) -> tuple[RankReport, ...]:
+    """The processes that told a size, two of the same name told apart by their order."""
+    telling = [process for process in processes if process.sizes]
+    names = Counter(process.name for process in telling)
+    seen: Counter[str] = Counter()
+    ranks = []
+    for process in telling:
+        label = process.name or "main process"
+        seen[process.name] += 1
+        if names[process.name] > 1:
+            label += f" {seen[process.name]} of {names[process.name]}"
+        found = _STAGE.search(process.name)
+        ranks.append(RankReport(name=label, stage=int(found[1]) if found else None, **process.sizes))
+    return tuple(ranks)

@@ -1,0 +1,1 @@
+"""Timelines of active tests: the workloads that kvdiag sends, and the samples taken meanwhile."""

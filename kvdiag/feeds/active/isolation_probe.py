@@ -1,0 +1,192 @@
+"""The isolation probe: two tenants ask the same, one request at a time, with salts and without. It judges nothing.
+
+Each request has a span of its own, with a reading of the engines right before it and readings after it until they have
+counted it, so that every prefix hit is known to be its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from kvdiag.diagnosis.cache_isolation import ISOLATION
+from kvdiag.feeds.active.conditions import engine_samples
+from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed
+from kvdiag.feeds.active.marker import Marker
+from kvdiag.feeds.active.step_plan import admitted
+from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
+from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload
+
+ROUNDS = 6
+"""The least with which a rank test of hits against misses can come to 1 in 900."""
+
+SALTED_ROUNDS: tuple[tuple[ProbeKind, ...], ...] = (
+    ("first", "same_salt", "other_salt"),
+    ("first", "other_salt", "same_salt"),
+)
+"""By turns: what comes second may be faster or slower for that alone."""
+
+UNSALTED: tuple[ProbeKind, ...] = ("first_unsalted", "other_unsalted")
+
+PROMPT_TOKENS = 2048
+
+LEAST_BLOCKS = 4
+"""Whole blocks that a prompt fills at least: prefix caches know whole blocks alone, hybrid models have large ones."""
+
+POOL_SHARE = 4
+"""A prompt takes one part of so many of the pool: three of one round are cached at once, and none is pushed out."""
+
+NEW_PROMPTS_SECONDS = 60.0
+"""Time for all prompts that have to be computed, by the measured speed: slower servers get shorter ones."""
+
+REQUEST_SECONDS = 60.0
+
+COUNTED_SECONDS = 2.0
+"""Longest wait for a request's own figures on the page: they come with its first token, some milliseconds late."""
+
+IMPATIENT_SECONDS = 0.1
+"""The same once a request was not counted by then: the page is of another server, and every wait would be as long."""
+
+READING_PAUSE_SECONDS = 0.02
+
+RECENT_SAMPLES = 8
+
+FAILURES = 2
+"""Failed requests in a row after which no more are sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationPlan:
+    """The requests in their order, and what was changed from their definition."""
+
+    requests: tuple[Workload, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of everything, prompts and outputs."""
+        return sum(one.prompt_tokens + one.max_tokens for one in self.requests)
+
+
+def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool = False) -> IsolationPlan:
+    """The probe fitted to the server."""
+    block = max((pool.block_tokens for pool in facts.pools), default=1)
+    # The last token of a prompt is always computed, so that its block is never a hit.
+    whole = Workload(requests=1, prompt_tokens=max(PROMPT_TOKENS, LEAST_BLOCKS * block + 1), max_tokens=1)
+    fitting, notes = admitted(whole, facts)
+    rooms = [
+        (pool.usable_blocks // POOL_SHARE * pool.block_tokens, "the prompts of both tenants have to fit in the pool")
+        for pool in facts.pools
+    ]
+    if speed is not None:
+        new = ROUNDS * (len(SALTED_ROUNDS[0]) + len(UNSALTED))
+        rooms.append(
+            (int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new), "the server takes no more in a minute")
+        )
+    room, reason = min(rooms, default=(fitting.prompt_tokens, ""))
+    if room < fitting.prompt_tokens:
+        notes = (f"prompt of {whole.prompt_tokens:,} tokens scaled down to {max(room, 1):,}: {reason}",)
+        fitting = replace(fitting, prompt_tokens=max(room, 1))
+    kinds = [kind for number in range(ROUNDS) for kind in (*SALTED_ROUNDS[number % len(SALTED_ROUNDS)], *UNSALTED)]
+    return IsolationPlan(
+        requests=tuple(
+            replace(fitting, probe=Probe(kind=kind, other_key=other_key and kind.startswith("other"))) for kind in kinds
+        ),
+        notes=notes,
+    )
+
+
+class IsolationFeed:
+    """Sends the probe's requests to one server while a sampler reads it."""
+
+    def __init__(
+        self,
+        *,
+        facts: Facts,
+        sampler: Sampler,
+        requests: Requests,
+        recorder: TimelineBuilder,
+        clock: Clock,
+        other_headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep the parts. `other_headers` hold the other tenant's key; without them both tenants have one key."""
+        self._facts = facts
+        self._sampler = sampler
+        self._requests = requests
+        self._recorder = recorder
+        self._clock = clock
+        self._mark = Marker(recorder, clock)
+        self._other_headers = other_headers
+        self._patience_seconds = COUNTED_SECONDS
+
+    async def run(self, speed: Speed | None, tell: Callable[[str], None]) -> None:
+        """All requests, one after the other; fewer where they fail."""
+        plan = plan_isolation(self._facts, speed, other_key=self._other_headers is not None)
+        prompt, failed = self._requests.new_prompt(1), 0
+        for cycle, workload in enumerate(plan.requests):
+            tell(f"request {cycle + 1} of {len(plan.requests)}")
+            probe = workload.probe or Probe(kind="first")
+            if probe.kind.startswith("first"):
+                prompt = self._requests.new_prompt(workload.prompt_tokens)
+            self._mark(ISOLATION, cycle, "begin", workload=workload, notes=() if cycle else plan.notes)
+            await self._sampler.read_engine()
+            before = _prompts_counted(self._readings(0))
+            self._mark(ISOLATION, cycle, "offer")
+            outcome = await self._ask(self._as_asked(prompt, probe), workload.max_tokens)
+            self._mark(ISOLATION, cycle, "release", outcome=outcome)
+            await self._await_counted(before, outcome)
+            self._mark(ISOLATION, cycle, "end")
+            failed = failed + 1 if outcome.failed else 0
+            if failed >= FAILURES:
+                return
+
+    def _as_asked(self, prompt: Prompt, probe: Probe) -> Prompt:
+        other = probe.kind.startswith("other")
+        salt = {"other_salt": secrets.token_hex(16)}.get(probe.kind, prompt.cache_salt)
+        headers = dict(self._other_headers or {}) if probe.other_key else {}
+        if len(self._facts.pools) > 1:
+            # Each engine of a data-parallel server has a cache of its own: vLLM sends these all to the first.
+            headers["X-data-parallel-rank"] = "0"
+        return replace(
+            prompt,
+            cache_salt=None if probe.kind.endswith("unsalted") else salt,
+            user="kvdiag-b" if other else "kvdiag-a",
+            headers=headers,
+        )
+
+    async def _ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                return await self._requests.ask(prompt, max_tokens)
+        except TimeoutError:
+            error = f"given up after {REQUEST_SECONDS:.0f} s"
+            return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(error,))
+
+    async def _await_counted(self, before: int | None, outcome: Outcome) -> None:
+        """Read until the engines have counted the request and are idle; where they never do, that is to be judged."""
+        first, until_seconds = self._recorder.count, self._clock.now_seconds() + self._patience_seconds
+        while True:
+            await self._sampler.read_engine()
+            readings = self._readings(first)
+            counted = _prompts_counted(readings)
+            if before is None or counted is None or not outcome.completed:
+                return
+            if counted >= before + outcome.prompt_tokens and readings[-1].engines_idle is not False:
+                return
+            if self._clock.now_seconds() > until_seconds:
+                self._patience_seconds = IMPATIENT_SECONDS
+                return
+            await asyncio.sleep(READING_PAUSE_SECONDS)
+
+    def _readings(self, first: int) -> list[Sample]:
+        """The newest readings of the engines."""
+        return engine_samples(self._recorder.since(first)[-RECENT_SAMPLES:])
+
+
+def _prompts_counted(samples: list[Sample]) -> int | None:
+    """Prompt tokens that the engines have counted; a reading that was asked for earlier may arrive later."""
+    counts = [[engine.prompt_tokens_total for engine in sample.engines or ()] for sample in samples]
+    whole = [sum(count or 0 for count in each) for each in counts if each and None not in each]
+    return max(whole, default=None)

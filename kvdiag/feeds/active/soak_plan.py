@@ -1,0 +1,104 @@
+"""What a soak will offer to this server: its warm-up, then idle and load cycles in turns. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, permutations
+
+from kvdiag.diagnosis.steps import SOAK
+from kvdiag.feeds.active.load_generator import Speed
+from kvdiag.feeds.active.step_plan import admitted
+from kvdiag.model import Facts, Workload
+
+LEAST_SECONDS = 300.0
+MOST_SECONDS = 7200.0
+
+PAIR_SECONDS = 24.0
+"""An idle cycle and a load cycle, each with some seconds of rest: memory that is freed late is back by then."""
+
+LEAST_PAIRS = 18
+"""Fourteen with new content, so that two may be spoilt before fewer than twelve are left."""
+
+MOST_PAIRS = 240
+
+REPEATED_SHARE = 6
+LEAST_REPEATS = 4
+"""One pair in so many repeats its contents, at the end, at least four: the first brings them, three tell."""
+
+DOSES = (1, 2, 4)
+ORDERS = tuple(permutations(DOSES))
+"""Each dose once in three cycles, in every order by turns: no drift can pass for a dose."""
+
+LOAD_SHARE = 0.4
+"""Share of a cycle that its load may take by the measured speed; the rest is for memory to come back."""
+
+LEAST_PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """The warm-up, largest shape first, and the cycles, each of `cycle_seconds`; idle ones offer no requests."""
+
+    warmup: tuple[Workload, ...]
+    cycles: tuple[Workload, ...]
+    cycle_seconds: float
+    notes: tuple[str, ...]
+
+    @property
+    def requests(self) -> int:
+        """Requests of everything."""
+        return sum(load.requests for load in (*self.warmup, *self.cycles))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of everything, prompts and outputs."""
+        return sum(load.requests * (load.prompt_tokens + load.max_tokens) for load in (*self.warmup, *self.cycles))
+
+    @property
+    def seconds(self) -> float:
+        """How long the cycles take."""
+        return len(self.cycles) * self.cycle_seconds
+
+
+def plan_soak(
+    seconds: float, facts: Facts, speed: Speed | None = None, *, cycle_seconds: float | None = None
+) -> SoakPlan:
+    """A soak of so many seconds; `cycle_seconds` makes its cycles as long as that instead, and keeps their number."""
+    pairs = min(max(int(seconds / PAIR_SECONDS), LEAST_PAIRS), MOST_PAIRS)
+    length = seconds / (2 * pairs) if cycle_seconds is None else cycle_seconds
+    single, notes = _fitted(SOAK.workload, length, facts, speed)
+    repeats = max(pairs // REPEATED_SHARE, LEAST_REPEATS)
+    idle = replace(single, requests=0, prompt_tokens=0, max_tokens=0)
+    doses = [ORDERS[pair // len(DOSES) % len(ORDERS)][pair % len(DOSES)] for pair in range(pairs - repeats)]
+    loads = [replace(single, requests=dose * single.requests) for dose in doses]
+    largest = replace(single, requests=max(DOSES) * single.requests)
+    loads += [replace(largest, repeated=True)] * repeats
+    return SoakPlan(
+        warmup=tuple(replace(single, requests=dose * single.requests) for dose in sorted(DOSES, reverse=True)),
+        cycles=tuple(chain.from_iterable((idle, load) for load in loads)),
+        cycle_seconds=length,
+        notes=notes,
+    )
+
+
+def _fitted(
+    workload: Workload, cycle_seconds: float, facts: Facts, speed: Speed | None
+) -> tuple[Workload, tuple[str, ...]]:
+    """The workload with prompts that the server admits, of which the largest dose fits in its pool and in time."""
+    fitting, notes = admitted(workload, facts)
+    most = max(DOSES) * workload.requests
+    rooms = [
+        pool.usable_blocks // most * pool.block_tokens - fitting.max_tokens
+        for pool in facts.pools
+        if pool.sliding_window_tokens is None
+    ]
+    limits = [(room, "the largest dose has to fit in the pool") for room in rooms]
+    if speed is not None:
+        tokens = int(LOAD_SHARE * cycle_seconds * speed.prompt_tokens_per_second / most)
+        limits.append((tokens, "the server takes no more in a cycle"))
+    room, reason = min(limits, default=(fitting.prompt_tokens, ""))
+    if room >= fitting.prompt_tokens:
+        return fitting, notes
+    prompt = max(room, LEAST_PROMPT_TOKENS)
+    note = f"prompt of {workload.prompt_tokens:,} tokens scaled down to {prompt:,}: {reason}"
+    return replace(fitting, prompt_tokens=min(prompt, fitting.prompt_tokens)), (note,)

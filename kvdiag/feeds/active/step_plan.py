@@ -1,0 +1,105 @@
+"""What will be offered to this server: the steps' workloads, scaled down to what it admits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvdiag.diagnosis.step import Step
+from kvdiag.feeds.active.load_generator import Speed
+from kvdiag.model import Facts, Workload
+
+LEAST_OUTPUT_TOKENS = 64
+"""A load of fewer tokens may begin and end between two readings of the gauge."""
+
+MOST_OUTPUT_TOKENS = 512
+
+MOST_HELD_TOKENS = 4096
+"""The same for a load that was offered before and not seen: ten seconds of a fast server."""
+
+CYCLES_SECONDS = 25.0
+"""Time for all cycles of a step together, so that a whole run stays within a minute and a half."""
+
+LEAST_CYCLES = 6
+"""Two for warm-up, three to judge, and one that is allowed to be unseen."""
+
+CYCLE_OVERHEAD_SECONDS = 1.0
+"""Lead-in and settling of a cycle."""
+
+CONCURRENT_SLOWDOWN = 0.5
+"""Ten requests at once each generate at about half the speed of one alone on a server that is not yet compute-bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step as it will run here, and what was changed from its definition."""
+
+    step: Step
+    workload: Workload
+    cycles: int
+    notes: tuple[str, ...] = ()
+
+
+def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> tuple[PlannedStep, ...]:
+    """Every step fitted to the server; without `speed` outputs have their defined length."""
+    return tuple(_fit(step, facts, speed) for step in steps)
+
+
+def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
+    """The same step with outputs three times as long, as far as the server admits that."""
+    longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
+    workload, notes = admitted(longer, facts)
+    note = f"offered again with {workload.max_tokens} tokens generated: the first load was not seen whole"
+    return replace(planned, workload=workload, notes=(*notes, note))
+
+
+def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
+    if not step.workload.requests:
+        return PlannedStep(step=step, workload=step.workload, cycles=step.cycles)
+    workload, notes = admitted(_held(step.workload, speed), facts)
+    cycles = _cycles(step, workload, speed)
+    if cycles < step.cycles:
+        notes += (f"{cycles} cycles instead of {step.cycles}: this server takes longer for each",)
+    return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
+
+
+def _held(workload: Workload, speed: Speed | None) -> Workload:
+    """The workload with outputs long enough to hold all requests together for its `hold_seconds`."""
+    if speed is None:
+        return workload
+    rate = speed.tokens_per_second * (CONCURRENT_SLOWDOWN if workload.requests > 1 else 1.0)
+    tokens = round(rate * workload.hold_seconds)
+    return replace(workload, max_tokens=min(max(tokens, LEAST_OUTPUT_TOKENS), MOST_OUTPUT_TOKENS))
+
+
+def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
+    """The workload cut to the longest request that the server admits and that its pool can hold."""
+    limits = [(facts.max_model_len_tokens, "the server admits {} tokens a request")]
+    limits += [
+        (pool.usable_blocks * pool.block_tokens, "the pool holds {} tokens")
+        for pool in facts.pools
+        if pool.sliding_window_tokens is None
+    ]
+    known = [(limit, reason) for limit, reason in limits if limit is not None]
+    if not known:
+        return workload, ()
+    limit, reason = min(known)
+    if workload.prompt_tokens + workload.max_tokens <= limit:
+        return workload, ()
+    output = min(workload.max_tokens, max(limit // 4, 1))
+    prompt = min(workload.prompt_tokens, max(limit - output, 1))
+    notes = tuple(
+        f"{what} of {defined:,} tokens scaled down to {fitting:,}: {reason.format(f'{limit:,}')}"
+        for what, defined, fitting in (
+            ("prompt", workload.prompt_tokens, prompt),
+            ("output", workload.max_tokens, output),
+        )
+        if fitting < defined
+    )
+    return replace(workload, prompt_tokens=prompt, max_tokens=output), notes
+
+
+def _cycles(step: Step, workload: Workload, speed: Speed | None) -> int:
+    if speed is None or step.cycles <= LEAST_CYCLES:
+        return step.cycles
+    cycle_seconds = speed.first_token_seconds + workload.max_tokens / speed.tokens_per_second + CYCLE_OVERHEAD_SECONDS
+    return min(step.cycles, max(LEAST_CYCLES, int(CYCLES_SECONDS / cycle_seconds)))

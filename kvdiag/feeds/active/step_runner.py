@@ -1,0 +1,372 @@
+"""The active feed: offers each test step's workload, samples all the while, and marks the spans. It judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.soak_components import SOAK_WARMUP, disturbance
+from kvdiag.diagnosis.step import Step
+from kvdiag.diagnosis.steps import ISOLATION, SOAK
+from kvdiag.diagnosis.timeline_queries import published_since
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.active.conditions import crowded, engine_samples, idle_streak, is_engine_reading, tokens_counted
+from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.marker import Marker
+from kvdiag.feeds.active.soak_plan import SoakPlan
+from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
+from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
+from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
+from kvdiag.sources.http import NO_ANSWER
+
+QUIET_SECONDS = 1.0
+"""Watched for other traffic before anything is offered: two engine steps of the slowest server fit in."""
+
+LEAD_IN_SAMPLES = 3
+SETTLED_SAMPLES = 3
+"""Idle readings in a row before and after a load. The diagnosis needs two that agree."""
+
+WHOLE_LOAD_SAMPLES = DEFAULT_LIMITS.load_samples
+"""Readings of a load with all its requests resident without which it is offered once more."""
+
+MOST_OFFERS = 3
+"""Times that a load is offered, each time held longer, until it is seen whole. A server on a busy machine may take half
+a second for a page, and its first requests are slow: a length that follows from them can be over between two pages."""
+
+SETTLE_SECONDS = 10.0
+"""Longest wait for the engine to become idle after a load; an abort is processed within a step (seen: 50 ms)."""
+
+SLOW_SETTLE_SECONDS = 60.0
+"""The same for a server that answers too slowly for its readings to tell by then whether it is idle."""
+
+SETTLE_READINGS = 20
+"""Readings of the engine after which it counts as busy, not as slow."""
+
+IMPATIENT_SECONDS = 0.5
+
+PUBLICATION_SECONDS = 3.0
+"""An agent publishes once a second and is read once a second: what it tells of a moment is here two seconds later."""
+
+RECENT_SAMPLES = 200
+"""Some fifteen seconds of readings."""
+
+STEP_SECONDS = 120.0
+"""Longest that one load may take; then its requests are given up and the step is unknown."""
+
+LOST_SAMPLES = 5
+"""Failed readings in a row after which the server counts as gone and nothing more is offered."""
+
+SPOILT_CYCLES = 3
+"""Cycles of a soak in a row with other traffic or failed requests, after which it is given up."""
+
+SETTLING_SECONDS = 1.0
+"""Of a cycle of a soak, for its readings: five of the engine, one of the host and one of the devices."""
+
+LATE_RATIO = 1.5
+"""Of a soak's planned time: on a server that is slower than it was measured no further cycle begins then."""
+
+NOTHING = Outcome(completed=0, failed=0, prompt_tokens=0, generated_tokens=0)
+"""What becomes of a cycle without requests."""
+
+WARMUP = "warmup"
+WARMUP_PROMPT_TOKENS = 512
+WARMUP_OUTPUT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is happening, for a person who watches."""
+
+    number: int
+    steps: int
+    title: str
+    detail: str = ""
+
+
+class ServerLostError(Exception):
+    """The server stopped answering while the steps ran."""
+
+
+class ActiveFeed:
+    """Runs the steps against one server while a sampler reads it."""
+
+    def __init__(
+        self,
+        *,
+        steps: tuple[Step, ...],
+        facts: Facts,
+        sampler: Sampler,
+        requests: Requests,
+        recorder: TimelineBuilder,
+        clock: Clock,
+        progress: Callable[[Progress], None],
+        begin: Callable[[], None] = lambda: None,
+        soak: Callable[[Speed | None], SoakPlan] | None = None,
+        instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None,
+    ) -> None:
+        """Keep the parts; nothing is offered yet.
+
+        `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the
+        steps, for a server of that speed; `instead` runs in the place of all that, after the warm-up.
+        """
+        self._begin = begin
+        self._instead = instead
+        self._soak = soak
+        self._steps = steps
+        self._facts = facts
+        self._sampler = sampler
+        self._requests = requests
+        self._recorder = recorder
+        self._clock = clock
+        self._mark = Marker(recorder, clock)
+        self._progress = progress
+        self._impatient = False
+
+    async def run(self) -> Timeline:
+        """All steps in order; what was seen so far where the server stops answering.
+
+        Raises:
+            KvdiagError: the server has other traffic, or refuses or does not finish the first request, or the trace
+                cannot be written.
+
+        """
+        sampling = asyncio.create_task(self._sampler.run())
+        offering = asyncio.create_task(self._offer_all())
+        try:
+            done, _ = await asyncio.wait({sampling, offering}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (error := task.exception()) is not None:
+                    raise _alone(error)
+        except ServerLostError:
+            pass  # what was seen until then is judged; the steps that did not run are unknown
+        finally:
+            offering.cancel()
+            sampling.cancel()
+            await asyncio.gather(sampling, offering, return_exceptions=True)
+        return self._recorder.timeline()
+
+    async def _offer_all(self) -> None:
+        await self._wait_for_quiet()
+        self._begin()
+        if self._instead is not None:
+            tell = partial(self._tell, 1, 1, ISOLATION.title)
+            tell("warming up")
+            await self._instead(await self._warm_up(), tell)
+            return
+        total = len(self._steps) + (self._soak is not None)
+        planned: tuple[PlannedStep, ...] = ()
+        speed: Speed | None = None
+        if not self._facts.forced and engine_samples(self._recorder.since(0))[-1].engines_idle is None:
+            # Engines of a data-parallel server have no gauges before their first request: no baseline without them.
+            self._tell(1, total, self._steps[0].title, "warming up")
+            speed = await self._warm_up()
+            planned = plan(self._steps, self._facts, speed)
+        for number, step in enumerate(self._steps, start=1):
+            if step.workload.requests == 0:
+                self._tell(number, total, step.title)
+                await self._hold_still(step)
+                continue
+            if not planned:
+                self._tell(number, total, step.title, "warming up")
+                speed = await self._warm_up()
+                planned = plan(self._steps, self._facts, speed)
+            await self._run_step(next(one for one in planned if one.step is step), number, total)
+        if self._soak is not None:
+            self._tell(total, total, SOAK.title, "warming up")
+            await self._run_soak(self._soak(speed if planned else await self._warm_up()), total)
+
+    async def _run_soak(self, soak: SoakPlan, number: int) -> None:
+        """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""
+        for cycle, workload in enumerate(soak.warmup):
+            self._mark(SOAK_WARMUP, cycle, "begin", workload=workload)
+            self._mark(SOAK_WARMUP, cycle, "offer")
+            self._mark(SOAK_WARMUP, cycle, "release", outcome=await self._load(workload))
+            await self._settle()
+            self._mark(SOAK_WARMUP, cycle, "end")
+        spoilt, latest = 0, self._clock.now_seconds() + LATE_RATIO * soak.seconds
+        for cycle, workload in enumerate(soak.cycles):
+            minutes = (len(soak.cycles) - cycle) * soak.cycle_seconds / 60.0
+            detail = f"cycle {cycle + 1} of {len(soak.cycles)}, {minutes:.0f} min left"
+            self._tell(number, number, SOAK.title, detail)
+            await self._soak_cycle(workload, cycle, soak)
+            span = self._recorder.timeline().spans(SOAK.id)[-1]
+            spoilt = spoilt + 1 if disturbance(self._recorder.timeline(), span) else 0
+            if spoilt >= SPOILT_CYCLES or self._clock.now_seconds() > latest:
+                return
+
+    async def _soak_cycle(self, workload: Workload, cycle: int, soak: SoakPlan) -> None:
+        """One cycle of the planned length, and a reading of everything at its end."""
+        settling_seconds = min(SETTLING_SECONDS, soak.cycle_seconds / 2.0)
+        rest_seconds = self._clock.now_seconds() + soak.cycle_seconds - settling_seconds
+        self._mark(SOAK.id, cycle, "begin", workload=workload, notes=() if cycle else soak.notes)
+        self._mark(SOAK.id, cycle, "offer")
+        outcome = NOTHING
+        if workload.requests:
+            outcome = await self._load(workload)
+            self._mark(SOAK.id, cycle, "release", outcome=outcome)
+        await self._checked_wait(lambda _: False, max(rest_seconds - self._clock.now_seconds(), 0.0))
+        if not workload.requests:
+            self._mark(SOAK.id, cycle, "release", outcome=outcome)
+        await self._sampler.read_host()
+        await self._settle(publications=True)
+        self._mark(SOAK.id, cycle, "end")
+
+    async def _wait_for_quiet(self) -> None:
+        """Refuse where somebody else's requests would be measured as ours."""
+        first = self._recorder.count
+        seen = await self._recorder.wait_for(lambda samples: len(engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
+        await asyncio.sleep(QUIET_SECONDS)
+        samples = engine_samples(self._recorder.since(first))
+        if any(engine.asleep for sample in samples for engine in sample.engines or ()):
+            raise KvdiagError("the engine is asleep, its pool and weights are not on the device: wake it up first")
+        if self._facts.forced or not seen:
+            return
+        if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
+            raise KvdiagError(f"the server's own figures cannot be used: {unreadable}")
+        busy = max((sample.open_requests for sample in samples), default=0)
+        if busy or tokens_counted(samples[0]) != tokens_counted(samples[-1]):
+            what = f"{busy} requests run or wait" if busy else "tokens are being generated"
+            raise KvdiagError(
+                f"the server has other traffic ({what}): the steps would measure it as theirs; "
+                "stop it, or pass --force and accept that most steps cannot tell"
+            )
+
+    async def _warm_up(self) -> Speed | None:
+        """Requests that nobody judges: lazily loaded kernels and workspaces look like a leak on the first one.
+
+        They tell how fast the server is; two an engine, since gauges of an engine that never ran may be absent.
+        """
+        longest = self._facts.max_model_len_tokens or WARMUP_PROMPT_TOKENS + WARMUP_OUTPUT_TOKENS
+        output = min(WARMUP_OUTPUT_TOKENS, max(longest // 4, 1))
+        prompt = min(WARMUP_PROMPT_TOKENS, max(longest - output, 1))
+        speed: Speed | None = None
+        for cycle in range(2 * max(len(self._facts.pools), 1)):
+            self._mark(WARMUP, cycle, "begin")
+            self._mark(WARMUP, cycle, "offer")
+            try:
+                async with asyncio.timeout(STEP_SECONDS):
+                    measured = await self._requests.measure(prompt, output)
+            except TimeoutError:
+                raise KvdiagError(
+                    f"the server did not finish one request of {prompt} tokens in {STEP_SECONDS:.0f} s"
+                ) from None
+            if isinstance(measured, str):
+                if measured.startswith("HTTP 4"):
+                    raise KvdiagError(f"the server refuses completions: {measured[:200]}")
+                if measured == NO_ANSWER:
+                    # Every further request would be waited for as long.
+                    raise KvdiagError(f"a completion of {prompt} tokens brings nothing: {measured}")
+                return None
+            speed = measured
+            outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)
+            self._mark(WARMUP, cycle, "release", outcome=outcome)
+            self._mark(WARMUP, cycle, "end")
+        return speed
+
+    async def _hold_still(self, step: Step) -> None:
+        """A span with no load at all."""
+        self._mark(step.id, 0, "begin")
+        await self._sampler.read_devices(processes=True)
+        await asyncio.sleep(step.workload.hold_seconds)
+        await self._settle()
+        self._mark(step.id, 0, "end")
+
+    async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
+        """All cycles, and more than planned where the load was not seen; what is judged comes after the longer ones."""
+        seen, cycle = False, 0
+        while cycle < planned.cycles or (not seen and cycle < MOST_OFFERS):
+            detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
+            if 0 < cycle < MOST_OFFERS and not seen:
+                planned, detail = held_longer(planned, self._facts), f"{detail} held longer".strip()
+            self._tell(number, total, planned.step.title, detail)
+            seen = await self._run_cycle(planned, cycle) or seen
+            cycle += 1
+
+    async def _run_cycle(self, planned: PlannedStep, cycle: int) -> bool:
+        """Offer a workload on a span of its own; whether it was seen, or offering it for longer would not help.
+
+        Seen is a load that enough readings saw with all of its requests resident.
+        """
+        step, first = planned.step.id, self._recorder.count
+        self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
+        # Growth over cycles is judged by what there was before the first and after each.
+        await self._settle(publications=planned.cycles > 1 and cycle == 0)
+        self._mark(step, cycle, "offer")
+        outcome = await self._load(planned.workload)
+        self._mark(step, cycle, "release", outcome=outcome)
+        await self._settle(publications=planned.cycles > 1)
+        self._mark(step, cycle, "end")
+        samples = self._recorder.since(first)
+        whole = [sample for sample in samples if sample.sees_whole(planned.workload.requests)]
+        return outcome.failed > 0 or len(whole) >= WHOLE_LOAD_SAMPLES or (cycle > 0 and crowded(samples))
+
+    async def _load(self, workload: Workload) -> Outcome:
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                return await self._requests.offer(workload)
+        except TimeoutError:
+            return Outcome(
+                completed=0,
+                failed=workload.requests,
+                prompt_tokens=0,
+                generated_tokens=0,
+                errors=(f"given up after {STEP_SECONDS:.0f} s",),
+            )
+
+    @property
+    def _settle_seconds(self) -> float:
+        return IMPATIENT_SECONDS if self._impatient else SETTLE_SECONDS
+
+    async def _settle(self, *, publications: bool = False) -> None:
+        """Wait until the engine has been idle for some readings, with one reading of the devices among them.
+
+        With `publications`, also until the server's agents, where there are any, have told of this quiet.
+        """
+        first = self._recorder.count
+
+        def settled(_: list[Sample]) -> bool:
+            return idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
+
+        def told(_: list[Sample]) -> bool:
+            samples = self._recorder.since(first)
+            return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
+
+        if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
+            await self._checked_wait(told, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
+            # Other traffic, then: every further wait would be as long and as much in vain.
+            self._impatient = idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
+        if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):
+            await self._sampler.read_devices(processes=True)
+        if publications and any(sample.allocators for sample in self._recorder.since(-RECENT_SAMPLES)):
+            quiet_seconds = self._clock.now_seconds()
+            await self._checked_wait(
+                lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
+                PUBLICATION_SECONDS,
+            )
+        # One more engine reading, so that these readings lie inside the idle stretch.
+        await self._checked_wait(lambda samples: idle_streak(samples) >= 1, self._settle_seconds)
+
+    async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
+        found = await self._recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
+        if self._lost():
+            raise ServerLostError
+        return found
+
+    def _lost(self) -> bool:
+        """Whether the engine's last readings all failed."""
+        readings = [sample for sample in self._recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
+        last = readings[-LOST_SAMPLES:]
+        return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
+
+    def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
+        self._progress(Progress(number=number, steps=total, title=title, detail=detail))
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The first error of a task group's, which hands even a single one on in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

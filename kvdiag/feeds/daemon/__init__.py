@@ -1,0 +1,1 @@
+"""The timeline of a running daemon: watched, thinned, kept in little memory."""

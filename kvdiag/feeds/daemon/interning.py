@@ -1,0 +1,53 @@
+"""Equal values kept once: most of what is read is what was read a minute ago, in other objects. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+from kvdiag.model import Sample
+
+T = TypeVar("T")
+
+MINUTE_SECONDS = 60.0
+
+
+class Interning:
+    """Remembers the values of a minute and of the one before it."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._before: dict[tuple[type, Any], Any] = {}
+        self._now: dict[tuple[type, Any], Any] = {}
+        self._minute = -1.0
+
+    def sample(self, sample: Sample) -> Sample:
+        """The same sample, of parts that earlier ones have; they come in ascending time."""
+        minute = sample.at_seconds // MINUTE_SECONDS
+        if minute != self._minute:
+            self._minute = minute
+            self._before, self._now = self._now, {}
+        return self.share(sample)
+
+    def share(self, value: T) -> T:
+        """The same value, made of objects that are there already where they are equal."""
+        if value is None or isinstance(value, bool):
+            return value
+        # Numbers compare across types, and 1 is not 1.0 in a trace.
+        key = (type(value), value)
+        known = self._now.get(key)
+        if known is None:
+            known = self._before.get(key)
+            if known is None:
+                known = self._of_shared_parts(value)
+            self._now[key] = known
+        return cast("T", known)
+
+    def _of_shared_parts(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self.share(part) for part in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(
+                value, **{each.name: self.share(getattr(value, each.name)) for each in fields(value) if each.init}
+            )
+        return value

@@ -1,0 +1,109 @@
+"""The newest reading of everything, put together from samples that each hold a part; and how each source does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvdiag.feeds.live.sampling import Ticks
+from kvdiag.model import Device, Gap, Sample, SourceHealth
+
+SHOWN_SECONDS = 15.0
+"""Age up to which a reading is shown as what is there now: three process lists, or a driver that is asked seldom."""
+
+PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
+"""Which part of a sample each source reads."""
+
+
+class LatestReadings:
+    """The newest of every part. What failed to be read is gone at once, what is not renewed after a while."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self._at_seconds = 0.0
+        self._parts: dict[str, Sample] = {}
+        self._listed: dict[str, tuple[float, Device]] = {}
+        self._up: dict[str, bool] = {"engine": False}
+        self._errors: dict[str, int] = {}
+        self._gaps: dict[str, tuple[Gap, ...]] = {}
+
+    def add(self, sample: Sample) -> tuple[Gap, ...]:
+        """Take a sample; what is missing from now on, and was not before or for another kind of reason."""
+        self._at_seconds = sample.at_seconds
+        news: list[Gap] = []
+        for source, part in PARTS.items():
+            gaps = tuple(gap for gap in sample.gaps if gap.source == source)
+            seen = getattr(sample, part) is not None
+            if not seen and not gaps:
+                continue
+            failed = any(gap.kind == "failed" for gap in gaps)
+            if seen:
+                self._parts[source] = sample
+            elif failed or source == "engine":
+                self._parts.pop(source, None)
+            told = {gap.kind for gap in self._gaps.get(source, ())}
+            news += [gap for gap in gaps[:1] if gap.kind not in told]
+            # Devices that the agents tell of are no reading of NVML's.
+            if seen and source == "nvml" and sample.allocators is not None:
+                continue
+            self._gaps[source] = gaps
+            self._errors[source] = self._errors.get(source, 0) + failed
+            if seen or failed or source == "engine":
+                self._up[source] = seen
+            else:
+                self._up.pop(source, None)  # it does not exist here, so that it cannot be down
+        self._listed = {
+            uuid: listed for uuid, listed in self._listed.items() if sample.at_seconds - listed[0] <= SHOWN_SECONDS
+        }
+        for device in sample.devices or ():
+            if device.processes is not None:
+                self._listed[device.uuid] = (sample.at_seconds, device)
+        return tuple(news)
+
+    def move(self, seconds: float) -> None:
+        """Put all times right by so much: the clock that gave them has been."""
+        self._at_seconds += seconds
+        self._parts = {
+            source: replace(sample, at_seconds=sample.at_seconds + seconds) for source, sample in self._parts.items()
+        }
+        self._listed = {uuid: (at + seconds, device) for uuid, (at, device) in self._listed.items()}
+
+    def sample(self) -> Sample:
+        """All parts as they were last read, with what is missing."""
+        shown = {
+            PARTS[source]: getattr(sample, PARTS[source])
+            for source, sample in self._parts.items()
+            if self._at_seconds - sample.at_seconds <= SHOWN_SECONDS
+        }
+        if shown.get("devices") is not None:
+            shown["devices"] = tuple(self._with_processes(device) for device in shown["devices"])
+        gaps = tuple(gap for each in self._gaps.values() for gap in each)
+        return Sample(at_seconds=self._at_seconds, gaps=gaps, **shown)
+
+    def engines_seconds(self) -> float | None:
+        """When the engines were last read, `None` while they cannot be."""
+        sample = self._parts.get("engine")
+        return None if sample is None else sample.at_seconds
+
+    def _with_processes(self, device: Device) -> Device:
+        listed = self._listed.get(device.uuid)
+        if device.processes is not None or listed is None:
+            return device
+        return replace(device, processes=listed[1].processes)
+
+    def sources(
+        self, durations_seconds: Mapping[str, float], counted: Mapping[str, Ticks] | None = None
+    ) -> tuple[SourceHealth, ...]:
+        """Every source that exists here, with how long it took and how often it was due."""
+        ticks = counted or {}
+        return tuple(
+            SourceHealth(
+                source=source,
+                up=up,
+                errors_total=self._errors.get(source, 0),
+                duration_seconds=durations_seconds.get(source),
+                ticks_total=ticks[source].due_total if source in ticks else None,
+                ticks_missed_total=ticks[source].missed_total if source in ticks else None,
+            )
+            for source, up in sorted(self._up.items())
+        )

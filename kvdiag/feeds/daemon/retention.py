@@ -1,0 +1,133 @@
+"""A day of samples in little memory: the newest minutes as they came, the older ones thinned. Pure.
+
+What is thinned is left out whole: no reading is ever averaged or moved in time, so that the rules see what was seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvdiag.feeds.daemon.interning import Interning
+from kvdiag.model import Sample
+
+MINUTE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long samples are kept as they came, and how long at all.
+
+    A day at 1 Hz with 8 GPUs would take 500 MB as it came; five minutes of it and the rest in minutes take 7, and 15
+    where every figure moves each minute.
+    """
+
+    whole_seconds: float = 300.0
+    all_seconds: float = 86_400.0
+
+
+class Retention:
+    """The samples of one server, in ascending time."""
+
+    def __init__(self, keep: Keep | None = None) -> None:
+        """Begin empty."""
+        self._keep = keep or Keep()
+        self._whole: deque[Sample] = deque()
+        self._thinned: deque[Sample] = deque()
+        self._sharing = Interning()
+
+    def load(self, samples: Iterable[Sample]) -> None:
+        """Begin with what was thinned by an earlier run, in ascending time."""
+        self._thinned.extend(samples)
+
+    def add(self, sample: Sample) -> tuple[Sample, ...]:
+        """Take the newest sample, thin the minute that has become old, and forget what is too old.
+
+        Returns what has just been thinned.
+        """
+        self._whole.append(sample)
+        made: list[Sample] = []
+        oldest_whole_seconds = sample.at_seconds - self._keep.whole_seconds
+        while (minute := _minute(self._whole[0])) + MINUTE_SECONDS <= oldest_whole_seconds:
+            taken = []
+            while _minute(self._whole[0]) == minute:
+                taken.append(self._whole.popleft())
+            made += (self._sharing.sample(one) for one in thinned(taken))
+        self._thinned.extend(made)
+        while self._thinned and self._thinned[0].at_seconds < sample.at_seconds - self._keep.all_seconds:
+            self._thinned.popleft()
+        return tuple(made)
+
+    def move(self, seconds: float) -> None:
+        """Put all times right by so much: the clock that gave them has been."""
+        for kept in (self._thinned, self._whole):
+            moved = [replace(sample, at_seconds=sample.at_seconds + seconds) for sample in kept]
+            kept.clear()
+            kept.extend(moved)
+
+    @property
+    def thinned(self) -> tuple[Sample, ...]:
+        """The older ones."""
+        return tuple(self._thinned)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """All there are."""
+        return (*self._thinned, *self._whole)
+
+    def clear(self) -> None:
+        """Forget everything: it was of another server."""
+        self._whole.clear()
+        self._thinned.clear()
+
+
+def _minute(sample: Sample) -> float:
+    return sample.at_seconds // MINUTE_SECONDS * MINUTE_SECONDS
+
+
+def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples that stand for a minute, in their order, with the parts that they are kept for alone.
+
+    Of the devices the newest reading that lists processes, else the newest; of allocators and host the newest; of the
+    engines the newest, the fullest, and the last two in a row that were idle (a floor takes two that agree) with the
+    one that ended that; every gap once.
+    """
+    engines = [at for at, sample in enumerate(minute) if sample.engines is not None]
+    devices = [at for at, sample in enumerate(minute) if sample.devices is not None]
+    listed = [at for at in devices if any(device.processes is not None for device in minute[at].devices or ())]
+    kept_engines = {*engines[-1:], *_idle_pair(engines, minute), *_fullest(engines, minute)}
+    kept_devices = {*(listed or devices)[-1:]}
+    kept_allocators = _newest(at for at, sample in enumerate(minute) if sample.allocators is not None)
+    kept_host = _newest(at for at, sample in enumerate(minute) if sample.host is not None)
+    told: set[tuple[str, str]] = set()
+    found = []
+    for at, sample in enumerate(minute):
+        gaps = tuple(gap for gap in sample.gaps if (gap.source, gap.kind) not in told)
+        told.update((gap.source, gap.kind) for gap in gaps)
+        parts = replace(
+            sample,
+            engines=sample.engines if at in kept_engines else None,
+            devices=sample.devices if at in kept_devices else None,
+            allocators=sample.allocators if at in kept_allocators else None,
+            host=sample.host if at in kept_host else None,
+            gaps=gaps,
+        )
+        if gaps or any(part is not None for part in (parts.engines, parts.devices, parts.allocators, parts.host)):
+            found.append(parts)
+    return tuple(found)
+
+
+def _newest(places: Iterable[int]) -> set[int]:
+    return {*list(places)[-1:]}
+
+
+def _idle_pair(engines: list[int], minute: Sequence[Sample]) -> list[int]:
+    """The last two readings in a row with every engine idle, and the next one, without which two stretches were one."""
+    idle = [minute[at].engines_idle is True for at in engines]
+    last = next((place for place in range(len(engines) - 1, 0, -1) if idle[place - 1] and idle[place]), None)
+    return [] if last is None else engines[last - 1 : last + 2]
+
+
+def _fullest(engines: list[int], minute: Sequence[Sample]) -> list[int]:
+    usage = {at: max((one.kv_usage_ratio or 0.0 for one in minute[at].engines or ()), default=0.0) for at in engines}
+    return sorted(engines, key=lambda at: usage[at])[-1:]

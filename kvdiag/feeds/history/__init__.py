@@ -1,0 +1,1 @@
+"""Timelines from the history that a Prometheus holds."""

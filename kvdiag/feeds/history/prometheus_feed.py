@@ -1,0 +1,273 @@
+"""Timelines from the history that a Prometheus holds: who is there, then each replica's samples, a few at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kvdiag.engines.vllm.metrics import CONFIG
+from kvdiag.feeds.history.replica_timeline import timeline_of
+from kvdiag.feeds.history.series_join import (
+    HOST_LABELS,
+    UUID_LABELS,
+    Replica,
+    hosts_of,
+    join,
+    pod_of,
+    pods_of_gpus,
+    target_of,
+    uuid_of,
+    workload_of,
+)
+from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.sources.http import TooMuchError
+from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, SOURCE, History, Labels, PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, PROCESS, VLLM
+
+NAMES_AT_ONCE = 200
+"""Values that one matcher names: 1,000 pods take five queries of 8 KB."""
+
+SELECTORS_AT_ONCE = 16
+"""Of one list of series."""
+
+ONCE = ("config", "about")
+"""Parts that do not change while a server runs, so that the newest sample tells all."""
+
+NEVER = ("kube_pod_info", "kube_pod_container_info")
+"""Metrics whose labels are all that they tell."""
+
+PODS = ("pod", "exported_pod")
+
+_OWN_NAME = re.compile(r"\b(?=(?:namespace|pod|container)\s*(?:=|!=|=~|!~)\s*\")(\w+)")
+
+SCRAPE_SECONDS = 15.0
+"""Supposed time between two samples, until it is seen."""
+
+TOGETHER_SECONDS = 90.0
+"""Before the window's end, in which a GPU that two pods have is shared; a minute's scrape and a late one."""
+
+MAX_REPLICAS = 4096
+"""Each is judged, and what was found is kept of all."""
+
+REPLICAS_AT_ONCE = 16
+"""Read with one query, so that the others' samples need not be kept meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The time that is looked at, in Unix seconds."""
+
+    start_seconds: float
+    end_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everyone that has samples in a window, and what could be joined to nobody."""
+
+    replicas: tuple[Replica, ...]
+    gaps: tuple[Gap, ...]
+
+
+async def survey(source: PrometheusSource, match: str, window: Window) -> Survey:
+    """Find every replica that `match` (matchers without braces) selects, and all that belongs to it.
+
+    Raises:
+        Unreadable: the server does not answer, or has no such API.
+
+    """
+    found = await _series(source, [selector(_named((*VLLM, *KVDIAG)), match)], window)
+    said = [dict(labels) for labels in found]
+    # An exporter has the pod that it tells of under another label, where its target's own pod has taken the name.
+    chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
+    alone = await _series(source, [selector(_named(GPU), one) for one in chosen], window)
+    pods = sorted({pod[2] for one in said if (pod := pod_of(one)) is not None})
+    given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
+    around = await _series(
+        source,
+        [
+            selector(_named(CONTAINER), any_of(label, some))
+            for label in PODS
+            for some in _parts(sorted({*pods, *given}))
+        ],
+        window,
+    )
+    if match:
+        hosts = {host for one in said for host in hosts_of(one)}
+        hosts |= {told["node"] for labels in around if (told := dict(labels)).get("node")}
+        around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
+    shared = await _shared(source, found | around | alone, window)
+    replicas, gaps = join(found | around, alone, shared)
+    if len(replicas) > MAX_REPLICAS:
+        raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
+    warned = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in source.warnings]
+    return Survey(replicas=replicas, gaps=(*warned, *gaps))
+
+
+async def _shared(source: PrometheusSource, told: Iterable[Labels], window: Window) -> dict[str, set[str]]:
+    """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
+    claimed = {pod for pods in pods_of_gpus(told).values() if len(pods) > 1 for pod in pods}
+    history = History()
+    for label in PODS if claimed else ():
+        for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
+            wanted = selector(_named(GPU), any_of(label, some))
+            await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
+    return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
+
+
+def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], said: Iterable[dict[str, str]]) -> Iterator[str]:
+    """Selectors of the GPUs that name the servers' pods, stand in their hosts, or have their UUIDs."""
+    for label in PODS:
+        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(pods))
+    for label in HOST_LABELS:
+        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(hosts))
+    for some in _parts(hosts):
+        yield selector(_named(GPU), any_of("instance", some, ending="(:[0-9]+)?"))
+    uuids = sorted({one[label] for one in said for label in UUID_LABELS if uuid_of(one) and one.get(label)})
+    for label in UUID_LABELS:
+        # nvidia_gpu_exporter leaves NVML's prefix out.
+        forms = sorted({form for uuid in uuids for form in (uuid, uuid.removeprefix("GPU-"))})
+        yield from (selector(_named(GPU), any_of(label, some)) for some in _parts(forms))
+
+
+async def _series(source: PrometheusSource, selectors: Sequence[str], window: Window) -> set[Labels]:
+    found: set[Labels] = set()
+    for start in range(0, len(selectors), SELECTORS_AT_ONCE):
+        some = selectors[start : start + SELECTORS_AT_ONCE]
+        found.update(await source.series(some, window.start_seconds, window.end_seconds))
+    return found
+
+
+def _named(names: Iterable[str]) -> str:
+    return any_of("__name__", sorted(names))
+
+
+def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(values), NAMES_AT_ONCE):
+        yield values[start : start + NAMES_AT_ONCE]
+
+
+async def read(
+    source: PrometheusSource, replicas: Sequence[Replica], window: Window
+) -> AsyncIterator[tuple[Replica, Timeline, Facts]]:
+    """Each replica's timeline and facts, one after the other. Few are held at once, whatever their number."""
+    pace = _Pace(SCRAPE_SECONDS)
+    left = list(replicas)
+    while left:
+        some = pace.some(left, window)
+        left = left[len(some) :]
+        history = await _history(source, some, window, pace)
+        for one in some:
+            whole = replace(one, series=(*one.series, *_of_its_targets(one, history)))
+            timeline, facts = timeline_of(whole, history, window.end_seconds)
+            for labels in whole.series:
+                history.series.pop(labels, None)
+            yield one, timeline, facts
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many points a query brings, learned from those before."""
+
+    scrape_seconds: float
+
+    def some(self, replicas: Sequence[Replica], window: Window) -> Sequence[Replica]:
+        """The first replicas, as many as one query of the whole window can bring; at least one."""
+        points = 0.0
+        for place, one in enumerate(replicas[:REPLICAS_AT_ONCE]):
+            points += len(one.series) * (window.end_seconds - window.start_seconds) / self.scrape_seconds
+            if points > POINTS_AT_ONCE and place:
+                return replicas[:place]
+        return replicas[:REPLICAS_AT_ONCE]
+
+    def chunk_seconds(self, series: int) -> float:
+        """The stretch of time of which so many series bring no more points than one query may."""
+        return max(POINTS_AT_ONCE * self.scrape_seconds / max(series, 1), 60.0)
+
+    def learn(self, points: int, series: int, seconds: float) -> None:
+        """Take note of what a query brought."""
+        if points:
+            self.scrape_seconds = min(max(series * seconds / points, 0.1), 4.0 * SCRAPE_SECONDS)
+
+
+async def _history(source: PrometheusSource, replicas: Sequence[Replica], window: Window, pace: _Pace) -> History:
+    history = History()
+    for wanted, series, once in _selectors(replicas):
+        if once:
+            await source.newest(wanted, window.start_seconds, window.end_seconds, history)
+            continue
+        start = window.start_seconds
+        while start < window.end_seconds:
+            end = min(start + pace.chunk_seconds(series), window.end_seconds)
+            before = history.points
+            await source.raw(wanted, start, end, history)
+            pace.learn(history.points - before, series, end - start)
+            start = end
+    return history
+
+
+class _Wanted(NamedTuple):
+    """Series that are asked for together: by one label, within one namespace."""
+
+    once: bool
+    family: str
+    label: str
+    space: str
+    inside: str
+
+
+def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
+    """Queries that together bring all series of some replicas: about how many, and whether the newest sample is enough.
+
+    A query names metrics and the values of one label: the server finds them by its index, and one does for many.
+    """
+    names: dict[_Wanted, set[str]] = defaultdict(set)
+    values: dict[_Wanted, set[str]] = defaultdict(set)
+    count: dict[_Wanted, int] = defaultdict(int)
+    changed = any(_other_pools(one) for one in replicas)
+    for labels in {labels for one in replicas for labels in one.series}:
+        said = dict(labels)
+        name = said["__name__"]
+        if name in NEVER:
+            continue
+        family = "gpu" if name in GPU else "container" if name in CONTAINER else "own"
+        label = _label(family, said)
+        # Many namespaces have a pod of the same name.
+        space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
+        once = METRICS[name].part in ONCE and not (changed and name == CONFIG)
+        more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
+        key = _Wanted(once, family, label, space, said.get(space, ""))
+        names[key] |= {name, *more}
+        if said.get(label, "") not in values[key]:
+            values[key].add(said.get(label, ""))
+            count[key] += len(more)
+        count[key] += 1
+    for key, some in sorted(values.items()):
+        within = any_of(key.space, [key.inside]) if key.space else ""
+        yield selector(_named(names[key]), any_of(key.label, sorted(some)), within), count[key], key.once
+
+
+def _other_pools(replica: Replica) -> bool:
+    """Whether an engine has had pools of several kinds, so that it matters when."""
+    seen = [dict(labels).get("engine", "0") for labels in replica.series if dict(labels)["__name__"] == CONFIG]
+    return len(set(seen)) < len(seen)
+
+
+def _label(family: str, said: dict[str, str]) -> str:
+    """The label by which a series is asked for."""
+    order = (
+        ("exported_pod", *UUID_LABELS, "pod", "instance") if family == "gpu" else ("exported_pod", "pod", "instance")
+    )
+    return next((label for label in order if said.get(label)), "instance")
+
+
+def _of_its_targets(replica: Replica, history: History) -> Iterator[Labels]:
+    """What any target tells of itself, of the targets whose page is this server's own."""
+    own = {target_of(said) for labels in replica.series if (said := dict(labels)).get("__name__") in VLLM}
+    for labels in history.series:
+        said = dict(labels)
+        if said.get("__name__") in PROCESS and target_of(said) in own:
+            yield labels

@@ -1,0 +1,113 @@
+"""A replica's series sorted into columns by what they tell: part of a sample, key within it, field. Pure.
+
+What is told twice counts once, and is counted; what cannot be (a usage of 3, bytes below nothing) is left out, and
+counted as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvdiag.feeds.history.columns import Column, in_turn
+from kvdiag.feeds.history.series_join import Replica, Said, target_of, uuid_of
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
+from kvdiag.sources.prometheus_api import SOURCE, Labels, Points
+from kvdiag.sources.prometheus_names import METRICS, Meaning, Part
+
+Key = tuple[str, ...]
+Fields = dict[str, Column]
+
+
+@dataclass(slots=True)
+class Columns:
+    """Columns by part, key and field; what the series say besides; what was wrong with them."""
+
+    parts: dict[Part, dict[Key, Fields]] = field(default_factory=dict)
+    told: list[tuple[Said, Points]] = field(default_factory=list)
+    """Series of which the labels, or the newest value, are of interest."""
+
+    gaps: list[Gap] = field(default_factory=list)
+
+    def of(self, part: Part) -> Mapping[Key, Fields]:
+        """The columns of one part."""
+        return self.parts.get(part, {})
+
+
+def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
+    """The columns of one replica from all that was read."""
+    found: dict[tuple[Part, Key, str], list[tuple[int, str, Said, Points]]] = defaultdict(list)
+    weight: Counter[tuple[str, ...]] = Counter()
+    columns = Columns()
+    refused: Counter[str] = Counter()
+    for labels in replica.series:
+        points = history.get(labels)
+        if points is None:
+            continue
+        said = dict(labels)
+        name = said.get("__name__", "")
+        meaning = METRICS[name]
+        if points.refused:
+            refused[name] += points.refused
+        if not len(points) or any(said.get(label) != value for label, value in meaning.where):
+            continue
+        weight[target_of(said)] += len(points)
+        if meaning.part in ("about", "config"):
+            columns.told.append((said, points))
+        else:
+            found[meaning.part, _key(meaning, said), meaning.field].append((meaning.rank, name, said, points))
+    twice: Counter[str] = Counter()
+    for (part, key, name), candidates in found.items():
+        # Of equal names the target counts that is seen most, and the same one for all fields of a replica.
+        candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
+        whole, repeated = in_turn([_column(METRICS[metric], said, points) for _, metric, said, points in candidates])
+        if repeated and len({metric for _, metric, _, _ in candidates}) < len(candidates):
+            twice[candidates[0][1]] += repeated
+        kept, impossible = whole.between(0.0, _most(part, name))
+        refused[candidates[0][1]] += impossible
+        if kept.times:
+            columns.parts.setdefault(part, {}).setdefault(key, {})[name] = kept
+    columns.gaps += _wrong(refused, twice)
+    return columns
+
+
+def _key(meaning: Meaning, said: Said) -> Key:
+    if meaning.part == "engine":
+        return (said.get("engine", "0"),)
+    if meaning.part == "device":
+        return (uuid_of(said) or f"gpu{said.get('gpu', '')}", said.get("Hostname", "") if uuid_of(said) is None else "")
+    if meaning.part in ("process", "torch"):
+        who = said.get("process") or said.get("rank") or said.get("pid") or ""
+        return (uuid_of(said) or f"gpu{said.get('gpu', '')}", who)
+    if meaning.part == "host":
+        return (said.get("process", ""),)
+    if meaning.part == "container":
+        return (said.get("exported_container") or said.get("container", ""),)
+    return target_of(said)
+
+
+def _column(meaning: Meaning, said: Said, points: Points) -> Column:
+    values = points.values
+    if meaning.scale != 1:
+        values = type(values)("d", [value * meaning.scale for value in values])
+    return Column(targets=frozenset({target_of(said)}), times=points.times, values=values)
+
+
+def _most(part: Part, name: str) -> float:
+    if name.endswith("_ratio") or part == "up":
+        return 1.0
+    return float(MAX_BYTES if name.endswith("_bytes") else MAX_COUNT)
+
+
+def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
+    gaps = []
+    for name, count in refused.items():
+        if count:
+            reason = f"{count} samples of {name} are no possible figures and are left out"
+            gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+    if twice:
+        names = ", ".join(sorted(twice)[:3])
+        reason = f"series stand twice for this replica ({names}): scraped by two jobs? The one with more samples counts"
+        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+    return gaps

@@ -1,0 +1,157 @@
+"""What does not change over a replica's history: its pools, model, version, limits. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvdiag.engines.vllm import metrics
+from kvdiag.feeds.history.replica_columns import Columns
+from kvdiag.feeds.history.series_join import Said
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
+from kvdiag.sources.prometheus_api import Points
+from kvdiag.sources.prometheus_names import METRICS, VLLM
+from kvdiag.sources.prometheus_text import series
+
+_IMAGE = re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$")
+"""A tag such as vllm/vllm-openai:v0.11.0; a digest tells no version."""
+
+_ENGINE = re.compile(r"vllm|sglang", re.IGNORECASE)
+"""In the last part of an image's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The newest pools, since when they are so, the host caches beside them, and what could not be read of them."""
+
+    pools: tuple[KvPool, ...]
+    caches: tuple[HostCache, ...]
+    since_seconds: float | None
+    gaps: tuple[Gap, ...]
+
+
+def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> Pools:
+    """The KV pools as the engines' newest configuration tells them.
+
+    A pool that was another one before a restart is not the one by which the usage of that time can be read:
+    `since_seconds` is then the moment from which the newest holds.
+    """
+    told = [(said, points) for said, points in columns.told if said.get("__name__") == metrics.CONFIG]
+    newest: dict[str, tuple[Said, Points]] = {}
+    for said, points in sorted(told, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
+        newest[said.get("engine", "0")] = (said, points)
+    since = None
+    for said, points in told:
+        current, its_points = newest[said.get("engine", "0")]
+        if _size(said) != _size(current) and points.times[-1] < its_points.times[0]:
+            since = max(since or 0.0, its_points.times[0])
+    lines = tuple(series(said, 1.0) for said, _ in newest.values())
+    page = {name: () for name in present if name in VLLM} | ({metrics.CONFIG: lines} if lines else {})
+    pools, gaps = metrics.parse_pools(page, version)
+    return Pools(
+        pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
+        caches=metrics.parse_caches(page),
+        since_seconds=since,
+        gaps=gaps,
+    )
+
+
+def _size(said: Said) -> tuple[str, ...]:
+    return tuple(said.get(label, "") for label in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))
+
+
+def _newest(columns: Columns, field: str) -> dict[str, float]:
+    """The newest value of a figure of the engines that kvdiag's own metrics tell, by engine."""
+    found: dict[str, tuple[float, float]] = {}
+    for said, points in columns.told:
+        if METRICS[said["__name__"]].field == field:
+            engine = said.get("engine", "0")
+            found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
+    return {engine: value for engine, (_, value) in found.items()}
+
+
+def _with_bytes(pools: tuple[KvPool, ...], columns: Columns) -> tuple[KvPool, ...]:
+    sizes = _newest(columns, "pool_bytes")
+    return tuple(
+        replace(pool, pool_bytes=round(sizes[pool.engine]))
+        if pool.pool_bytes is None and 0 < sizes.get(pool.engine, 0.0) <= MAX_BYTES
+        else pool
+        for pool in pools
+    )
+
+
+def _by_tokens(columns: Columns) -> tuple[KvPool, ...]:
+    """Pools of which kvdiag's own metrics alone tell: counted in tokens, as if each were a block."""
+    sizes, most = _newest(columns, "pool_bytes"), _newest(columns, "max_concurrency")
+    found = []
+    for engine, tokens in sorted(_newest(columns, "capacity_tokens").items()):
+        if not 1 < tokens <= MAX_COUNT:
+            continue
+        size, concurrency = sizes.get(engine, 0.0), most.get(engine, 0.0)
+        found.append(
+            KvPool(
+                engine=engine,
+                block_tokens=1,
+                total_blocks=round(tokens),
+                usable_blocks=round(tokens),
+                usage_blocks=round(tokens),
+                capacity_tokens=round(tokens),
+                max_concurrency=concurrency if 1 / MAX_COUNT < concurrency <= MAX_COUNT else None,
+                pool_bytes=round(size) if 0 < size <= MAX_BYTES else None,
+            )
+        )
+    return tuple(found)
+
+
+def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
+    """max_model_len: since 0.24 the pool tells its tokens as int(concurrency x max_model_len)."""
+    for pool in pools:
+        if pool.capacity_tokens and pool.max_concurrency and pool.max_concurrency >= 1.0 and pool.block_tokens > 1:
+            # Cut off to a whole number of tokens, of which concurrency >= 1 leaves less than one.
+            return round(pool.capacity_tokens / pool.max_concurrency + 0.499)
+    return None
+
+
+def version_of(series: Iterable[Said], container: str | None) -> str | None:
+    """VLLM's version by the tag of its image, where all that are named have the same one."""
+    found: set[str] = set()
+    for said in series:
+        inside = said.get("exported_container") or said.get("container")
+        if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
+            tag = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
+            found |= {tag[1]} if tag is not None else set()
+    return found.pop() if len(found) == 1 else None
+
+
+def engine_of(series: Iterable[Said], container: str | None) -> str | None:
+    """The engine by the name of its image, where all that are named are of the same one."""
+    found = {
+        engine[0].lower()
+        for said in series
+        if said.get("__name__") == "kube_pod_container_info"
+        and container in (None, said.get("exported_container") or said.get("container"))
+        and (engine := _ENGINE.search(said.get("image", "").rpartition("/")[2])) is not None
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
+    """The memory that the server's container may take; a limit of 0 is none."""
+    found: list[tuple[int, float]] = []
+    for said, points in columns.told:
+        meaning = METRICS[said["__name__"]]
+        here = (said.get("exported_container") or said.get("container", "")) if container else ""
+        if meaning.field == "host_limit_bytes" and (not container or here == container):
+            found.append((meaning.rank, points.values[-1]))
+    known = sorted((rank, value) for rank, value in found if 0 < value <= MAX_BYTES)
+    # Without the container's name the limits of several may be told: those of one are the largest of a pod's.
+    return round(max(value for rank, value in known if rank == known[0][0])) if known else None
+
+
+def weights_bytes(columns: Columns) -> int | None:
+    """What the weights hold of all devices together, where kvdiag's own ledger tells."""
+    total = sum(
+        points.values[-1] for said, points in columns.told if METRICS[said["__name__"]].field == "weights_bytes"
+    )
+    return round(total) if 0 < total <= MAX_BYTES else None

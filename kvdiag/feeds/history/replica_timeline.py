@@ -1,0 +1,244 @@
+"""A replica's series → its Timeline and Facts. Pure: points in, values out.
+
+Each part of a sample keeps the time at which it was scraped: engines, devices, processes on the host come from pages
+of their own, and what was true beside another reading is for the diagnosis to say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from kvdiag.feeds.history.columns import Column, side_by_side
+from kvdiag.feeds.history.replica_columns import Columns, sort_out
+from kvdiag.feeds.history.replica_facts import (
+    Pools,
+    engine_of,
+    host_limit_bytes,
+    longest_request_tokens,
+    pools_of,
+    version_of,
+    weights_bytes,
+)
+from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
+from kvdiag.feeds.history.replica_host import host_of
+from kvdiag.feeds.history.series_join import Replica, Said, container_of, gpus_assigned
+from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
+from kvdiag.sources.prometheus_api import SOURCE, History, LostHistory
+from kvdiag.sources.prometheus_names import METRICS, VLLM
+
+T = TypeVar("T")
+
+JOIN_SECONDS = 90.0
+"""Age of a reading that still stands beside another target's: scrapes come every 15 to 60 s, some are late."""
+
+ENDED_SECONDS = 300.0
+"""Before the window's end, from which a replica's series count as ended (Prometheus' own look-back)."""
+
+MAX_LOST = 8
+"""Of stretches that could not be read, told one by one."""
+
+SCRAPE_FAILED = Gap(source="engine", kind="failed", reason="the scrape of the server failed (up is 0)")
+
+
+def timeline_of(
+    replica: Replica, history: History, end_seconds: float, tolerance_seconds: float = JOIN_SECONDS
+) -> tuple[Timeline, Facts]:
+    """One replica's timeline and facts from all that was read of its series until `end_seconds`."""
+    columns = sort_out(replica, history.series)
+    said = [dict(labels) for labels in replica.series]
+    container = container_of(replica)
+    version = version_of(said, container)
+    pools = pools_of(columns, _present(replica, history), version)
+    if pools.since_seconds is not None:
+        _cut(columns, pools.since_seconds)
+    names = names_of(columns)
+    samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
+    model = _only(one["model_name"] for one in said if one.get("__name__") in VLLM and one.get("model_name"))
+    engine = any(one.get("__name__") in VLLM for one in said)
+    facts = Facts(
+        url=_where(replica),
+        engine_name="vllm" if engine else engine_of(said, container),
+        engine_version=version,
+        model=model,
+        max_model_len_tokens=longest_request_tokens(pools.pools),
+        pools=pools.pools,
+        server_pids=names.server_pids,
+        weights_bytes=weights_bytes(columns),
+        host_limit_bytes=host_limit_bytes(columns, container),
+        host_caches=pools.caches or None,
+        started_seconds=float(_born(columns)) or None,
+        device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
+        gaps=(
+            *replica.gaps,
+            *(pools.gaps if engine else ()),
+            *columns.gaps,
+            *gaps,
+            *_missing(history, pools),
+            *_ended(samples, end_seconds),
+        ),
+    )
+    return Timeline(samples=samples), facts
+
+
+def _uuids(samples: Iterable[Sample]) -> tuple[str, ...]:
+    return tuple(sorted({device.uuid for sample in samples for device in sample.devices or ()}))
+
+
+def _only(values: Iterable[str]) -> str | None:
+    """The one value that all have, else none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _where(replica: Replica) -> str:
+    told = dict(replica.subject)
+    pod = "/".join(told[name] for name in ("cluster", "namespace", "pod") if told.get(name))
+    return (
+        pod if told.get("pod") else told.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
+    )
+
+
+def _present(replica: Replica, history: History) -> list[str]:
+    """The metrics that are there to the end: those of an older version before an upgrade are not the page's."""
+    last: dict[str, float] = defaultdict(float)
+    for labels in replica.series:
+        points = history.series.get(labels)
+        name = dict(labels)["__name__"]
+        if points is not None and points.times and METRICS[name].part == "engine":
+            last[name] = max(last[name], points.times[-1])
+    newest = max(last.values(), default=0.0)
+    return [name for name, seconds in last.items() if newest - seconds <= JOIN_SECONDS]
+
+
+def _cut(columns: Columns, since_seconds: float) -> None:
+    """Leave out what was before a moment."""
+    for keys in columns.parts.values():
+        for fields in keys.values():
+            for name, column in list(fields.items()):
+                fields[name] = column.since(since_seconds)
+                if not fields[name].times:
+                    del fields[name]
+
+
+def _samples(
+    columns: Columns, said: Sequence[Said], names: Names, container: str | None, tolerance_seconds: float
+) -> tuple[tuple[Sample, ...], list[Gap]]:
+    cards = cards_of(said, [key[0] for part in ("device", "process", "torch") for key in columns.of(part)])
+    engine_times, engines = _engines(columns, tolerance_seconds)
+    device_times, devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
+    torch_times, torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
+    host_times, host = host_of(columns, names, container, tolerance_seconds)
+    told = _by_time(engine_times, engines)
+    failed = {
+        moment
+        for fields in columns.of("up").values()
+        for moment, up in zip(fields["up"].times, fields["up"].values, strict=True)
+        if not up and moment not in told
+    }
+    seen = _by_time(device_times, devices), _by_time(torch_times, torch), _by_time(host_times, host)
+    samples = tuple(
+        Sample(
+            at_seconds=moment,
+            engines=told.get(moment),
+            devices=seen[0].get(moment),
+            allocators=seen[1].get(moment),
+            host=seen[2].get(moment),
+            gaps=(SCRAPE_FAILED,) if moment in failed else (),
+        )
+        for moment in sorted(failed.union(told, *seen))
+    )
+    return samples, device_gaps + torch_gaps
+
+
+def _by_time(times: Sequence[float], values: Sequence[T | None]) -> dict[float, T]:
+    return {moment: value for moment, value in zip(times, values, strict=True) if value is not None}
+
+
+def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float], list[tuple[Engine, ...] | None]]:
+    """The engines at each moment that one of them was read."""
+    flat: dict[tuple[str, str], Column] = {
+        (key[0], name): column for key, fields in columns.of("engine").items() for name, column in fields.items()
+    }
+    times, rows = side_by_side(flat, tolerance_seconds)
+    nothing = [None] * len(times)
+    every: list[list[Engine | None]] = []
+    for label in sorted({label for label, _ in flat}, key=lambda label: (len(label), label)):
+        wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *ENGINE_COUNTS)]
+        # An idle engine says the same for hours.
+        known: dict[tuple[float | None, ...], Engine | None] = {}
+        told: list[Engine | None] = []
+        for row in zip(*wanted, strict=True):
+            if row not in known:
+                known[row] = _engine(label, row)
+            told.append(known[row])
+        every.append(told)
+    seen = [tuple(one for one in row if one is not None) for row in zip(*every, strict=True)]
+    return times, [row or None for row in seen]
+
+
+def _engine(label: str, row: Sequence[float | None]) -> Engine | None:
+    usage, awake, *counts = row
+    if usage is None and all(count is None for count in counts):
+        return None
+    whole = {name: round(count) for name, count in zip(ENGINE_COUNTS, counts, strict=True) if count is not None}
+    return Engine(engine=label, kv_usage_ratio=usage, asleep=None if awake is None else awake == 0, **whole)
+
+
+def _born(columns: Columns) -> int:
+    """When the newest of the server's processes began, for telling one life from the next."""
+    starts = [
+        points.values[-1] for said, points in columns.told if said.get("__name__") == "process_start_time_seconds"
+    ]
+    return round(max(starts, default=0.0))
+
+
+def _missing(history: History, pools: Pools) -> list[Gap]:
+    gaps = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in history.warnings]
+    lost = _joined(history.lost)
+    gaps += [
+        Gap(
+            source=SOURCE,
+            kind="failed",
+            reason=f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}",
+        )
+        for one in lost[:MAX_LOST]
+    ]
+    if len(lost) > MAX_LOST:
+        gaps.append(Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more stretches were not read"))
+    if pools.since_seconds is not None:
+        reason = f"before {clock(pools.since_seconds)} the KV pool was another one: judged from then on"
+        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+    return gaps
+
+
+def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
+    """Stretches that follow one another for the same reason as one."""
+    found: list[LostHistory] = []
+    for one in sorted(set(lost), key=lambda one: (one.start_seconds, one.end_seconds, one.reason)):
+        if found and found[-1].reason == one.reason and one.start_seconds <= found[-1].end_seconds:
+            end = max(one.end_seconds, found[-1].end_seconds)
+            found[-1] = LostHistory(start_seconds=found[-1].start_seconds, end_seconds=end, reason=one.reason)
+        else:
+            found.append(one)
+    return found
+
+
+def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
+    if not samples:
+        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this time")]
+    silent = end_seconds - samples[-1].at_seconds
+    if silent <= ENDED_SECONDS:
+        return []
+    reason = (
+        f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
+        "was the server replaced, or is it scraped no more?"
+    )
+    return [Gap(source=SOURCE, kind="absent", reason=reason)]
+
+
+def clock(seconds: float) -> str:
+    """A moment in words, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,393 @@
+"""Which series in a Prometheus are of one server: its own, its pod's, its GPUs'. Pure: label sets in, replicas out.
+
+A server is what vLLM's own metrics (or kvdiag's, where there are none) name by one pod, or by one instance without;
+where neither is there, a pod that an exporter gives a GPU to and whose memory its node tells. Exporters of the node
+have an instance of their own: they are joined by the pod that they name (as `exported_pod`, or as `pod` where their
+labels are honoured), by the GPU's UUID where the server's side names it, or by the host where just one server is. What
+could be of two servers is of neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from kvdiag.model import Gap, cuda_uuid
+from kvdiag.sources.prometheus_api import Labels
+from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, VLLM
+
+HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
+UUID_LABELS = ("UUID", "uuid")
+POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
+
+_EXPORTER = re.compile(
+    r"dcgm|exporter|gpu-operator|monitoring|observability|kube-system|otel|opentelemetry|collector|alloy|telegraf",
+    re.IGNORECASE,
+)
+"""In names of pods, containers and namespaces that read GPUs and do not use them: the target's own, no workload's."""
+
+_NVML_UUID = re.compile(r"(?:GPU|MIG)-")
+
+OF_ONE_TARGET = frozenset(
+    {
+        *("__name__", "job", "instance", "endpoint", "service", "container", "prometheus", "prometheus_replica"),
+        *("namespace", "pod", "exported_namespace", "exported_pod", "exported_container", "replica", "receive"),
+        *("node", "kubernetes_node", "nodename", "Hostname", "hostname", "UUID", "uuid", "gpu", "device", "GPU_I_ID"),
+        *("pci_bus_id", "modelName", "name", "engine", "model_name", "process", "rank", "le", "version", "image"),
+    }
+)
+"""Labels of one target, of one series, or of one of two Prometheus that hold the same."""
+
+MAX_NAMED = 3
+"""Of servers that a GPU may belong to, in one sentence."""
+
+Subject = tuple[tuple[str, str], ...]
+Said = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One subject of a diagnosis: a server with all that is told of it, or a GPU that no server is known of."""
+
+    key: str
+    subject: Subject
+    series: tuple[Labels, ...]
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(slots=True)
+class _Group:
+    """A replica in the making."""
+
+    key: str
+    own: list[Said] = field(default_factory=list)
+    series: list[Labels] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    uuids: set[str] = field(default_factory=set)
+    gaps: list[Gap] = field(default_factory=list)
+    gpus: bool = False
+
+
+def pod_of(said: Said) -> tuple[str, str, str] | None:
+    """The pod that a series is about: the one that an exporter names, else its own target's."""
+    for namespace, pod in POD_LABELS:
+        if said.get(pod):
+            return said.get("cluster", ""), said.get(namespace, ""), said[pod]
+    return None
+
+
+def uuid_of(said: Said) -> str | None:
+    """The GPU that a series is about, as CUDA names it; a MIG slice has its instance beside it."""
+    for label in (*UUID_LABELS, "gpu"):
+        # An index under `gpu`, or the UUID itself.
+        if said.get(label) and (label != "gpu" or _NVML_UUID.match(said[label])):
+            slice_id = said.get("GPU_I_ID")
+            return cuda_uuid(said[label]) + (f"/{slice_id}" if slice_id else "")
+    return None
+
+
+def hosts_of(said: Said) -> set[str]:
+    """Names by which a series' host may be known, its instance's without the port among them."""
+    found = {said[label] for label in HOST_LABELS if said.get(label)}
+    host = said.get("instance", "").rpartition(":")[0] or said.get("instance", "")
+    return found | ({host} if host else set())
+
+
+def target_of(said: Said) -> tuple[str, ...]:
+    """What was scraped: one page, whose series have their times in common."""
+    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
+
+
+def workload_of(said: Said) -> tuple[str, str, str] | None:
+    """The pod that an exporter gives a GPU to, as far as its labels tell: not the exporter's own."""
+    if said.get("exported_pod"):
+        return pod_of(said)
+    own = any(_EXPORTER.search(said.get(label, "")) for label in ("pod", "container", "namespace"))
+    return None if own else pod_of(said)
+
+
+def container_of(replica: Replica) -> str | None:
+    """The server's own container in its pod, where all that tell it agree: its own page, else its GPUs' exporter."""
+    told = [dict(labels) for labels in replica.series]
+    own = {said["container"] for said in told if said.get("__name__") in VLLM and said.get("container")}
+    gpus = [said for said in told if said.get("__name__") in GPU and workload_of(said) is not None]
+    given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
+    found = own or given
+    return found.pop() if len(found) == 1 else None
+
+
+def _honoured(said: Said) -> str | None:
+    return None if said.get("exported_pod") else said.get("container") or None
+
+
+def image_of(replica: Replica) -> str | None:
+    """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
+    told = [dict(labels) for labels in replica.series]
+    name = container_of(replica)
+    images = {
+        said["image"].rpartition("/")[2]
+        for said in told
+        if said.get("__name__") == "kube_pod_container_info" and said.get("image")
+        if name is None or (said.get("exported_container") or said.get("container")) == name
+    }
+    return images.pop() if len(images) == 1 else None
+
+
+def gpus_assigned(replica: Replica) -> bool:
+    """Whether all GPUs of a server are known to be its own: by an exporter that names its pod, or by kvdiag beside it.
+
+    Those that were joined by the host may have idle neighbours of other servers' among them.
+    """
+    told = [said for labels in replica.series if (said := dict(labels)).get("__name__") in {*GPU, *KVDIAG}]
+    gpus = [said for said in told if METRICS[said["__name__"]].part == "device"]
+    return bool(gpus) and all(
+        said["__name__"] in KVDIAG or ((pod := pod_of(said)) is not None and _pod_key(pod) == replica.key)
+        for said in gpus
+    )
+
+
+def pods_of_gpus(series: Iterable[Labels]) -> dict[str, set[str]]:
+    """The pods that exporters name for each GPU, by UUID: several where it is shared, or has changed hands."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for labels in series:
+        said = dict(labels)
+        if said.get("__name__") not in GPU or (uuid := uuid_of(said)) is None:
+            continue
+        if (pod := workload_of(said)) is not None:
+            found[uuid].add("/".join(pod).lstrip("/"))
+    return found
+
+
+def join(
+    series: Iterable[Labels], gpus: Iterable[Labels] = (), shared: Mapping[str, Iterable[str]] = MappingProxyType({})
+) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
+    """All replicas in the order of their keys, and what could be joined to none.
+
+    Of `gpus` each is a subject of its own where it is of no server; others among `series` count for servers only.
+    `shared` are GPUs, by UUID, that their exporter gives to these pods at once: to none of them alone.
+    """
+    chosen = frozenset(gpus)
+    told = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
+    realms = _realms([said for _, said in told])
+    found: list[Replica] = []
+    gaps: list[Gap] = []
+    apart: dict[str, list[tuple[Labels, Said]]] = defaultdict(list)
+    for labels, said in told:
+        apart[",".join(f"{name}={said[name]}" for name in realms)].append((labels, said))
+    for realm, some in apart.items():
+        replicas, missing = _join(some, chosen, shared)
+        found += [replace(one, key=f"{one.key} [{realm}]") for one in replicas] if len(apart) > 1 else replicas
+        gaps += missing
+    return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
+
+
+def _realms(told: Sequence[Said]) -> tuple[str, ...]:
+    """Labels that every series of every exporter has, such as a region: what differs in them is elsewhere."""
+    names = set(told[0]).intersection(*told[1:]) - OF_ONE_TARGET if told else set()
+    return tuple(sorted(names))
+
+
+def _join(
+    told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
+) -> tuple[list[Replica], tuple[Gap, ...]]:
+    groups = _servers(told)
+    _add_pods(groups, told, chosen)
+    _note_nodes(groups, told)
+    for labels, said in told:
+        if said.get("__name__") in CONTAINER and (pod := pod_of(said)) is not None:
+            group = groups.get(_pod_key(pod))
+            if group is not None:
+                group.series.append(labels)
+    gpus = [(labels, said) for labels, said in told if said.get("__name__") in GPU]
+    alone, gaps = _join_gpus(groups, gpus, chosen, shared)
+    return [_replica(group) for group in groups.values()] + alone, gaps
+
+
+def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
+    engines: dict[str, _Group] = {}
+    beside: dict[str, _Group] = {}
+    for labels, said in told:
+        name = said.get("__name__", "")
+        if name not in VLLM and name not in KVDIAG:
+            continue
+        key = _key(said)
+        group = (engines if name in VLLM else beside).setdefault(key, _Group(key=key))
+        group.series.append(labels)
+        group.own.append(said)
+        group.hosts |= hosts_of(said)
+        uuid = uuid_of(said)
+        if uuid is not None:
+            group.uuids.add(uuid)
+            group.gpus = group.gpus or METRICS[name].part == "device"
+    for key, group in sorted(beside.items()):
+        home = engines.get(key) or _only_home(group, engines, beside)
+        if home is None:
+            engines[key] = group
+            continue
+        home.series += group.series
+        home.uuids |= group.uuids
+        home.hosts |= group.hosts
+        home.gpus = home.gpus or group.gpus
+    return engines
+
+
+def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> None:
+    """A server of which nobody scrapes a page: a pod with a GPU, by its exporter, and memory, by its node."""
+    kept = {
+        pod
+        for _, said in told
+        if said.get("__name__") in CONTAINER and METRICS[said["__name__"]].part == "container"
+        if (pod := pod_of(said)) is not None
+    }
+    for labels, said in told:
+        pod = workload_of(said) if said.get("__name__") in GPU and labels in chosen else None
+        if pod is None or pod not in kept or _pod_key(pod) in groups:
+            continue
+        names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
+        gap = Gap(source="engine", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
+        own = {name: value for name, value in names.items() if value}
+        groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
+
+
+def _key(said: Said) -> str:
+    pod = pod_of(said)
+    if pod is not None:
+        return _pod_key(pod)
+    return f"instance {said.get('cluster', '')}/{said.get('instance', '')}"
+
+
+def _pod_key(pod: tuple[str, str, str]) -> str:
+    return f"pod {'/'.join(pod)}"
+
+
+def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str, _Group]) -> _Group | None:
+    """The one server that kvdiag's own metrics can be of, where they name no pod of it."""
+    if group.key.startswith("pod "):
+        return None
+    near = [one for one in engines.values() if one.hosts & group.hosts and one.key not in beside]
+    rivals = [one for one in beside.values() if one.hosts & group.hosts and one.key not in engines]
+    if len(near) == 1 and len(rivals) == 1:
+        return near[0]
+    return next(iter(engines.values())) if len(engines) == len(beside) == 1 and not near else None
+
+
+def _note_nodes(groups: Mapping[str, _Group], told: Sequence[tuple[Labels, Said]]) -> None:
+    for _, said in told:
+        pod = pod_of(said) if said.get("__name__") == "kube_pod_info" else None
+        group = groups.get(_pod_key(pod)) if pod is not None else None
+        if group is not None and said.get("node"):
+            group.hosts.add(said["node"])
+
+
+def _join_gpus(
+    groups: Mapping[str, _Group],
+    told: Sequence[tuple[Labels, Said]],
+    chosen: frozenset[Labels],
+    shared: Mapping[str, Iterable[str]],
+) -> tuple[list[Replica], tuple[Gap, ...]]:
+    """Give each GPU to its server; the others are subjects of their own."""
+    by_uuid: dict[str, list[_Group]] = defaultdict(list)
+    by_host: dict[str, list[_Group]] = defaultdict(list)
+    for group in groups.values():
+        for uuid in group.uuids:
+            by_uuid[uuid].append(group)
+        for host in group.hosts:
+            by_host[host].append(group)
+    mapping = {_exporter_of(said) for _, said in told if _names_workload(said, groups)}
+    gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in told}
+    unowned: dict[str, list[Labels]] = defaultdict(list)
+    gaps: dict[Gap, None] = {}
+    for labels, said in told:
+        uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
+        owner = groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
+        if owner is not None and uuid in shared:
+            gap = _of_several(uuid, said, sorted(shared[uuid]))
+            gaps.setdefault(gap)
+            owner.gaps += [gap] if gap not in owner.gaps else []
+            owner = None
+        elif owner is None and not said.get("exported_pod"):
+            owners = by_uuid.get(uuid, [])
+            if not owners and _exporter_of(said) not in mapping:
+                owners = list({one.key: one for host in hosts_of(said) for one in by_host.get(host, [])}.values())
+                if not owners and len(groups) == 1 and len(gpu_hosts) == 1:
+                    owners = list(groups.values())
+            if len(owners) > 1:
+                gap = _shared(uuid, said, owners)
+                gaps.setdefault(gap)
+                for one in owners:
+                    one.gaps += [gap] if gap not in one.gaps else []
+            owner = owners[0] if len(owners) == 1 else None
+        if owner is None:
+            if labels in chosen:
+                unowned[uuid].append(labels)
+        else:
+            owner.series.append(labels)
+            owner.gpus = True
+    return [_lone_gpu(uuid, labels) for uuid, labels in unowned.items()], tuple(gaps)
+
+
+def _exporter_of(said: Said) -> tuple[str, ...]:
+    """Who tells of a GPU: its pod is left out, which is the workload's where an exporter's labels are honoured."""
+    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "Hostname"))
+
+
+def _names_workload(said: Said, groups: Mapping[str, _Group]) -> bool:
+    """Whether an exporter says which pod has the GPU: then one that it gives to none is nobody's."""
+    if said.get("exported_pod"):
+        return True
+    pod = pod_of(said)
+    return pod is not None and _pod_key(pod) in groups
+
+
+def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
+    host = said.get("Hostname") or said.get("instance", "")
+    names = ", ".join(one.key.partition(" ")[2].lstrip("/") for one in owners[:MAX_NAMED])
+    more = "" if len(owners) <= MAX_NAMED else f" and {len(owners) - MAX_NAMED} more"
+    reason = (
+        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is joined to none"
+    )
+    return Gap(source="nvml", kind="absent", reason=reason)
+
+
+def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
+    host = said.get("Hostname") or said.get("instance", "")
+    more = "" if len(pods) <= MAX_NAMED else f" and {len(pods) - MAX_NAMED} more"
+    names = ", ".join(pods[:MAX_NAMED])
+    reason = (
+        f"GPU {uuid} of {host} is shared by {names}{more}: whose its bytes are is not told, so it is joined to none"
+    )
+    return Gap(source="nvml", kind="absent", reason=reason)
+
+
+def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
+    reason = "no server could be joined to this GPU"
+    return Replica(
+        key=f"gpu {uuid}",
+        subject=_common([dict(labels) for labels in series]),
+        series=tuple(series),
+        gaps=(Gap(source="engine", kind="absent", reason=reason), Gap(source="host", kind="absent", reason=reason)),
+    )
+
+
+def _replica(group: _Group) -> Replica:
+    gaps = list(group.gaps)
+    if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
+        reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag tells of this server's GPUs"
+        gaps.append(Gap(source="nvml", kind="absent", reason=reason))
+    names = {dict(labels).get("__name__", "") for labels in group.series}
+    if not any(METRICS[name].part in ("host", "container") for name in names):
+        reason = "no series of kvdiag or cAdvisor tells of this server's memory on its host"
+        gaps.append(Gap(source="host", kind="absent", reason=reason))
+    return Replica(key=group.key, subject=_common(group.own), series=tuple(group.series), gaps=tuple(gaps))
+
+
+_OF_THE_METRIC = frozenset({"__name__", "engine", "reason", "sleep_state", "process", "component", "status", "id"})
+
+
+def _common(told: Sequence[Said]) -> Subject:
+    """The labels that all of a subject's own series have in common: who it is."""
+    shared = set(told[0].items()).intersection(*(said.items() for said in told[1:])) if told else set()
+    return tuple(sorted(item for item in shared if item[0] not in _OF_THE_METRIC))

@@ -1,0 +1,1 @@
+"""Samples of a live server."""

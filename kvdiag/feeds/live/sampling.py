@@ -1,0 +1,336 @@
+"""Live sampling: engine, devices and host, each at its own pace, on drift-free ticks, into one growing timeline.
+
+Each loop makes samples of its own part alone, so that a hung driver call never holds up the engine's readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
+from kvdiag.sources import host
+from kvdiag.sources.agent_publication import devices_inside
+from kvdiag.sources.worker_thread import ReadTimeout, ThreadedReader
+
+_log = structlog.get_logger()
+
+DeviceReading = tuple[tuple[Device, ...] | None, tuple[Gap, ...]]
+AllocatorReading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
+HostReading = tuple[tuple[HostProcess, ...] | None, tuple[Gap, ...]]
+
+DRIVER_SECONDS = 1.0
+"""NVML answers a memory query in some ten microseconds; a second means that the driver is stuck."""
+
+AGENT_SECONDS = 1.0
+"""The agents' files are read in under a millisecond each; a second means that their volume is stuck."""
+
+HOST_SECONDS = 5.0
+"""A process's command line is read under the lock of its memory, which one that hangs in a driver does not let go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between readings. Device memory at 1 Hz, process lists at 0.2 Hz: NVML takes a driver-wide lock."""
+
+    engine_seconds: float = 0.1
+    device_seconds: float = 1.0
+    process_seconds: float = 5.0
+    agent_seconds: float = 1.0
+    host_seconds: float = 5.0
+    most_driver_ratio: float = 1.0
+    """Share of the time that may be spent in the driver: after a slow call it is left alone until that holds again."""
+
+
+def since_boot_seconds() -> float:
+    """Seconds that nobody sets, a sleep of the machine among them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clock:
+    """Wall-clock seconds that only run forward: read once, then advanced by a clock that nobody sets."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot_seconds) -> None:
+        """Anchor the steady clock to the wall clock."""
+        self._wall = wall
+        self._steady = steady
+        self._offset = wall() - steady()
+
+    def now_seconds(self) -> float:
+        """Seconds since the epoch."""
+        return self._offset + self._steady()
+
+    def steady_seconds(self) -> float:
+        """Seconds for durations alone."""
+        return self._steady()
+
+    def set_seconds(self) -> float:
+        """How far the wall clock has been set forward since it was read, or back where that is negative."""
+        # Who is held up between the two clocks sees a difference that is none, though hardly three times.
+        return min((self._wall() - self.now_seconds() for _ in range(3)), key=abs)
+
+    def follow(self, seconds: float) -> None:
+        """Go with a wall clock that was set so far: seconds from before are not in one order with those from now on."""
+        self._offset += seconds
+
+
+@dataclass(slots=True)
+class Ticks:
+    """How often a loop was due, and how often of that it did not run: something before it took too long."""
+
+    due_total: int = 0
+    missed_total: int = 0
+
+
+async def ticks(seconds: float, counted: Ticks | None = None) -> AsyncIterator[int]:
+    """Count ticks, each due at its own time: a late one shifts none after it, missed ones are skipped."""
+    loop = asyncio.get_running_loop()
+    start, number, before = loop.time(), 0, -1
+    while True:
+        if counted is not None:
+            counted.due_total += number - before
+            counted.missed_total += number - before - 1
+        yield number
+        before = number
+        number = max(number + 1, int((loop.time() - start) / seconds) + 1)
+        await asyncio.sleep(start + number * seconds - loop.time())
+
+
+class TimelineBuilder:
+    """The timeline as it grows: kept here, written to a trace where there is one, and awaited by those who need it."""
+
+    def __init__(self, trace: TraceWriter | None = None) -> None:
+        """Begin empty; `trace` gets every sample and mark as it comes."""
+        self._trace = trace
+        self._samples: list[Sample] = []
+        self._marks: list[Mark] = []
+        self._gaps: set[Gap] = set()
+        self._news = asyncio.Event()
+
+    def add(self, entry: Sample | Mark) -> None:
+        """Append one sample or mark, which must be the newest of its kind, and wake those who wait."""
+        if isinstance(entry, Sample):
+            self._samples.append(entry)
+            for gap in entry.gaps:
+                tell = _log.debug if gap in self._gaps else _log.info
+                tell("gap", source=gap.source, kind=gap.kind, reason=gap.reason)
+            self._gaps.update(entry.gaps)
+        else:
+            self._marks.append(entry)
+            _log.info("mark", step=entry.step, cycle=entry.cycle, phase=entry.phase)
+        if self._trace is not None:
+            self._trace.add(entry)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def keep_in(self, trace: TraceWriter) -> None:
+        """Write to `trace` what comes, and before it what there is already."""
+        entries: list[Sample | Mark] = [*self._samples, *self._marks]
+        for entry in entries:
+            trace.add(entry)
+        self._trace = trace
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self._samples)
+
+    def since(self, index: int) -> list[Sample]:
+        """Samples from the `index`-th on; a negative index counts from the newest."""
+        return self._samples[index:]
+
+    def timeline(self) -> Timeline:
+        """All there is so far."""
+        return Timeline(samples=tuple(self._samples), marks=tuple(self._marks))
+
+    async def wait_for(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
+        """Wait until `done` holds of the samples from now on; False when `seconds` pass first."""
+        first = self.count
+        try:
+            async with asyncio.timeout(seconds):
+                while not done(self.since(first)):
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Keeper(Protocol):
+    """Takes samples as they come."""
+
+    def add(self, entry: Sample) -> None:
+        """Take one, the newest."""
+
+
+class Sampler:
+    """Reads every source at its pace into a recorder. `load` tells what our own requests hold at this moment."""
+
+    def __init__(
+        self,
+        *,
+        vllm: EngineClient | None,
+        nvml: ThreadedReader[DeviceReading],
+        agents: ThreadedReader[AllocatorReading] | None = None,
+        processes: ThreadedReader[HostReading] | None = None,
+        facts: Facts,
+        recorder: Keeper,
+        pace: Pace,
+        clock: Clock,
+        load: Callable[[], Load | None],
+        counted: dict[str, Ticks] | None = None,
+    ) -> None:
+        """Keep the sources; nothing is read yet.
+
+        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for; `processes` reads
+        the server's from the host, as a sampler does by itself. The ticks of each source are added to those that are
+        `counted` already.
+        """
+        self._vllm = vllm
+        self._nvml = nvml
+        self._agents = agents
+        self._processes = processes or ThreadedReader(host.read, "host")
+        self._driver_absent = False
+        self._facts = facts
+        self._recorder = recorder
+        self._pace = pace
+        self._clock = clock
+        self._load = load
+        self._counted = {} if counted is None else counted
+        self.durations_seconds: dict[str, float] = {}
+        """How long the newest reading of each source took."""
+
+    async def run(self) -> None:
+        """Read for ever, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._vllm is not None:
+                group.create_task(self._engine_loop())
+            group.create_task(self._device_loop())
+            group.create_task(self._host_loop())
+            if self._agents is not None:
+                group.create_task(self._agent_loop(self._agents))
+
+    async def _engine_loop(self) -> None:
+        async for _ in ticks(self._pace.engine_seconds, self._ticks("engine")):
+            with self._own_mistakes("engine"):
+                await self.read_engine()
+
+    async def _device_loop(self) -> None:
+        every = max(round(self._pace.process_seconds / self._pace.device_seconds), 1)
+        rest_until_seconds = listed = -1.0
+        async for number in ticks(self._pace.device_seconds, self._ticks("nvml")):
+            begun_seconds = self._clock.steady_seconds()
+            if begun_seconds < rest_until_seconds:
+                continue
+            # By the number of the five, not by its tick: the one that lists processes may be among those left out.
+            processes = number // every > listed
+            listed = number // every
+            with self._own_mistakes("nvml"):
+                await self.read_devices(processes=processes)
+            took_seconds = self._clock.steady_seconds() - begun_seconds
+            rest_until_seconds = begun_seconds + took_seconds / self._pace.most_driver_ratio
+
+    async def _host_loop(self) -> None:
+        async for _ in ticks(self._pace.host_seconds, self._ticks("host")):
+            with self._own_mistakes("host"):
+                await self.read_host()
+
+    async def _agent_loop(self, agents: ThreadedReader[AllocatorReading]) -> None:
+        async for _ in ticks(self._pace.agent_seconds, self._ticks("torch_allocator")):
+            with self._own_mistakes("torch_allocator"):
+                await self._read_agents(agents)
+
+    async def _read_agents(self, agents: ThreadedReader[AllocatorReading]) -> None:
+        with self._timed("torch_allocator"):
+            allocators, gaps = await read_agents(agents, AGENT_SECONDS)
+        devices = devices_inside(allocators) if self._driver_absent else None
+        self._recorder.add(
+            Sample(at_seconds=self._clock.now_seconds(), devices=devices, allocators=allocators, gaps=gaps)
+        )
+
+    @contextlib.contextmanager
+    def _own_mistakes(self, source: str) -> Iterator[None]:
+        """Whatever a source does not foresee costs this reading of it, and neither the next one nor other sources.
+
+        Raises:
+            KvdiagError: what is read cannot be kept.
+
+        """
+        try:
+            yield
+        except KvdiagError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            _log.debug("mistake", source=source, exc_info=True)
+            reason = f"kvdiag failed to read it ({type(error).__name__}); please report that with a log of -vv"
+            gap = Gap(source=source, kind="failed", reason=reason)
+            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
+
+    async def read_host(self) -> None:
+        """One reading of the server's processes on the host, where they are known."""
+        if self._facts.server_pids is not None:
+            with self._timed("host"):
+                try:
+                    processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
+                except ReadTimeout as busy:
+                    since = f"{busy.since_seconds:.0f} s"
+                    reason = f"the host has not answered for {since}: does a process hang in a driver?"
+                    processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
+            self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
+
+    async def read_engine(self) -> None:
+        """One reading of the engines, with what our own requests held right before and after it."""
+        if self._vllm is None:
+            return
+        before = self._load()
+        with self._timed("engine"):
+            engines, gaps = await self._vllm.read()
+        now_seconds = self._clock.now_seconds()
+        self._recorder.add(
+            Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)
+        )
+
+    async def read_devices(self, *, processes: bool) -> None:
+        """One reading of the devices; a driver that does not answer in time is a gap, not a wait."""
+        with self._timed("nvml"):
+            try:
+                devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
+            except ReadTimeout as busy:
+                reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
+                devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+        self._driver_absent = driver_absent(devices, gaps)
+        self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
+
+    @contextlib.contextmanager
+    def _timed(self, source: str) -> Iterator[None]:
+        """Note how long a reading takes, one that ends in a mistake too: else the last good one would stand for it."""
+        begun_seconds = self._clock.steady_seconds()
+        try:
+            yield
+        finally:
+            self.durations_seconds[source] = self._clock.steady_seconds() - begun_seconds
+
+    def _ticks(self, source: str) -> Ticks:
+        return self._counted.setdefault(source, Ticks())
+
+
+def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:
+    """Whether there is no NVML here at all: a sidecar often has none, and the server's own is told by its agents."""
+    return not devices and any(gap.kind == "absent" for gap in gaps)
+
+
+async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds: float) -> AllocatorReading:
+    """One reading of the agents' files; a volume that does not answer in time is a gap, not a wait."""
+    try:
+        return await agents.ask(timeout_seconds)
+    except ReadTimeout as busy:
+        reason = f"the agents' folder has not answered for {busy.since_seconds:.0f} s: its readings are stale"
+        return None, (Gap(source="torch_allocator", kind="failed", reason=reason),)

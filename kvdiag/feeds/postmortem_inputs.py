@@ -1,0 +1,181 @@
+"""What a server leaves when it dies, black boxes, a trace, its log or the bare message, made into one `Case`."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import stat
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from kvdiag.diagnosis.postmortem import Account, Case
+from kvdiag.diagnosis.postmortem.case import agree
+from kvdiag.engines.vllm.settings import parse_settings
+from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.trace import read_trace
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, Settings
+from kvdiag.model import Gap
+from kvdiag.oom.log import LoggedFailure, read_failures
+from kvdiag.sources.black_boxes import read_file, read_folder
+from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
+
+Kind = Literal["black box", "trace", "log"]
+PEEK_BYTES = 64 * 2**10
+MAX_FILES = 64
+_BELOW_ZERO = re.compile(r"KV [Cc]ache(?: memory)?(?: is|:) ?-(\d{1,7}(?:\.\d{1,6})?) ?GiB")
+
+
+def gather(
+    files: Sequence[Path], *, logs: Sequence[Path] = (), boxes: Sequence[Path] = (), traces: Sequence[Path] = ()
+) -> Case:
+    """Read everything that is given; each of `files` is what its content says it is.
+
+    Raises:
+        KvdiagError: one of them cannot be read or is nothing of the kind, or there is more than one trace.
+
+    """
+    named: list[tuple[Path, Kind]] = [(path, "black box") for path in boxes]
+    named += [(path, "log") for path in logs]
+    named += [(path, "trace") for path in traces]
+    named += [(path, recognise(path)) for path in files]
+    if len(named) > MAX_FILES:
+        raise KvdiagError(f"{len(named)} files: give those of one failure, {MAX_FILES} at most")
+    if sum(kind == "trace" for _, kind in named) > 1:
+        raise KvdiagError("more than one trace: give the one that ends with the failure")
+    case = Case()
+    found: list[Account] = []
+    for path, kind in named:
+        if kind == "trace":
+            timeline, facts = read_trace(path)
+            case = replace(case, timeline=timeline, facts=facts)
+        elif kind == "log":
+            case = _with_log(case, path)
+        elif path.is_dir():
+            read, gaps = read_folder(path)
+            if not read:
+                damaged = (
+                    f": {gaps[0].reason}"
+                    if gaps
+                    else ": no agent has seen an allocation fail, or it is the wrong folder"
+                )
+                gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
+            found += read
+            case = replace(case, gaps=(*case.gaps, *gaps))
+        else:
+            found.append(read_file(path, _read(path)))
+    return _with_box(case, found)
+
+
+def recognise(path: Path) -> Kind:
+    """What a file is, by its content; a folder is one of agents.
+
+    Raises:
+        KvdiagError: it cannot be read, is empty or binary, or is an agent's publication.
+
+    """
+    if str(path) == "-":
+        return "log"
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return "black box"
+        if not stat.S_ISREG(mode):
+            return "log"
+        with path.open("rb") as file:
+            begin = file.read(PEEK_BYTES)
+        if begin.startswith(GZIP_MAGIC):
+            with gzip.open(path) as unpacked:
+                begin = unpacked.read(PEEK_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvdiagError(f"cannot read {path}: {reason}") from error
+    except ValueError as error:
+        raise KvdiagError(f"cannot read {str(path)!r}: {error}") from error
+    if not begin.strip():
+        raise KvdiagError(f"{path} is empty")
+    if b"\0" in begin:
+        raise KvdiagError(f"{path} is binary: give a black box, a trace, an engine's log or its message")
+    first = begin.lstrip()[:200]
+    if first.startswith(b"{") and b'"kvdiag_trace"' in first:
+        return "trace"
+    if first.startswith(b"{") and b'"kvdiag_black_box"' in first:
+        return "black box"
+    if first.startswith(b"{") and b'"kvdiag_agent"' in first:
+        raise KvdiagError(f"{path} is what an agent publishes of a living process: give the folder, or an oom-….json")
+    return "log"
+
+
+def _read(path: Path) -> bytes:
+    if not path.exists() or path.is_file():
+        return read_long_log(path)[0]
+    raise KvdiagError(f"{path} is not a file")
+
+
+def _with_log(case: Case, path: Path) -> Case:
+    content, whole = read_long_log(path)
+    origin = "standard input" if str(path) == "-" else path.name
+    if not content.strip():
+        raise KvdiagError(f"{origin} is empty")
+    if b"\0" in content[:PEEK_BYTES]:
+        raise KvdiagError(f"{origin} is binary: give an engine's log or its message")
+    text = content.decode("utf-8", "replace")
+    failure = read_failures(text)
+    case = replace(case, has_log=True)
+    gaps = case.gaps
+    if not whole:
+        reason = f"{origin} is long: its beginning, its end and what lies round its first failure were read"
+        gaps = (*gaps, Gap(source="log", kind="absent", reason=reason))
+    if failure is None:
+        reason = f"{origin} tells of no failure for want of memory"
+        return replace(
+            case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
+        )
+    before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
+    below = _BELOW_ZERO.findall(before)
+    return replace(
+        case,
+        accounts=(*case.accounts, _account(failure, origin)),
+        report=case.report or _report(before),
+        failed_pool_bytes=round(float(below[-1]) * GIB) if below else case.failed_pool_bytes,
+        gaps=gaps,
+    )
+
+
+def _report(text: str) -> EngineReport | None:
+    try:
+        return parse_log(text)
+    except KvdiagError:
+        # It died before it told its memory; how it was started stands there all the same.
+        settings = parse_settings(text.splitlines())
+        return None if settings == Settings() else EngineReport(settings=settings)
+
+
+def _account(failure: LoggedFailure, origin: str) -> Account:
+    return Account(
+        origin=f"{origin}, line {failure.line}",
+        shortage=failure.shortage,
+        process=failure.process,
+        rank=failure.rank,
+        phase=failure.phase,
+        phase_told_by=failure.phase_told_by,
+        work=failure.work,
+        running=failure.running,
+        waiting=failure.waiting,
+        kv_usage_ratio=failure.kv_usage_ratio,
+        max_num_seqs=failure.max_num_seqs,
+        later=failure.later,
+    )
+
+
+def _with_box(case: Case, boxes: list[Account]) -> Case:
+    """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
+    if not boxes:
+        return case
+    told = case.accounts
+    oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
+    chosen = next((box for box in boxes if any(agree(box, other) for other in told)), oldest)
+    return replace(case, accounts=(*told, replace(chosen, later=len(boxes) - 1)))

@@ -1,0 +1,1 @@
+"""Timelines on disk: traces, and the folder of a daemon's recordings."""

@@ -1,0 +1,290 @@
+"""The folder of a flight recorder: trace segments that rotate within a size, readable after any end.
+
+    DIR/kvdiag-00000001.jsonl.gz           every sample, a line each
+    DIR/history/kvdiag-00000001.jsonl.gz   the last day thinned to minutes, from which the next start goes on
+
+A torn last line, which a kill leaves, is dropped by readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.model import Facts, Sample
+
+MAX_BYTES = 256 * 2**20
+"""Three days of a host with eight GPUs and agents (0.9 KB/s packed), a month of one GPU."""
+
+LEAST_MAX_BYTES = 4 * 2**20
+"""A day of eight GPUs thinned to minutes takes 2 MiB of it."""
+
+SEGMENT_SECONDS = 3600.0
+"""Of one segment at most; the reader takes a month of them."""
+
+SEGMENTS = 8
+"""A segment has at most this part of the size, so that what is removed for a new one is little."""
+
+MOST_FILES = 1000
+"""A daemon that is started every few seconds leaves a segment each time; the reader takes 1,024."""
+
+HISTORY_SECONDS = 21_600.0
+"""Of one segment of the history: a day and at most this much are kept."""
+
+KEPT_SECONDS = 86_400.0
+
+NAME = re.compile(r"kvdiag-(\d{8})\.jsonl\.gz")
+"""Files of the recorder. No other is ever touched."""
+
+HISTORY = "history"
+
+
+class SegmentStore:
+    """The files of one folder, written by one recorder at a time."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        """Take the folder, made where it is missing.
+
+        Raises:
+            KvdiagError: it cannot be made, read or written, or another recorder has it.
+
+        """
+        self.folder = folder
+        self.max_bytes = max_bytes
+        try:
+            (folder / HISTORY).mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder / ".lock")
+            self._number = max((_number(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
+        except OSError as error:
+            raise KvdiagError(
+                f"cannot record to {folder}: {(error.strerror or str(error)).lower()}; give another --record-dir"
+            ) from error
+        self._facts = Facts()
+        self._set_seconds = 0.0
+        self._whole: TraceWriter | None = None
+        self._whole_path: Path | None = None
+        self._begun_seconds = 0.0
+        self._thin: TraceWriter | None = None
+        self._histories: list[tuple[Path, float]] = []
+
+    def begin(self, facts: Facts) -> None:
+        """What comes is of these facts: in segments of its own, as the header of each says."""
+        if facts != self._facts:
+            self._facts = facts
+            self._end_segment()
+            self._end_history()
+
+    def clock_was_set(self, seconds: float) -> None:
+        """Times from now on are not in one order with those before: they begin a segment, which says so."""
+        self._end_segment()
+        self._set_seconds += seconds
+
+    def add(self, sample: Sample) -> None:
+        """Write one sample, in a new segment where the old one is full.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the segment ends there.
+
+        """
+        path = self._whole_path
+        if self._whole is None or path is None:
+            self._number += 1
+            path = self.folder / _name(self._number)
+            self._whole, self._whole_path = self._opened(path, self._set_seconds), path
+            self._begun_seconds, self._set_seconds = sample.at_seconds, 0.0
+            self._make_room()
+        try:
+            self._whole.add(sample)
+            size = _written(path)
+        except KvdiagError:
+            self._whole.drop()
+            self._whole = None
+            raise
+        age_seconds = sample.at_seconds - self._begun_seconds
+        if size >= self.max_bytes // SEGMENTS or not 0.0 <= age_seconds < SEGMENT_SECONDS:
+            self._end_segment()
+
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """Write a minute that was thinned to the history.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        if not samples:
+            return
+        first_seconds = samples[0].at_seconds
+        if self._thin is not None and not 0.0 <= first_seconds - self._histories[-1][1] < HISTORY_SECONDS:
+            self._end_history()
+        if self._thin is None:
+            self._number += 1
+            path = self.folder / HISTORY / _name(self._number)
+            self._thin = self._opened(path)
+            self._histories.append((path, first_seconds))
+            # A segment is too old when the one after it begins before what is kept.
+            while len(self._histories) > 1 and self._histories[1][1] < first_seconds - KEPT_SECONDS:
+                _remove([self._histories.pop(0)[0]])
+        try:
+            for sample in samples:
+                self._thin.add(sample)
+            _written(self._histories[-1][0])
+        except KvdiagError:
+            self._thin.drop()
+            self._thin = None
+            raise
+
+    def renew_history(self, samples: Sequence[Sample]) -> None:
+        """Put this in place of all histories that there are.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the old ones are still there.
+
+        """
+        old = files(self.folder / HISTORY)
+        self._end_history()
+        self._histories.clear()
+        self.keep(samples)
+        _remove(old)
+
+    def resize(self, max_bytes: int) -> None:
+        """Have another size from now on."""
+        self.max_bytes = max_bytes
+        self._make_room()
+
+    def close(self) -> None:
+        """End what is open, and let go of the folder.
+
+        Raises:
+            KvdiagError: the disk is full or gone; the folder is let go of all the same.
+
+        """
+        try:
+            self._end_segment()
+            self._end_history()
+        finally:
+            self._lock.close()
+
+    def _opened(self, path: Path, clock_set_seconds: float = 0.0) -> TraceWriter:
+        try:
+            # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
+            if self.folder.is_dir():
+                self._hold()
+                (self.folder / HISTORY).mkdir(exist_ok=True)
+            return TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds)
+        except KvdiagError:
+            # Nothing is in it, and the next attempt is to have its number.
+            self._number -= 1
+            _remove([path])
+            raise
+
+    def _hold(self) -> None:
+        """Lock the folder again, where another came in its place: the lock went with the old one.
+
+        Raises:
+            KvdiagError: another recorder has it.
+            OSError: it cannot be locked.
+
+        """
+        lock = self.folder / ".lock"
+        if not (lock.exists() and os.path.samestat(os.fstat(self._lock.fileno()), lock.stat())):
+            old, self._lock = self._lock, _locked(lock)
+            old.close()
+
+    def _end_segment(self) -> None:
+        if self._whole is not None:
+            writer, self._whole = self._whole, None
+            _end(writer)
+
+    def _end_history(self) -> None:
+        if self._thin is not None:
+            writer, self._thin = self._thin, None
+            _end(writer)
+
+    def _make_room(self) -> None:
+        """Remove the oldest segments, until a whole new one has its place within the size."""
+        found = [(path, _size(path)) for path in files(self.folder)]
+        history_bytes = sum(_size(path) for path in files(self.folder / HISTORY))
+        left = self.max_bytes - self.max_bytes // SEGMENTS - history_bytes - sum(size for _, size in found)
+        while found and (left < 0 or len(found) > MOST_FILES):
+            path, size = found.pop(0)
+            if path == self._whole_path and self._whole is not None:
+                break
+            _remove([path])
+            left += size
+
+
+def files(folder: Path) -> list[Path]:
+    """A recorder's segments in the order in which they were begun.
+
+    Raises:
+        OSError: the folder cannot be read.
+
+    """
+    return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+
+
+def _end(writer: TraceWriter) -> None:
+    try:
+        writer.close()
+    except KvdiagError:
+        writer.drop()
+        raise
+
+
+def _name(number: int) -> str:
+    return f"kvdiag-{number:08d}.jsonl.gz"
+
+
+def _number(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return 0 if found is None else int(found[1])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _written(path: Path) -> int:
+    """The size of a file that has just been written to.
+
+    Raises:
+        KvdiagError: it has no name any more, so that nobody will ever read it.
+
+    """
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise KvdiagError(f"{path} was taken away: {(error.strerror or '').lower()}") from error
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """A lock that ends with its process, however that ends.
+
+    Raises:
+        KvdiagError: another process has it.
+        OSError: it cannot be made.
+
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise KvdiagError(f"another kvdiag records to {path.parent}: give each a --record-dir of its own") from error
+    return file

@@ -1,0 +1,376 @@
+"""Recorded timelines: JSON Lines, gzip allowed. First line the header with the facts, then one sample or mark a line.
+
+A header may say `about` itself what it likes, where it comes from for one; nothing of it is judged.
+The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
+last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+
+Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a line that
+reads as well as before. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self, cast
+
+import kvdiag
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
+from kvdiag.feeds.recording.codec import from_plain, to_plain
+from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
+from kvdiag.sources.bounded_json import decode
+from kvdiag.sources.log_file import GZIP_MAGIC
+
+FORMAT = 1
+"""Raised when an older kvdiag could read a newer trace wrongly. Added fields alone make an older one refuse by name."""
+
+MAX_LINE_BYTES = 4 * 2**20
+"""A sample of 8 GPUs with 64 processes each takes 40 KB."""
+
+MAX_ABOUT_CHARACTERS = 64 * 2**10
+"""Room for a report's sources and figures; the reader's bound is the line's."""
+
+MAX_LINE_VALUES = 100_000
+"""A sample of 8 GPUs with 64 processes each has 2,000."""
+
+CHECK_EVERY = 10
+"""Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
+
+CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
+
+END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
+"""The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""
+
+CHECK = re.compile(rb'\{"crc32":(\d{1,10})\}\n')
+"""A line with the checksum of all before it."""
+
+CLOCK_SET = "clock_set_seconds"
+
+MOST_SET_SECONDS = 2e9
+"""From 1970, where a machine without a clock begins, to now."""
+
+SAMPLE = b'{"sample":{"at_seconds":'
+"""How the line of a sample begins."""
+
+
+class NotATraceError(KvdiagError):
+    """A file that begins as no trace does; one that only has a bad line is a trace."""
+
+
+class DamagedError(KvdiagError):
+    """A trace that is not as it was written."""
+
+
+class TraceWriter:
+    """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
+
+    def __init__(
+        self,
+        path: Path,
+        facts: Facts,
+        about: Mapping[str, Any] | None = None,
+        *,
+        clock_set_seconds: float = 0.0,
+    ) -> None:
+        """Begin a trace in a new file or over an old one; `about` is kept in its header for people to read.
+
+        `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
+
+        Raises:
+            KvdiagError: the file cannot be written.
+            ValueError: what it says about itself is no JSON, or too long.
+
+        """
+        self._path = path
+        self._entries = 0
+        self._crc32 = 0
+        header = {"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)}
+        if clock_set_seconds:
+            header[CLOCK_SET] = clock_set_seconds
+        if about is not None:
+            header["about"] = _bounded(about)
+        try:
+            self._file = _created(path)
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
+        try:
+            self._write(header)
+        except KvdiagError:
+            self.drop()
+            raise
+
+    def add(self, entry: Sample | Mark) -> None:
+        """Append one sample or mark.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        kind = "sample" if isinstance(entry, Sample) else "mark"
+        self._write({kind: to_plain(entry)})
+        self._entries += 1
+        if self._entries % CHECK_EVERY == 0:
+            self._write({"crc32": self._crc32})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._crc32 = zlib.crc32(text, self._crc32)
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """End the trace.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        if self._file.closed:
+            return
+        self._write({"end": self._entries, "crc32": self._crc32})
+        try:
+            self._file.close()
+        except OSError as error:
+            raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
+
+    def drop(self) -> None:
+        """Close after an error: what the file still held cannot be written, which has been said already."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        """Use as a context manager."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file whatever happened."""
+        if error is None:
+            self.close()
+        else:
+            self.drop()
+
+
+def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    length = len(json.dumps(about, allow_nan=False))
+    if length > MAX_ABOUT_CHARACTERS:
+        raise ValueError(f"a trace says {length} characters about itself, {MAX_ABOUT_CHARACTERS} at most")
+    return about
+
+
+def read_trace(
+    path: Path,
+    *,
+    from_seconds: float = 0.0,
+    share: Callable[[Sample], Sample] | None = None,
+    budget: Budget | None = None,
+) -> tuple[Timeline, Facts]:
+    """The timeline and facts of a trace file; samples before `from_seconds` are left out, which takes little time.
+
+    `share` gives for each sample an equal one that takes less memory; `budget` is what is left of one that several
+    files have together.
+
+    Raises:
+        KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
+        DamagedError: it is not as it was written.
+        TooLongError: it is longer than the budget.
+
+    """
+    budget = budget or Budget()
+    try:
+        if not path.is_file() and path.exists():
+            raise KvdiagError(f"{path} is not a file")
+        with _opened(path) as file:
+            return _read_lines(_lines(file), path, _Reading(from_seconds, share, budget))
+    except TooLongError as error:
+        raise TooLongError(f"{path} is too long: {error}") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvdiagError(f"cannot read {path}: {reason}") from error
+
+
+def is_begun(path: Path) -> bool:
+    """Whether a trace's first line is whole: a recorder that was killed before that has recorded nothing.
+
+    Raises:
+        KvdiagError: the file cannot be read.
+
+    """
+    try:
+        with _opened(path) as file:
+            first = file.readline(MAX_LINE_BYTES)
+            return first.endswith(b"\n") or len(first) == MAX_LINE_BYTES
+    except EOFError:
+        return False
+    except (OSError, zlib.error) as error:
+        raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _created(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb"))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file's content, unpacked where it is packed, whatever the file is called."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == GZIP_MAGIC
+    return cast("IO[bytes]", gzip.open(path, "rb") if packed else path.open("rb"))
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Each line with whether it is whole. A gzip stream that was cut off ends with an empty one that is not."""
+    while True:
+        try:
+            line = file.readline(MAX_LINE_BYTES)
+        except EOFError:
+            yield b"", False
+            return
+        if not line:
+            return
+        yield line, line.endswith(b"\n")
+
+
+class _Reading(NamedTuple):
+    """How a trace is to be read."""
+
+    from_seconds: float
+    share: Callable[[Sample], Sample] | None
+    budget: Budget
+
+
+def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) -> tuple[Timeline, Facts]:
+    header = next(lines, (b"", False))[0]
+    facts, crc32 = _header(header, path), zlib.crc32(header)
+    kept = Kept(how.budget)
+    count = 0
+    for number, (line, whole) in enumerate(lines, start=2):
+        how.budget.take(line)
+        if found := CHECK.fullmatch(line) or END.fullmatch(line):
+            if (told := found[found.re.groups]) is not None and int(told) != crc32:
+                raise DamagedError(f"{path}, line {number}: what stands before it is damaged, or was edited")
+            if found.re is END and int(found[1]) == count:
+                return _ended(lines, kept, facts, path, checked=told is not None)
+        crc32 = zlib.crc32(line, crc32)
+        if found and found.re is CHECK:
+            continue
+        if not whole and len(line) < MAX_LINE_BYTES:
+            break  # torn: the recorder was killed while it wrote this line
+        if not whole:
+            raise KvdiagError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        count += 1
+        if how.from_seconds and _before(line, how.from_seconds):
+            continue
+        try:
+            _add(_decoded(line), kept, memory_bytes(line), how.share)
+        except ValueError as error:
+            raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
+    return _timeline(kept, facts, CUT_OFF)
+
+
+def _ended(
+    lines: Iterator[tuple[bytes, bool]], kept: Kept, facts: Facts, path: Path, *, checked: bool
+) -> tuple[Timeline, Facts]:
+    """What was read, once gzip has compared its own checksum, which stands behind all that is packed."""
+    line, _ = next(lines, (None, True))
+    if line:
+        raise DamagedError(f"{path} goes on after its end: it is damaged, or was edited")
+    torn = line is not None and not checked
+    return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
+
+
+def _timeline(kept: Kept, facts: Facts, *gaps: Gap) -> tuple[Timeline, Facts]:
+    timeline = Timeline(samples=kept.samples(), marks=tuple(kept.marks))
+    gaps = (*facts.gaps, *gaps, *(() if kept.is_whole else (THINNED,)))
+    return timeline, replace(facts, gaps=gaps)
+
+
+def _before(line: bytes, seconds: float) -> bool:
+    """Whether a line as `TraceWriter` writes them is a sample of before then; any other line is looked at whole."""
+    if not line.startswith(SAMPLE):
+        return False
+    try:
+        return float(line[len(SAMPLE) :].partition(b",")[0].rstrip(b"}\n")) < seconds
+    except ValueError:
+        return False
+
+
+def read_header(path: Path) -> tuple[Facts, float]:
+    """The facts of a trace's first line, and how far the clock was set right before it was begun.
+
+    Raises:
+        KvdiagError: as `read_trace`, for what stands there.
+
+    """
+    try:
+        with _opened(path) as file:
+            first = next(_lines(file), (b"", False))[0]
+            facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
+    except (OSError, EOFError, zlib.error) as error:
+        raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
+        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is no number of seconds")
+    return facts, float(moved)
+
+
+def _header(line: bytes, path: Path) -> Facts:
+    not_a_trace = f"{path} is not a trace of kvdiag: its first line is no header"
+    try:
+        header = _decoded(line)
+    except ValueError as error:
+        raise NotATraceError(not_a_trace) from error
+    version = header.get("kvdiag_trace")
+    if type(version) is not int or version < 1:
+        raise NotATraceError(not_a_trace)
+    if version > FORMAT:
+        writer = header.get("kvdiag_version")
+        use = f"kvdiag {writer[:40]}" if isinstance(writer, str) else "a newer one"
+        raise KvdiagError(f"{path} is a trace of format {version}, this kvdiag reads {FORMAT}: use {use}")
+    try:
+        return from_plain(Facts, header.get("facts"))
+    except ValueError as error:
+        raise KvdiagError(f"{path}, line 1: {str(error)[:160]}") from error
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    value = decode(line, max_values=MAX_LINE_VALUES, parse_constant=_no_constant)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:
+    if list(line) == ["sample"]:
+        sample = from_plain(Sample, line["sample"])
+        _refuse_earlier(sample, kept.last, "sample")
+        kept.add(sample if share is None else share(sample), size_bytes)
+    elif list(line) == ["mark"]:
+        mark = from_plain(Mark, line["mark"])
+        _refuse_earlier(mark, kept.marks[-1] if kept.marks else None, "mark")
+        kept.mark(mark, size_bytes)
+    elif "end" in line:
+        raise ValueError("the end of a trace with another number of samples and marks: was it edited?")
+    else:
+        raise ValueError("neither a sample nor a mark")
+
+
+def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:
+    if before is not None and entry.at_seconds < before.at_seconds:
+        raise ValueError(f"its time is before that of the {kind} before it")

@@ -1,0 +1,73 @@
+"""How a figure is written for a person: one way for each kind, used by every output.
+
+Data (JSON, metrics) keeps numbers in base units; only text goes through here. Pure.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_TIMES = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, at most two decimals: 1.25, 12.5, 125, 1,250."""
+    size = abs(value)
+    places = 2 if size < 9.995 else 1 if size < 99.95 else 0  # noqa: PLR2004 - where rounding adds a digit
+    return f"{value:,.{places}f}"
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in binary units and three significant digits: `168 MiB`, `1.25 GiB`, `512 B`, `-12.0 MiB`."""
+    size = abs(value)
+    for unit, divisor in _UNITS:
+        # What would be rounded to 1024 of the smaller unit is one of this.
+        if round(1024 * size / divisor) >= 1024:  # noqa: PLR2004
+            return f"{three_digits(value / divisor)} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_rate(bytes_per_hour: float) -> str:
+    """Growth in bytes an hour: `10.5 MiB/h`."""
+    return f"{format_bytes(bytes_per_hour)}/h"
+
+
+def format_count(value: float) -> str:
+    """A number of things with thousands separators: `8,191`; a fraction keeps one decimal: `2.5`."""
+    whole = round(value)
+    return f"{whole:,}" if abs(value - whole) < 0.05 else f"{value:,.1f}"  # noqa: PLR2004 - shown as a whole number
+
+
+def plural(count: int, one: str, several: str | None = None) -> str:
+    """A count with its noun: `1 block`, `8,191 blocks`, `2 processes`."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units: `850 ms`, `45 s`, `12 min`, `2 h 5 min`, `3 d 4 h`."""
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if abs(seconds) < 10 and abs(seconds - round(seconds)) >= 0.05:  # noqa: PLR2004 - a tenth of a second is shown below ten
+        return f"{seconds:.1f} s"
+    sign, left = ("-" if seconds < 0 else ""), round(abs(seconds))
+    for place, (unit, size) in enumerate(_TIMES):
+        if left >= size:
+            if unit == "s":
+                return f"{sign}{left} s"
+            smaller, step = _TIMES[place + 1]
+            parts = round(left / step)
+            whole, rest = divmod(parts, size // step)
+            return f"{sign}{whole} {unit} {rest} {smaller}" if rest else f"{sign}{whole} {unit}"
+    return "0 s"
+
+
+def format_ratio(ratio: float) -> str:
+    """A share from 0 to 1 in percent: `92 %`; below ten percent with one decimal: `0.4 %`."""
+    percent = 100 * ratio
+    return f"{percent:.1f} %" if 0 < abs(percent) < 9.95 else f"{percent:.0f} %"  # noqa: PLR2004 - would show as 10.0
+
+
+def format_time(epoch_seconds: float) -> str:
+    """A moment in UTC, ISO 8601, to the second: `2026-11-22T03:49:20Z`."""
+    return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

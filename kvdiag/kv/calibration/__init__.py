@@ -1,0 +1,1 @@
+"""Predicted against reported figures of a running engine."""

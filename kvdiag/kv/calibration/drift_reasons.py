@@ -1,0 +1,166 @@
+"""Why a reported figure differs from the predicted one: what the arithmetic confirms, then what it cannot exclude.
+
+A reason is confirmed where the model with that one setting changed gives every reported capacity to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvdiag.kv.calibration.engine_report import EngineReport
+from kvdiag.kv.calibration.predicted_vs_reported import (
+    CAPACITY_FIGURES,
+    Calibration,
+    Comparison,
+    Expected,
+    Figure,
+    capacity_comparisons,
+)
+from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
+from kvdiag.kv.layout.layers import Architecture, LayerKind
+from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.model_error import KvModelError
+
+_USUAL_DRAFTS = (1, 2, 3)
+ANOTHER_MODEL_RATIO = 0.25
+"""So far off, it is more likely another model than another setting."""
+
+_MOST_REASONS = 3
+
+
+def explain(
+    calibration: Calibration,
+    architecture: Architecture,
+    deployment: Deployment,
+    report: EngineReport,
+    expected: Expected,
+) -> Calibration:
+    """The same comparisons, each that drifts with its likely reasons, the likeliest first."""
+    if calibration.within_limit:
+        return calibration
+    confirmed = tuple(_confirmed(architecture, deployment, report))
+    explained = []
+    for one in calibration.comparisons:
+        if one.within_limit:
+            explained.append(one)
+            continue
+        if one.figure is Figure.WEIGHTS:
+            reasons = _weight_reasons(one, report)
+        elif one.figure is Figure.POOL:
+            reasons = _pool_reasons(calibration, expected)
+        else:
+            reasons = iter(confirmed) if confirmed else _capacity_reasons(one, architecture, deployment, report)
+        explained.append(replace(one, reasons=tuple(reasons)[:_MOST_REASONS]))
+    return replace(calibration, comparisons=tuple(explained))
+
+
+def settled_batches(architecture: Architecture, deployment: Deployment, report: EngineReport) -> int | None:
+    """The max_num_batched_tokens that an engine which does not tell it must have: what is planned for windowed layers
+    shows it. None where the deployment's own gives what is reported, or no usual one does.
+    """
+    if report.settings.max_num_batched_tokens is not None or not _depends_on_batches(architecture):
+        return None
+    if not any(one.drift_ratio for one in capacity_comparisons(architecture, deployment, report)):
+        return None
+    for tokens in USUAL_BATCHED_TOKENS:
+        changed = replace(deployment, max_num_batched_tokens=tokens)
+        comparisons = capacity_comparisons(architecture, changed, report)
+        if comparisons and not any(one.drift_ratio for one in comparisons):
+            return tokens
+    return None
+
+
+def _depends_on_batches(architecture: Architecture) -> bool:
+    return bool(set(architecture.kinds) & {LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.CROSS_ATTENTION})
+
+
+def _confirmed(architecture: Architecture, deployment: Deployment, report: EngineReport) -> Iterator[str]:
+    """Single changes that make every capacity exact."""
+    for text, changed in _changes(architecture, deployment, report):
+        try:
+            comparisons = capacity_comparisons(architecture, changed, report)
+        except KvModelError:
+            continue
+        if comparisons and not any(one.drift_ratio for one in comparisons):
+            yield f"{text} gives exactly what the engine reports"
+
+
+def _changes(
+    architecture: Architecture, deployment: Deployment, report: EngineReport
+) -> Iterator[tuple[str, Deployment]]:
+    settings = report.settings
+    if _depends_on_batches(architecture):
+        if settings.max_num_batched_tokens is None:
+            for tokens in USUAL_BATCHED_TOKENS:
+                yield f"--max-num-batched-tokens {tokens}", replace(deployment, max_num_batched_tokens=tokens)
+        managed = deployment.hybrid_manager is not False
+        text = "--no-hybrid-kv-cache-manager" if managed else "--hybrid-kv-cache-manager"
+        yield text, replace(deployment, hybrid_manager=not managed)
+    if architecture.draft_layers and not deployment.draft_layers:
+        for tokens in _USUAL_DRAFTS:
+            drafted = replace(deployment, speculative_tokens=tokens, draft_layers=architecture.draft_layers)
+            yield f"a drafter in the same pool (--num-speculative-tokens {tokens})", drafted
+    if architecture.is_hybrid and settings.state_cache_mode is None:
+        for mode in (StateCacheMode.NONE, StateCacheMode.ALIGN):
+            yield f"--mamba-cache-mode {mode}", replace(deployment, state_cache_mode=mode)
+    if architecture.is_hybrid:
+        for dtype in ("float32", "float16"):
+            yield f"--mamba-ssm-cache-dtype {dtype}", replace(deployment, state_dtype=dtype)
+    for name in ("fp8", "bfloat16", "int8_per_token_head", "int4_per_token_head"):
+        if name != deployment.kv_dtype:
+            yield f"--kv-dtype {name}", replace(deployment, kv_dtype=name)
+    if settings.async_scheduling is None and deployment.platform is Platform.CUDA:
+        yield "scheduling without steps ahead", replace(deployment, async_scheduling=False)
+    if settings.tensor_parallel is None:
+        for ranks in (2, 4, 8):
+            if ranks != deployment.tensor_parallel:
+                yield f"--tp {ranks}", replace(deployment, tensor_parallel=ranks)
+
+
+def _capacity_reasons(
+    one: Comparison, architecture: Architecture, deployment: Deployment, report: EngineReport
+) -> Iterator[str]:
+    settings = report.settings
+    ranks = deployment.tensor_parallel * deployment.pipeline_parallel
+    told = sum(rank.pool is not None for rank in report.ranks)
+    if one.drift_ratio > 0:
+        if settings.speculative_tokens and not deployment.draft_layers:
+            yield "a drafter's layers take part of the pool, and MODEL's config does not describe them"
+        if 0 < told < ranks:
+            yield (
+                f"another rank has a smaller pool: {told} of {ranks} ranks tell theirs, and the engine gives "
+                "every rank what the smallest one affords"
+            )
+        if settings.speculative_tokens is None:
+            yield "a drafter's layers may share the pool: neither the engine nor MODEL's config tells of one"
+    elif told and not report.is_v0:
+        yield "a token costs less than the model says: another KV dtype, or layers that share their cache"
+    if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
+        yield f"the engine serves another model than MODEL: it names {settings.model[:80]!r}"
+    if report.is_v0 and set(architecture.kinds) - {LayerKind.FULL}:
+        yield "the V0 engine kept the whole context of every layer, whatever its kind"
+    yield "the engine treats this architecture in another way than the model: unknown; see --kv-bytes-per-token"
+
+
+def _weight_reasons(one: Comparison, report: EngineReport) -> Iterator[str]:
+    settings = report.settings
+    if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
+        yield f"the engine serves another model or another format of it: it names {settings.model[:80]!r}"
+    if settings.quantization is not None:
+        yield f"the engine loads with --quantization {settings.quantization}: give its format with --weights"
+    if one.drift_ratio < 0:
+        if settings.speculative_tokens:
+            yield "the drafter's weights are loaded with the model's"
+        yield "weights are padded or repacked on loading, or LoRA slots lie beside them"
+    else:
+        yield "the checkpoint holds less than the config describes, or another rank holds the rest"
+
+
+def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[str]:
+    weights = [one for one in calibration.comparisons if one.figure is Figure.WEIGHTS and not one.within_limit]
+    if weights:
+        yield "the weights differ, and the pool is what they leave"
+    yield f"the plan's context, activation and graphs are not this engine's ({expected.pool_source})"
+    if any(not one.within_limit for one in calibration.comparisons if one.figure in CAPACITY_FIGURES):
+        yield "the capacity differs as well, see there"

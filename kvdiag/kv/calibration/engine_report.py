@@ -1,0 +1,212 @@
+"""What an engine says of its own memory, from its startup log or its metrics page. Values only; missing is None.
+
+A log prints GiB with two decimals, so a printed size is an interval, and what follows from it is compared as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.model import Facts, KvPool
+
+GIB = 1 << 30
+_MOST_BYTES = 1 << 50
+# config/cache.py::CacheConfig.gpu_memory_utilization: 0.9 up to vLLM 0.19, 0.92 from 0.20.
+_FRACTION_SINCE_0_20_RATIO = 0.92
+_FRACTION_BEFORE_RATIO = 0.90
+_FIRST_WITH_LARGER_FRACTION = (0, 20)
+# v1/worker/gpu_worker.py subtracts its estimate of the graphs from the pool since 0.21
+# (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); before, graphs were captured outside the memory fraction.
+_FIRST_WITH_GRAPHS_IN_FRACTION = (0, 21)
+
+_STATE_CACHE_MODES = frozenset(StateCacheMode)
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A size as it was printed: somewhere between `low_bytes` and `high_bytes`, both included."""
+
+    nominal_bytes: int
+    slack_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nominal_bytes <= _MOST_BYTES or not 0 <= self.slack_bytes <= _MOST_BYTES:
+            raise KvModelError(f"a size of {self.nominal_bytes} bytes is impossible", "size")
+
+    @property
+    def low_bytes(self) -> int:
+        """The least it can be."""
+        return max(0, self.nominal_bytes - self.slack_bytes)
+
+    @property
+    def high_bytes(self) -> int:
+        """The most it can be."""
+        return self.nominal_bytes + self.slack_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one worker process says of its GPU.
+
+    `consumed` is weights and non-torch memory together (0.27 and later); `activation` includes the graphs' estimate
+    where the engine applies one (v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model).
+    """
+
+    name: str
+    stage: int | None = None
+    weights: Size | None = None
+    pool: Size | None = None
+    activation: Size | None = None
+    peak_torch: Size | None = None
+    non_torch: Size | None = None
+    consumed: Size | None = None
+    graphs_actual: Size | None = None
+    graphs_estimate: Size | None = None
+    total: Size | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the engine says it was started; only what was printed."""
+
+    version: str | None = None
+    model: str | None = None
+    architecture: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    quantization: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    decode_context_parallel: int | None = None
+    data_parallel: int | None = None
+    max_model_len_tokens: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size_tokens: int | None = None
+    memory_fraction_ratio: float | None = None
+    pool_bytes: int | None = None
+    blocks_override: int | None = None
+    speculative_tokens: int | None = None
+    prefix_caching: bool | None = None
+    hybrid_manager: bool | None = None
+    async_scheduling: bool | None = None
+    state_cache_mode: str | None = None
+    state_dtype: str | None = None
+    enforce_eager: bool | None = None
+    graphs_estimated: bool | None = None
+
+    @property
+    def release(self) -> Version | None:
+        """Major and minor of the version."""
+        parts = (self.version or "").lstrip("v").split(".")
+        if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal():
+            return int(parts[0]), int(parts[1])
+        return None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the engine runs on the CPU, where the pool is not a share of a device."""
+        return self.device == "cpu"
+
+    @property
+    def fraction_ratio(self) -> float:
+        """The memory fraction, the version's default where none is printed."""
+        if self.memory_fraction_ratio is not None:
+            return self.memory_fraction_ratio
+        release = self.release
+        older = release is not None and release < _FIRST_WITH_LARGER_FRACTION
+        return _FRACTION_BEFORE_RATIO if older else _FRACTION_SINCE_0_20_RATIO
+
+    @property
+    def graphs_in_fraction(self) -> bool:
+        """Whether the engine keeps room for its graphs inside the memory fraction."""
+        if self.enforce_eager:
+            return False
+        if self.graphs_estimated is not None:
+            return self.graphs_estimated
+        release = self.release
+        return release is None or release >= _FIRST_WITH_GRAPHS_IN_FRACTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """One engine's memory as it tells it itself, every rank that spoke.
+
+    `tokens` and `concurrency` are the engine's own "KV cache size" and "Maximum concurrency" for requests of
+    `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    ranks: tuple[RankReport, ...] = ()
+    num_blocks: int | None = None
+    tokens: int | None = None
+    concurrency: float | None = None
+    concurrency_slack: float = 0.0
+    concurrency_context_tokens: int | None = None
+    is_v0: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The length that the concurrency is told for."""
+        return self.concurrency_context_tokens or self.settings.max_model_len_tokens
+
+    @property
+    def deciding_rank(self) -> RankReport | None:
+        """The rank with the smallest pool: the engine gives every rank what the smallest one affords
+        (v1/core/kv_cache_utils.py::get_kv_cache_configs).
+        """
+        told = [rank for rank in self.ranks if rank.pool is not None]
+        return min(told, key=lambda rank: rank.pool.nominal_bytes if rank.pool else 0, default=None)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The device's memory as the engine sees it, of the rank with the least."""
+        totals = [rank.total.nominal_bytes for rank in self.ranks if rank.total is not None]
+        return min(totals, default=None)
+
+
+def page_report(facts: Facts) -> EngineReport:
+    """The same from a live server's metrics page. With several data-parallel engines, of the one with fewest blocks.
+
+    The page has no sizes of weights or activation, and on a GPU none of the pool.
+    """
+    pool = min(facts.pools, key=lambda one: one.total_blocks, default=None)
+    settings = Settings(
+        version=facts.engine_version,
+        model=facts.model,
+        max_model_len_tokens=facts.max_model_len_tokens,
+        tensor_parallel=facts.tensor_parallel,
+        pipeline_parallel=facts.pipeline_parallel,
+    )
+    if pool is None:
+        return EngineReport(settings=settings)
+    several = f"{len(facts.pools)} data-parallel engines; engine {pool.engine} has the smallest pool"
+    return EngineReport(
+        settings=_page_settings(settings, pool),
+        ranks=()
+        if pool.pool_bytes is None
+        else (RankReport(name="each rank", pool=Size(nominal_bytes=pool.pool_bytes)),),
+        num_blocks=pool.total_blocks,
+        tokens=pool.capacity_tokens,
+        concurrency=pool.max_concurrency,
+        is_v0=pool.usable_blocks == pool.total_blocks,
+        notes=(several,) if len(facts.pools) > 1 else (),
+    )
+
+
+def _page_settings(known: Settings, pool: KvPool) -> Settings:
+    return replace(
+        known,
+        kv_dtype=pool.cache_dtype,
+        block_size_tokens=pool.block_tokens,
+        memory_fraction_ratio=pool.memory_fraction_ratio,
+        pool_bytes=pool.pool_bytes,
+        prefix_caching=pool.prefix_caching,
+        state_cache_mode=pool.state_cache_mode if pool.state_cache_mode in _STATE_CACHE_MODES else None,
+        state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+    )

@@ -1,0 +1,344 @@
+"""Predicted against reported: what the model says of a deployment, beside what its engine says of itself. Pure.
+
+The pool's bytes as the engine tells them go through the same arithmetic as in any plan; a printed figure that lies
+inside what its rounding allows has no drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvdiag.kv.calibration.engine_report import EngineReport, Settings, Size
+from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE
+from kvdiag.kv.layout.capacity import CacheLayout, Capacity, pool_capacity
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.model_error import KvModelError
+
+DRIFT_LIMIT_RATIO = 0.02
+"""Above it a figure needs a reason: rounding, page alignment and the allocator's slack stay below."""
+
+_EPSILON = 1e-9
+_UNTOLD_POOL_BYTES = 1 << 50
+# v1/core/kv_cache_utils.py: "KV cache size" was blocks / groups x block size until 0.20, and is concurrency x context
+# length since 0.22; the change came between.
+_LAST_WITH_OLD_TOKENS = (0, 20)
+_FIRST_WITH_NEW_TOKENS = (0, 22)
+# get_max_concurrency_for_kv_cache_config counts whole blocks of a request since 0.10; before, tokens were divided.
+_FIRST_WITH_WHOLE_BLOCKS = (0, 10)
+
+
+class Figure(StrEnum):
+    """What is compared."""
+
+    WEIGHTS = "weights_bytes"
+    POOL = "kv_pool_bytes"
+    BLOCKS = "num_blocks"
+    TOKENS = "capacity_tokens"
+    CONCURRENCY = "max_concurrency"
+
+
+_TITLES = {
+    Figure.WEIGHTS: "bytes of weights",
+    Figure.POOL: "bytes of KV pool",
+    Figure.BLOCKS: "blocks in the pool",
+    Figure.TOKENS: "tokens of capacity",
+    Figure.CONCURRENCY: "longest requests at once",
+}
+
+CAPACITY_FIGURES = frozenset({Figure.BLOCKS, Figure.TOKENS, Figure.CONCURRENCY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure and the ends between which it may lie."""
+
+    nominal: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.nominal <= self.high:
+            raise KvModelError(f"{self.nominal} lies outside {self.low}..{self.high}", "interval")
+
+
+def exactly(value: float) -> Interval:
+    """A figure without rounding."""
+    return Interval(nominal=value, low=value, high=value)
+
+
+def between(size: Size) -> Interval:
+    """A printed size."""
+    return Interval(nominal=size.nominal_bytes, low=size.low_bytes, high=size.high_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One figure, predicted and reported; `where` says of which ranks."""
+
+    figure: Figure
+    predicted: Interval
+    reported: Interval
+    where: str = ""
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What it is a figure of, for a sentence."""
+        return _TITLES[self.figure]
+
+    @property
+    def drift_ratio(self) -> float:
+        """How much more (less: negative) is predicted than reported; 0 where rounding explains the difference."""
+        if self.predicted.low > self.reported.high + _EPSILON:
+            return self.predicted.low / self.reported.high - 1 if self.reported.high else 1.0
+        if self.predicted.high < self.reported.low - _EPSILON:
+            return self.predicted.high / self.reported.low - 1
+        return 0.0
+
+    @property
+    def within_limit(self) -> bool:
+        """Whether it needs no reason."""
+        return abs(self.drift_ratio) <= DRIFT_LIMIT_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a plan says before the engine is asked, bytes on one GPU of each pipeline stage. `pool_source` says where
+    the plan's context, activation and graphs come from; `pool_bytes` is None where the pool is not planned,
+    `why_no_weights` says why the weights are not known either.
+    """
+
+    weights_bytes: tuple[int, ...] | None = None
+    pool_bytes: tuple[int, ...] | None = None
+    pool_source: str = ""
+    why_no_weights: str | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything that could be compared, and what was missing for the rest."""
+
+    comparisons: tuple[Comparison, ...]
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def within_limit(self) -> bool:
+        """Whether nothing drifts."""
+        return all(one.within_limit for one in self.comparisons)
+
+
+def contradiction(config: Mapping[str, object], architecture: Architecture, settings: Settings) -> str | None:
+    """Why the engine cannot serve this model: it says it resolved another architecture. None where it may."""
+    served = settings.architecture
+    if served is None or served.startswith("Transformers"):
+        return None
+    listed = config.get("architectures")
+    named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    if named:
+        return None if served in named else f"the engine serves {served}, and MODEL is {named[0][:80]}"
+    served_type = TYPE_OF_ARCHITECTURE.get(served)
+    if served_type in (None, architecture.model_type):
+        return None
+    return f"the engine serves {served}, and MODEL is of type {architecture.model_type}"
+
+
+def compare(
+    architecture: Architecture, deployment: Deployment, report: EngineReport, expected: Expected
+) -> Calibration:
+    """Every figure that the engine reported, beside the model's."""
+    layout = deployed_layout(architecture, deployment)
+    weights = tuple(_weights(report, expected, stages=layout.ranks))
+    pool = tuple(_pool(layout, report, expected))
+    capacity = capacity_comparisons(architecture, deployment, report)
+    return Calibration(
+        comparisons=(*weights, *pool, *capacity),
+        missing=_missing(report, expected),
+        notes=(*report.notes, *_unplanned(expected)),
+    )
+
+
+def _unplanned(expected: Expected) -> tuple[str, ...]:
+    reason = expected.why_no_weights
+    return () if reason is None else (f"weights and pool are not compared: {reason}",)
+
+
+def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterator[Comparison]:
+    """One line for each stage and distinct figure."""
+    if expected.weights_bytes is None:
+        return
+    told: dict[tuple[int, Size], list[str]] = {}
+    for rank in report.ranks:
+        stage = 0 if stages == 1 else rank.stage
+        if rank.weights is not None and stage is not None and stage < stages:
+            told.setdefault((stage, rank.weights), []).append(rank.name)
+    for (stage, size), names in told.items():
+        yield Comparison(
+            figure=Figure.WEIGHTS,
+            predicted=exactly(expected.weights_bytes[stage]),
+            reported=between(size),
+            where=_ranks_of(names),
+        )
+
+
+def _ranks_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} ranks"
+
+
+def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iterator[Comparison]:
+    """The pool that a plan leaves, beside the engine's; both of the stage where the plan has the least blocks."""
+    if expected.pool_bytes is None:
+        return
+    sizes = layout.bytes_per_block
+    stage = min(
+        range(layout.ranks), key=lambda one: expected.pool_bytes[one] / sizes[one] if expected.pool_bytes else 0
+    )
+    pools = _stage_pools(layout, report)
+    if pools is not None and pools[stage] is not None:
+        told = pools[stage]
+        where = report.deciding_rank.name if report.deciding_rank else ""
+        reported = between(told) if told is not None else exactly(0)
+    elif report.num_blocks is not None:
+        blocks, size = report.num_blocks, sizes[stage]
+        reported = Interval(nominal=blocks * size, low=blocks * size, high=(blocks + 1) * size - 1)
+        where = "from the blocks"
+    else:
+        return
+    yield Comparison(figure=Figure.POOL, predicted=exactly(expected.pool_bytes[stage]), reported=reported, where=where)
+
+
+def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[Size | None, ...] | None:
+    """The smallest pool that a rank of each stage tells; None where no rank tells any."""
+    if report.deciding_rank is None:
+        return None
+    exact = report.settings.pool_bytes
+    pools: list[Size | None] = []
+    for stage in range(layout.ranks):
+        told = [
+            rank.pool
+            for rank in report.ranks
+            if rank.pool is not None and (layout.ranks == 1 or rank.stage in (None, stage))
+        ]
+        least = min(told, key=lambda size: size.nominal_bytes, default=None)
+        if least is not None and exact is not None and least.low_bytes <= exact <= least.high_bytes:
+            least = Size(nominal_bytes=exact)
+        pools.append(least)
+    return tuple(pools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacities:
+    """The model's capacity for the pool as printed, and for both ends of its rounding."""
+
+    nominal: Capacity
+    low: Capacity
+    high: Capacity
+
+    def interval(self, *values: float) -> Interval:
+        nominal, low, high = values
+        return Interval(nominal=nominal, low=min(low, nominal), high=max(high, nominal))
+
+
+def _capacities(
+    architecture: Architecture, deployment: Deployment, layout: CacheLayout, report: EngineReport
+) -> _Capacities | None:
+    """From the pool's bytes; else from the number of blocks, which then is not compared itself."""
+    terms = deployment.request_terms(architecture)
+    context = report.context_tokens or architecture.max_context_tokens
+    if context is None:
+        return None
+    pools = _stage_pools(layout, report)
+    blocks = report.settings.blocks_override or (report.num_blocks if pools is None else None)
+    if blocks is not None:
+        capacity = Capacity(
+            num_blocks=blocks,
+            bytes_per_block=layout.bytes_per_block,
+            context_tokens=context,
+            blocks_per_request=layout.admission_blocks(context, terms),
+        )
+        return _Capacities(capacity, capacity, capacity)
+    if pools is None:
+        return None
+
+    def at(end: str) -> Capacity:
+        sizes = [_UNTOLD_POOL_BYTES if pool is None else getattr(pool, end) for pool in pools]
+        return pool_capacity(layout, pool_bytes=sizes, context_tokens=context, terms=terms)
+
+    return _Capacities(at("nominal_bytes"), at("low_bytes"), at("high_bytes"))
+
+
+def capacity_comparisons(
+    architecture: Architecture, deployment: Deployment, report: EngineReport
+) -> tuple[Comparison, ...]:
+    """Blocks, tokens and concurrency that follow from the pool the engine tells, or from its blocks."""
+    layout = deployed_layout(architecture, deployment)
+    found = _capacities(architecture, deployment, layout, report)
+    if found is None:
+        return ()
+    comparisons: list[Comparison] = []
+    from_pool = report.deciding_rank is not None or report.settings.blocks_override is not None
+    if report.num_blocks is not None and from_pool:
+        predicted = found.interval(found.nominal.num_blocks, found.low.num_blocks, found.high.num_blocks)
+        comparisons.append(Comparison(figure=Figure.BLOCKS, predicted=predicted, reported=exactly(report.num_blocks)))
+    if report.tokens is not None:
+        ways = [
+            Comparison(figure=Figure.TOKENS, predicted=predicted, reported=exactly(report.tokens))
+            for predicted in _tokens(found, layout, deployment, report)
+        ]
+        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+    if report.concurrency is not None:
+        slack = report.concurrency_slack
+        reported = Interval(
+            nominal=report.concurrency, low=max(0.0, report.concurrency - slack), high=report.concurrency + slack
+        )
+        ways = [
+            Comparison(figure=Figure.CONCURRENCY, predicted=predicted, reported=reported)
+            for predicted in _concurrency(found, layout, deployment, report)
+        ]
+        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+    return tuple(comparisons)
+
+
+def _tokens(
+    found: _Capacities, layout: CacheLayout, deployment: Deployment, report: EngineReport
+) -> Iterator[Interval]:
+    """The "KV cache size" in the ways that this version may count it."""
+    release = report.settings.release
+    if not report.is_v0 and (release is None or release >= _LAST_WITH_OLD_TOKENS):
+        yield found.interval(*(one.capacity_tokens for one in (found.nominal, found.low, found.high)))
+    if report.is_v0 or release is None or release < _FIRST_WITH_NEW_TOKENS:
+        groups = max(1, len(layout.groups))
+        scale = (layout.block_size_tokens or 1) * deployment.decode_context_parallel
+        yield found.interval(*(one.num_blocks // groups * scale for one in (found.nominal, found.low, found.high)))
+
+
+def _concurrency(
+    found: _Capacities, layout: CacheLayout, deployment: Deployment, report: EngineReport
+) -> Iterator[Interval]:
+    release = report.settings.release
+    ends = (found.nominal, found.low, found.high)
+    if not report.is_v0:
+        yield found.interval(*(one.max_concurrency for one in ends))
+    if report.is_v0 or release is None or release < _FIRST_WITH_WHOLE_BLOCKS:
+        share = (layout.block_size_tokens or 1) * deployment.decode_context_parallel / found.nominal.context_tokens
+        yield found.interval(*(one.num_blocks / max(1, len(layout.groups)) * share for one in ends))
+
+
+def _missing(report: EngineReport, expected: Expected) -> tuple[str, ...]:
+    """What the engine did not tell, in the words of its own lines."""
+    gone = []
+    if report.deciding_rank is None and report.num_blocks is None:
+        gone.append('"Available KV cache memory"')
+    if report.tokens is None and report.num_blocks is None:
+        gone.append('"KV cache size: ... tokens"')
+    if report.concurrency is None:
+        gone.append('"Maximum concurrency"')
+    if expected.weights_bytes is not None and not any(rank.weights for rank in report.ranks):
+        gone.append('"Model loading took"')
+    if expected.total_bytes is None and not report.settings.is_cpu:
+        gone.append('the device\'s total ("Free memory on device", "total_gpu_memory")')
+    return tuple(gone)

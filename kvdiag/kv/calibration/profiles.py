@@ -1,0 +1,278 @@
+"""Measured overheads of one model on one GPU, kept for later plans: values, their JSON form, and which one fits a plan.
+
+Pure; a document is untrusted like any other input. A log that tells the parts gives them; where only weights, pool and
+total are known, what remains is kept as one figure and never split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
+from kvdiag.kv.families.architecture import text_fields
+from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.fit.overheads import Overheads
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer
+from kvdiag.kv.model_error import KvModelError
+
+SCHEMA_VERSION = 1
+MOST_PROFILES = 4096
+_MOST_BYTES = 1 << 50
+_MOST_TEXT = 512
+_SAME_GPU_RATIO = 0.05
+"""The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
+
+_WIDTHS = (
+    WIDTH_NAMES,
+    ("intermediate_size", "ffn_dim", "n_inner"),
+    ("moe_intermediate_size",),
+    ("vocab_size", "padded_vocab_size"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKey:
+    """Which model: a digest of what decides its activation and weights, and its name for people."""
+
+    digest: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What one engine took besides weights and pool, bytes on one GPU.
+
+    `overhead_bytes` is context, activation and graphs in one where they were not told apart; it then stands in place of
+    the first two, and of the graphs where `graph_bytes` is None. `graphs_in_fraction` says whether the engine kept
+    its graphs' room inside the memory fraction.
+    """
+
+    gpu_total_bytes: int
+    gpu_name: str | None = None
+    model: ModelKey
+    tensor_parallel: int
+    pipeline_parallel: int
+    max_num_batched_tokens: int | None = None
+    context_bytes: int | None = None
+    activation_bytes: int | None = None
+    graph_bytes: int | None = None
+    overhead_bytes: int | None = None
+    graphs_in_fraction: bool = True
+    engine_version: str | None = None
+    date: str
+    source: str
+
+    def __post_init__(self) -> None:
+        sizes = (self.context_bytes, self.activation_bytes, self.graph_bytes, self.overhead_bytes)
+        for size in (self.gpu_total_bytes, *sizes):
+            if size is not None and not 0 <= size <= _MOST_BYTES:
+                raise KvModelError(f"a profile's size is {size} bytes", "profile")
+        counts = (self.tensor_parallel, self.pipeline_parallel, self.max_num_batched_tokens or 1)
+        if self.gpu_total_bytes < 1 or min(counts) < 1:
+            raise KvModelError("a profile needs a GPU's total and at least one rank and token", "profile")
+        if self.overhead_bytes is None and (self.context_bytes is None or self.activation_bytes is None):
+            raise KvModelError("a profile needs context and activation, or one overhead for both", "profile")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What a newer profile of replaces this one."""
+        return (
+            self.gpu_name or self.gpu_total_bytes,
+            self.model.digest,
+            self.tensor_parallel,
+            self.pipeline_parallel,
+            self.max_num_batched_tokens,
+        )
+
+    @property
+    def overheads(self) -> Overheads:
+        """The same as a plan takes it."""
+        split = self.overhead_bytes is None
+        return Overheads(
+            context_bytes=(self.context_bytes or 0) if split else 0,
+            activation_bytes=(self.activation_bytes or 0) if split else 0,
+            graph_bytes=(self.graph_bytes or 0) if self.graphs_in_fraction else 0,
+            overhead_bytes=self.overhead_bytes or 0,
+            source=f"measured: profile of {self.date}, {self.source}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileQuery:
+    """What a plan looks for. `max_num_batched_tokens` is None where the plan has no wish of its own."""
+
+    gpu_total_bytes: int
+    gpu_name: str | None
+    model: ModelKey
+    tensor_parallel: int
+    pipeline_parallel: int
+    max_num_batched_tokens: int | None = None
+
+
+def model_key(config: Mapping[str, object], architecture: Architecture, *, name: str) -> ModelKey:
+    """The identity of a model: its shape and quantization, whatever it is called and wherever it lies."""
+    text = text_fields(config)
+    kv_heads = sorted({layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)})
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    shape = [
+        architecture.model_type,
+        architecture.depth,
+        architecture.attention_heads,
+        kv_heads,
+        [text.maybe_integer(*names, high=1 << 26) for names in _WIDTHS],
+        str(method) if method is not None else None,
+    ]
+    digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+    return ModelKey(digest=digest, name=name[:_MOST_TEXT])
+
+
+def find_profile(profiles: Sequence[Profile], query: ProfileQuery) -> Profile | None:
+    """The newest profile of that model on that GPU, with the same ranks. Names decide where both have one; the totals
+    must be near each other in any case.
+    """
+
+    def fits(profile: Profile) -> bool:
+        wanted = query.max_num_batched_tokens
+        named = query.gpu_name is None or profile.gpu_name is None or query.gpu_name == profile.gpu_name
+        return (
+            named
+            and abs(profile.gpu_total_bytes - query.gpu_total_bytes) <= _SAME_GPU_RATIO * query.gpu_total_bytes
+            and profile.model.digest == query.model.digest
+            and (profile.tensor_parallel, profile.pipeline_parallel) == (query.tensor_parallel, query.pipeline_parallel)
+            and (wanted is None or profile.max_num_batched_tokens in (None, wanted))
+        )
+
+    # Of two of one day the later one in the file is the newer.
+    return max(filter(fits, reversed(profiles)), key=lambda profile: profile.date, default=None)
+
+
+def with_profile(profiles: Sequence[Profile], new: Profile) -> tuple[Profile, ...]:
+    """The profiles with `new` in place of the one it replaces; the oldest go where there are too many."""
+    kept = [profile for profile in profiles if profile.key != new.key]
+    return (*sorted(kept, key=lambda profile: profile.date)[-(MOST_PROFILES - 1) :], new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The parts of one GPU's budget that an engine's own figures give."""
+
+    context_bytes: int | None = None
+    activation_bytes: int | None = None
+    graph_bytes: int | None = None
+    overhead_bytes: int | None = None
+    graphs_in_fraction: bool = True
+
+
+def measure(report: EngineReport, *, total_bytes: int, weights_bytes: int | None, pool_bytes: int) -> Measured | None:
+    """What the engine took besides weights and pool, of the rank with the smallest pool; None where weights and pool
+    already are more than its budget, so that the total or the weights cannot be right.
+
+    v1/worker/gpu_worker.py::determine_available_memory, worker/worker.py (V0): budget - weights - non-torch -
+    activation = pool, the graphs' estimate within activation where it is applied.
+    """
+    settings = report.settings
+    rank = report.deciding_rank or RankReport(name="")
+    within = settings.graphs_in_fraction
+    estimate = None if rank.graphs_estimate is None else rank.graphs_estimate.nominal_bytes
+    graphs = estimate if within else None if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes
+    weights = weights_bytes if rank.weights is None else rank.weights.nominal_bytes
+    if weights is None:
+        return None
+    activation, context = _activation(rank), _context(rank)
+    if activation is not None and context is not None:
+        return Measured(
+            context_bytes=context,
+            activation_bytes=max(0, activation - ((graphs or 0) if within else 0)),
+            graph_bytes=graphs,
+            graphs_in_fraction=within,
+        )
+    usable = min(total_bytes, math.ceil(total_bytes * settings.fraction_ratio))
+    overhead = usable - weights - pool_bytes - ((graphs or 0) if within else 0)
+    if overhead < 0:
+        return None
+    return Measured(overhead_bytes=overhead, graph_bytes=graphs, graphs_in_fraction=within)
+
+
+def _activation(rank: RankReport) -> int | None:
+    if rank.activation is not None:
+        return rank.activation.nominal_bytes
+    if rank.peak_torch is not None and rank.weights is not None:
+        # 0.6.4 tells the peak of everything that torch holds, weights included.
+        return max(0, rank.peak_torch.nominal_bytes - rank.weights.nominal_bytes)
+    return None
+
+
+def _context(rank: RankReport) -> int | None:
+    if rank.non_torch is not None:
+        return rank.non_torch.nominal_bytes
+    if rank.consumed is not None and rank.weights is not None:
+        return max(0, rank.consumed.nominal_bytes - rank.weights.nominal_bytes)
+    return None
+
+
+def profiles_document(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """The JSON form."""
+    entries = []
+    for profile in profiles:
+        entry = {field.name: getattr(profile, field.name) for field in fields(profile)}
+        entry["model"] = {"digest": profile.model.digest, "name": profile.model.name}
+        entries.append(entry)
+    return {"schema_version": SCHEMA_VERSION, "profiles": entries}
+
+
+def parse_profiles(document: object) -> tuple[Profile, ...]:
+    """The profiles of a document.
+
+    Raises:
+        KvModelError: it is not one, or of a newer schema.
+
+    """
+    if not isinstance(document, Mapping) or not isinstance(document.get("profiles"), list):
+        raise KvModelError("it has no list of profiles", "profiles")
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise KvModelError(
+            f"its schema_version is {str(version)[:20]!r}, and this kvdiag reads {SCHEMA_VERSION}", "schema_version"
+        )
+    entries = document["profiles"]
+    if len(entries) > MOST_PROFILES:
+        raise KvModelError(f"it has {len(entries)} profiles, more than {MOST_PROFILES}", "profiles")
+    return tuple(_profile(entry, number) for number, entry in enumerate(entries, start=1))
+
+
+_INTEGERS = ("gpu_total_bytes", "tensor_parallel", "pipeline_parallel")
+_MAYBE_INTEGERS = ("max_num_batched_tokens", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes")
+_TEXTS = ("date", "source")
+_MAYBE_TEXTS = ("gpu_name", "engine_version")
+
+
+def _profile(entry: object, number: int) -> Profile:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("model"), Mapping):
+        raise KvModelError(f"its profile {number} is not an object with a model", "profiles")
+
+    def checked(source: Mapping[str, object], name: str, kind: type, *, required: bool) -> Any:
+        value = source.get(name)
+        if value is None and not required:
+            return None
+        if type(value) is not kind or (isinstance(value, str) and len(value) > _MOST_TEXT):
+            raise KvModelError(f"{name} of its profile {number} is not a {kind.__name__} as one is written", name)
+        return value
+
+    model = entry["model"]
+    values: dict[str, Any] = {name: checked(entry, name, int, required=True) for name in _INTEGERS}
+    values |= {name: checked(entry, name, int, required=False) for name in _MAYBE_INTEGERS}
+    values |= {name: checked(entry, name, str, required=True) for name in _TEXTS}
+    values |= {name: checked(entry, name, str, required=False) for name in _MAYBE_TEXTS}
+    return Profile(
+        model=ModelKey(
+            digest=checked(model, "digest", str, required=True), name=checked(model, "name", str, required=True)
+        ),
+        graphs_in_fraction=checked(entry, "graphs_in_fraction", bool, required=True),
+        **values,
+    )

@@ -1,0 +1,232 @@
+"""The cost model of a running server: its model's config, under settings that meet the engine's own figures.
+
+What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
+checked here: concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the number of blocks where the pool's
+bytes are told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kvdiag.kv.calibration.drift_reasons import explain
+from kvdiag.kv.calibration.engine_report import EngineReport, page_report
+from kvdiag.kv.calibration.predicted_vs_reported import (
+    DRIFT_LIMIT_RATIO,
+    Calibration,
+    Comparison,
+    Expected,
+    capacity_comparisons,
+)
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.capacity import CacheLayout
+from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.model import Facts, KvPool, Provenance
+
+MOST_IN_FLIGHT_TOKENS = 1 << 20
+
+RANKS = (1, 2, 4, 8, 16)
+"""Tensor-parallel sizes tried where they cannot be seen and the pool's bytes tell them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server's cache by its model's config. `block_bytes` is per rank, `None` where the ranks are not known.
+
+    `planned_blocks` is what the engine plans for one request of max_model_len tokens. `assumed` names, for a person,
+    the settings that no figure of the engine contradicts and none states.
+    """
+
+    architecture: Architecture
+    deployment: Deployment
+    layout: CacheLayout
+    block_bytes: int | None
+    planned_blocks: int
+    figures: tuple[Comparison, ...]
+    assumed: str
+
+    def drift(self, most_ratio: float = DRIFT_LIMIT_RATIO) -> Comparison | None:
+        """The figure that is furthest off, where one is off by more than `most_ratio`; the first of equals."""
+        worst = max(self.figures, key=lambda figure: abs(figure.drift_ratio), default=None)
+        return worst if worst is not None and abs(worst.drift_ratio) > most_ratio else None
+
+
+def served(facts: Facts, pool: KvPool) -> Served | str:
+    """The model of the engine whose pool this is; in a clause why there is none."""
+    if facts.model_config is None:
+        return "the model's config.json is not visible from here"
+    if facts.max_model_len_tokens is None:
+        return "the server does not tell its max_model_len"
+    # What is not looked at must not divide the cache.
+    return _served(
+        Facts(
+            model_config=facts.model_config,
+            engine_version=facts.engine_version,
+            max_model_len_tokens=facts.max_model_len_tokens,
+            tensor_parallel=facts.tensor_parallel,
+            pipeline_parallel=facts.pipeline_parallel,
+            pools=(replace(pool, engine="", memory_fraction_ratio=None),),
+        )
+    )
+
+
+def reported_blocks(pool: KvPool) -> int | None:
+    """Blocks that the engine itself plans for a request of max_model_len tokens; `None` before vLLM 0.24."""
+    return round(pool.total_blocks / pool.max_concurrency) if pool.max_concurrency else None
+
+
+def block_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
+    """Bytes of one block on one rank: as the engine reports its pool, else as its model's config gives them."""
+    if pool.block_bytes is not None:
+        return pool.block_bytes, "reported"
+    model = served(facts, pool)
+    if isinstance(model, str) or model.block_bytes is None or model.drift() is not None:
+        return None
+    return model.block_bytes, "computed"
+
+
+def pool_bytes(facts: Facts, pool: KvPool) -> tuple[int, Provenance] | None:
+    """Bytes of the whole pool on one rank, and whether the engine reports them or they follow from its config."""
+    if pool.pool_bytes is not None:
+        return pool.pool_bytes, "reported"
+    size = block_bytes(facts, pool)
+    return None if size is None else (size[0] * pool.total_blocks, size[1])
+
+
+def all_pools_bytes(facts: Facts) -> tuple[int, Provenance] | None:
+    """Bytes of the pools of all engines, one rank of each; `None` where there is none or one is not known."""
+    sizes = [pool_bytes(facts, pool) for pool in facts.pools]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return None
+    return sum(size for size, _ in known), known[0][1]
+
+
+def bytes_problem(facts: Facts) -> str | None:
+    """Why the bytes of a block cannot be computed, in a clause; `None` where they can."""
+    for pool in facts.pools:
+        model = served(facts, pool)
+        if isinstance(model, str):
+            return model
+        if (drift := model.drift()) is not None:
+            return f"the model's config gives another {drift.figure} than the engine reports"
+        if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
+            return "the blocks of the pipeline's stages are not of one size"
+        if model.block_bytes is None:
+            return "over how many ranks the cache is divided is not visible"
+    return None
+
+
+@lru_cache(maxsize=16)
+def _served(facts: Facts) -> Served | str:
+    report = page_report(facts)
+    try:
+        architecture = parse_architecture(json.loads(facts.model_config or ""))
+        candidates = _candidates(architecture, report, facts)
+        best = min(candidates, key=_distance)
+        if _distance(best) > 0:
+            best = min(best, _solved(best, report, facts), key=_distance)
+    except KvModelError as error:
+        return f"the model's config is not understood: {error.message}"
+    except (ValueError, RecursionError):
+        return "the model's config.json is no JSON"
+    explained = explain(
+        Calibration(comparisons=best.figures), architecture, best.deployment, report, Expected(pool_source="estimate")
+    )
+    return replace(best, figures=explained.comparisons)
+
+
+def _deployments(facts: Facts) -> Iterator[Deployment]:
+    """The settings that an engine with this pool may have, the usual ones first."""
+    (pool,) = facts.pools
+    mode = StateCacheMode(pool.state_cache_mode) if pool.state_cache_mode in list(StateCacheMode) else None
+    seen = facts.tensor_parallel
+    for ranks in (seen,) if seen is not None else RANKS if pool.pool_bytes is not None else (1,):
+        for platform in (Platform.CUDA, Platform.CPU):
+            for batched in USUAL_BATCHED_TOKENS:
+                yield Deployment(
+                    tensor_parallel=ranks,
+                    pipeline_parallel=facts.pipeline_parallel or 1,
+                    block_size_tokens=pool.block_tokens,
+                    kv_dtype=pool.cache_dtype or "auto",
+                    state_dtype=None if pool.state_dtype == "auto" else pool.state_dtype,
+                    state_cache_mode=mode,
+                    prefix_caching=pool.prefix_caching is not False,
+                    max_num_batched_tokens=batched,
+                    platform=platform,
+                )
+
+
+def _candidates(architecture: Architecture, report: EngineReport, facts: Facts) -> list[Served]:
+    """What the settings come to that this model can have: 16 ranks do not divide 40 heads.
+
+    Raises:
+        KvModelError: it can have none of them.
+
+    """
+    found: list[Served] = []
+    refused: KvModelError | None = None
+    for one in _deployments(facts):
+        try:
+            found.append(_candidate(architecture, one, report, facts))
+        except KvModelError as error:
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
+def _candidate(architecture: Architecture, deployment: Deployment, report: EngineReport, facts: Facts) -> Served:
+    (pool,) = facts.pools
+    layout = deployed_layout(architecture, deployment)
+    sizes = set(layout.bytes_per_block)
+    size = sizes.pop() if len(sizes) == 1 else None
+    known = facts.tensor_parallel is not None or pool.pool_bytes is not None
+    return Served(
+        architecture=architecture,
+        deployment=deployment,
+        layout=layout,
+        block_bytes=size if known or _same_on_all_ranks(architecture, deployment, size) else None,
+        planned_blocks=layout.admission_blocks(facts.max_model_len_tokens or 1, deployment.request_terms(architecture)),
+        figures=capacity_comparisons(architecture, deployment, report),
+        assumed=f"max_num_batched_tokens {deployment.max_num_batched_tokens}, {deployment.platform} kernels",
+    )
+
+
+def _distance(candidate: Served) -> float:
+    return sum(abs(figure.drift_ratio) for figure in candidate.figures)
+
+
+def _same_on_all_ranks(architecture: Architecture, deployment: Deployment, size: int | None) -> bool:
+    """Whether a block costs the same however the model is divided: latent attention is kept whole on every rank."""
+    try:
+        halved = deployed_layout(architecture, replace(deployment, tensor_parallel=2))
+    except KvModelError:
+        return False
+    return set(halved.bytes_per_block) == {size}
+
+
+def _solved(candidate: Served, report: EngineReport, facts: Facts) -> Served:
+    """The same with the tokens in flight that give the blocks reported for one request, found by bisection.
+
+    Windowed layers plan a window and what is in flight (`pages.py`), so blocks grow with it. Where no number of tokens
+    gives the reported blocks the answer is as far off as before.
+    """
+    wanted, longest_tokens = reported_blocks(facts.pools[0]), facts.max_model_len_tokens
+    if wanted is None or longest_tokens is None:
+        return candidate
+    low, high = 1, MOST_IN_FLIGHT_TOKENS
+    while low < high:
+        middle = (low + high) // 2
+        terms = replace(candidate.deployment, max_in_flight_tokens=middle).request_terms(candidate.architecture)
+        enough = candidate.layout.admission_blocks(longest_tokens, terms) >= wanted
+        low, high = (low, middle) if enough else (middle + 1, high)
+    deployment = replace(candidate.deployment, max_in_flight_tokens=low)
+    found = _candidate(candidate.architecture, deployment, report, facts)
+    return replace(found, assumed=f"{low} tokens in flight, {deployment.platform} kernels")

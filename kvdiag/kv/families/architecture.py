@@ -1,0 +1,194 @@
+"""A parsed Hugging Face config.json -> Architecture.
+
+The dimensions come from where vLLM takes them: transformers_utils/model_arch_config_convertor.py and the model file
+of each family. A model type that is not in families.py is an error: the textbook formula is never a silent fallback,
+since it is wrong 4 to 25 times on latent, windowed and state layers.
+"""
+
+from collections.abc import Mapping
+
+from kvdiag.kv.families.attention import encoder_only
+from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.hf_defaults import HF_DEFAULTS
+from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
+from kvdiag.kv.model_error import KvModelError
+
+# Where multimodal configs keep the language model, in the order tried
+# (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
+_TEXT_CONFIGS = (
+    "thinker_config",
+    "text_config",
+    "llm_config",
+    "language_config",
+    "text_model_config",
+    "language_model",
+)
+_MODEL_DTYPES = {
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    # vLLM serves a float32 checkpoint in 16 bits (config/model.py::_resolve_auto_dtype).
+    "float32": "float16",
+    "float": "float16",
+}
+_NEVER_ASSUMED = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
+)
+_OVERRIDE = "pass --kv-bytes-per-token to say the cost yourself"
+
+
+def parse_architecture(config: Mapping[str, object]) -> Architecture:
+    """The layers of a model, from its config.json. Raises KvModelError with the field that decided so."""
+    if not isinstance(config, Mapping):
+        raise KvModelError(f"config is a {type(config).__name__}, not a JSON object", "config")
+    top = Fields(config)
+    text = _text_config(top)
+    model_type = _model_type(top, text)
+    family = FAMILIES.get(model_type)
+    if family is None and top.has("text_model_id"):
+        field = top.path("text_model_id")
+        raise KvModelError(
+            f"{field}: the language model is another repository's ({top.text('text_model_id')!a}); pass that one", field
+        )
+    if family is None:
+        holder = text if text.has("model_type") else top
+        field = holder.path("model_type")
+        raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
+    if _looks_both_ways(top, text, model_type):
+        family = encoder_only
+    filled = _filled(text, model_type, nested=text is not top)
+    parts = family(filled, top)
+    return Architecture(
+        model_type=model_type,
+        depth=parts.depth,
+        attention_heads=parts.attention_heads,
+        layers=parts.layers,
+        draft_layers=parts.draft_layers,
+        dtype=_dtype(top, text),
+        declared_kv_dtype=_declared_kv_dtype(top, text),
+        state_dtype=parts.state_dtype,
+        max_context_tokens=_max_context(filled),
+    )
+
+
+def text_fields(config: Mapping[str, object]) -> Fields:
+    """The language model's fields of a config that parse_architecture accepts, class defaults filled in."""
+    top = Fields(config)
+    text = _text_config(top)
+    return _filled(text, _model_type(top, text), nested=text is not top)
+
+
+def given_architecture(*, bytes_per_token: int) -> Architecture:
+    """A model of which only the cache's bytes per token and GPU are known (--kv-bytes-per-token): one row per token,
+    the same on every rank, to be deployed with an 8-bit cache.
+    """
+    layer = LatentLayer(index=0, kind=LayerKind.MLA, latent_size=bytes_per_token)
+    return Architecture(model_type="given", depth=1, attention_heads=0, layers=(layer,), dtype="bfloat16")
+
+
+def _text_config(top: Fields) -> Fields:
+    """The language model's own config: the first nested one that says anything, else the whole."""
+    if top.text("model_type") == "moondream3":
+        # transformers_utils/configs/moondream3.py: config.text, and class defaults for what it leaves out.
+        holder = top.child("config")
+        return top if holder is None else holder.child("text") or holder
+    current = top
+    while True:
+        nested = next(
+            (child for name in _TEXT_CONFIGS if (child := current.child(name)) is not None and child.names()),
+            None,
+        )
+        if nested is None:
+            return current
+        current = nested
+
+
+def _model_type(top: Fields, text: Fields) -> str:
+    model_type = text.text("model_type") or top.text("model_type")
+    if model_type in FAMILIES:
+        return str(model_type)
+    for source in (text, top):
+        for architecture in source.strings("architectures") or ():
+            if architecture in TYPE_OF_ARCHITECTURE:
+                return TYPE_OF_ARCHITECTURE[architecture]
+    if model_type is None:
+        raise KvModelError(
+            f"config has neither model_type nor a known entry in architectures; is it a model's config.json? "
+            f"Else {_OVERRIDE}",
+            "model_type",
+        )
+    return model_type
+
+
+def _looks_both_ways(top: Fields, text: Fields, model_type: str) -> bool:
+    classes = frozenset(top.strings("architectures") or ()) | frozenset(text.strings("architectures") or ())
+    if classes & ENCODER_CLASSES:
+        return True
+    return model_type in ENCODING_DECODERS and not text.flag("is_causal", default=True)
+
+
+def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
+    """The config with what its transformers class fills in.
+
+    How deep and how wide a model is must stand in a config of its own: only nested text configs, which are written as
+    differences from their class, may leave that out.
+    """
+    defaults = HF_DEFAULTS.get(model_type, {})
+    if not nested:
+        defaults = {name: value for name, value in defaults.items() if name not in _NEVER_ASSUMED}
+    return text.filled(defaults)
+
+
+def _dtype(top: Fields, text: Fields) -> str:
+    """The dtype the model runs in (config/model.py::_get_and_verify_dtype; the text config's, else the top's)."""
+    for source in (top, text):
+        for name in ("dtype", "torch_dtype"):
+            value = source.text(name)
+            if value is None or value == "auto":
+                continue
+            short = value.removeprefix("torch.")
+            if short not in _MODEL_DTYPES:
+                raise KvModelError(
+                    f"{source.path(name)} {short!r} is not a dtype that a model is served in", source.path(name)
+                )
+            return _MODEL_DTYPES[short]
+    return "bfloat16"
+
+
+def _declared_kv_dtype(top: Fields, text: Fields) -> str | None:
+    """The KV format a quantized checkpoint asks for, used where --kv-cache-dtype is auto.
+
+    utils/torch_utils.py::get_kv_cache_quant_algo_string (ModelOpt), model_executor/layers/attention/attention.py
+    (compressed-tensors kv_cache_scheme).
+    """
+    for source in (top, text):
+        for name in ("quantization_config", "compression_config"):
+            quantization = source.child(name)
+            if quantization is None:
+                continue
+            inner = quantization.child("quantization") or quantization
+            for holder in (inner, quantization):
+                for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+                    scheme = holder.raw(key)
+                    if isinstance(scheme, str):
+                        return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(scheme.lower())
+                    if isinstance(scheme, Mapping):
+                        bits = scheme.get("num_bits")
+                        return {8: "fp8", 4: "nvfp4"}.get(bits) if isinstance(bits, int) else None
+    return None
+
+
+def _max_context(text: Fields) -> int | None:
+    """The longest context the config promises, before rope scaling (config/model.py::_get_and_verify_max_len)."""
+    return text.maybe_integer(
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "model_max_length",
+        "max_sequence_length",
+        "max_target_positions",
+        "max_context",
+    )

@@ -1,0 +1,216 @@
+"""What the readers of all families share: depth, heads, layer names, and layers made of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.model_error import KvModelError
+
+# The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
+MOST_LAYERS = 1024
+MOST_HEADS = 4096
+# The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
+WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
+_LARGEST_HEAD = 1 << 14
+# Names in `layer_types` of models that have layers with a state as well.
+ATTENTION_NAMES = frozenset({"full_attention", "attention"})
+_STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a family reads from a config."""
+
+    depth: int
+    attention_heads: int
+    layers: tuple[Layer, ...]
+    draft_layers: tuple[Layer, ...] = ()
+    state_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth < 1 or not self.layers:
+            raise KvModelError(
+                f"num_hidden_layers is {self.depth}, with {len(self.layers)} layers", "num_hidden_layers"
+            )
+
+
+Family = Callable[[Fields, Fields], Parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Head counts and the head size of a config's attention layers."""
+
+    attention_heads: int
+    kv_heads: int
+    head_size: int
+
+    def __post_init__(self) -> None:
+        if min(self.attention_heads, self.kv_heads, self.head_size) < 1:
+            raise KvModelError(
+                f"{self.attention_heads} heads, {self.kv_heads} KV heads of size {self.head_size} are impossible",
+                "num_attention_heads",
+            )
+        if self.kv_heads > self.attention_heads or self.attention_heads % self.kv_heads:
+            raise KvModelError(
+                f"num_key_value_heads {self.kv_heads} does not divide num_attention_heads {self.attention_heads}",
+                "num_key_value_heads",
+            )
+
+
+def read_depth(text: Fields) -> int:
+    """The number of decoder layers (ModelArchConfigConvertorBase.get_num_hidden_layers, HF attribute maps)."""
+    return text.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", high=MOST_LAYERS)
+
+
+def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
+    """Heads as ModelArchConfigConvertorBase reads them: get_total_num_kv_heads, get_head_size."""
+    attention_heads = text.maybe_integer(
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", high=MOST_HEADS
+    )
+    if kv_heads is None:
+        kv_heads = text.maybe_integer(
+            "n_head_kv",
+            "num_kv_heads",
+            "num_key_value_heads",
+            "multi_query_group_num",
+            "num_attention_groups",
+            "n_kv_heads",
+            high=MOST_HEADS,
+        )
+    size = text.maybe_integer("head_dim", "hidden_size_per_head", "kv_channels", low=0, high=_LARGEST_HEAD) or None
+    if attention_heads is None:
+        # Only head_dim and the KV heads cost anything: a config that states both needs no query heads.
+        attention_heads = text.integer("num_attention_heads", default=kv_heads if size else None)
+    if size is None:
+        hidden = text.integer(*WIDTH_NAMES)
+        if hidden < attention_heads:
+            field = text.path("hidden_size")
+            raise KvModelError(
+                f"{field} {hidden} is less than num_attention_heads {attention_heads}: no head would have a size", field
+            )
+        if hidden % attention_heads:
+            # transformers LlamaConfig.validate_architecture refuses it.
+            field = text.path("hidden_size")
+            raise KvModelError(
+                f"{field} {hidden} is not a multiple of num_attention_heads {attention_heads}, "
+                "and there is no head_dim",
+                field,
+            )
+        size = hidden // attention_heads
+    return Heads(attention_heads=attention_heads, kv_heads=kv_heads or attention_heads, head_size=size)
+
+
+def window_of(text: Fields) -> int | None:
+    """`sliding_window`; 0 means none (config/model.py::ModelConfig.__post_init__)."""
+    return text.maybe_integer("sliding_window", low=0, high=1 << 30) or None
+
+
+def layer_names(text: Fields, depth: int) -> tuple[str, ...] | None:
+    """`layer_types`, one name per layer, or a `layer_types_count` summary spread out; None without either."""
+    names = text.strings("layer_types")
+    if names is not None:
+        if len(names) < depth:
+            field = text.path("layer_types")
+            raise KvModelError(f"{field} names {len(names)} layers and num_hidden_layers is {depth}", field)
+        return names[:depth]
+    counts = text.child("layer_types_count")
+    return None if counts is None else _spread(counts, text.path("layer_types_count"), depth)
+
+
+def _spread(counts: Fields, field: str, depth: int) -> tuple[str, ...]:
+    """Layer names from how many there are of each, rarer ones spaced evenly among the others."""
+    totals = {name: counts.integer(name, low=0, high=MOST_LAYERS) for name in counts.names()}
+    if sum(totals.values()) != depth:
+        raise KvModelError(f"{field} counts {sum(totals.values())} layers and num_hidden_layers is {depth}", field)
+    placed = [((rank + 1) / total, -total, name) for name, total in totals.items() for rank in range(total)]
+    return tuple(name for _, _, name in sorted(placed))
+
+
+def full_layer(index: int, heads: Heads, *, head_size_v: int | None = None) -> AttentionLayer:
+    """A full-attention layer."""
+    return AttentionLayer(
+        index=index,
+        kind=LayerKind.FULL,
+        kv_heads=heads.kv_heads,
+        head_size=heads.head_size,
+        head_size_v=heads.head_size if head_size_v is None else head_size_v,
+    )
+
+
+def full_layers(depth: int, heads: Heads) -> tuple[AttentionLayer, ...]:
+    """`depth` full-attention layers."""
+    return tuple(full_layer(index, heads) for index in range(depth))
+
+
+def sliding_layer(index: int, heads: Heads, window_tokens: int, *, head_size_v: int | None = None) -> AttentionLayer:
+    """A sliding-window layer."""
+    return AttentionLayer(
+        index=index,
+        kind=LayerKind.SLIDING,
+        kv_heads=heads.kv_heads,
+        head_size=heads.head_size,
+        head_size_v=heads.head_size if head_size_v is None else head_size_v,
+        window_tokens=window_tokens,
+    )
+
+
+def chunked_layer(index: int, heads: Heads, chunk_tokens: int) -> AttentionLayer:
+    """A chunked local-attention layer."""
+    return AttentionLayer(
+        index=index,
+        kind=LayerKind.CHUNKED,
+        kv_heads=heads.kv_heads,
+        head_size=heads.head_size,
+        head_size_v=heads.head_size,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def typed_layers(
+    text: Fields, names: tuple[str, ...], heads: Heads, *, window_tokens: int | None
+) -> tuple[AttentionLayer, ...]:
+    """Layers from the `layer_types` names of attention models."""
+    layers: list[AttentionLayer] = []
+    for index, name in enumerate(names):
+        match name:
+            case "full_attention" | "attention" | "global_attention":
+                layers.append(full_layer(index, heads))
+            case "sliding_attention" | "window_attention" | "local_attention":
+                if window_tokens is None:
+                    field = text.path("sliding_window")
+                    raise KvModelError(
+                        f"layer_types has sliding layers and {field} says how wide none of them is", field
+                    )
+                layers.append(sliding_layer(index, heads, window_tokens))
+            case "chunked_attention":
+                layers.append(chunked_layer(index, heads, text.integer("attention_chunk_size", high=1 << 30)))
+            case _:
+                raise unknown_layer(text, name)
+    return tuple(layers)
+
+
+def mixed_layers(text: Fields, names: tuple[str, ...], kind: LayerKind, state: StateShape) -> tuple[Layer, ...]:
+    """Attention where the name says so, a state elsewhere."""
+    heads = read_heads(text)
+    layers: list[Layer] = []
+    for index, name in enumerate(names):
+        if name in ATTENTION_NAMES:
+            layers.append(full_layer(index, heads))
+        elif name in _STATE_NAMES:
+            layers.append(StateLayer(index=index, kind=kind, state=state))
+        else:
+            raise unknown_layer(text, name)
+    return tuple(layers)
+
+
+def unknown_layer(text: Fields, name: str) -> KvModelError:
+    """The error for a layer type that a family does not know."""
+    field = text.path("layer_types")
+    shown = ascii(name[:40])
+    return KvModelError(
+        f"{field} has a layer of type {shown}, whose KV cost is not known; pass --kv-bytes-per-token instead",
+        field,
+    )

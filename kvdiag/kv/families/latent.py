@@ -1,0 +1,82 @@
+"""Families with multi-head latent attention (MLA): one compressed row per token, on every tensor-parallel rank.
+
+vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_flash.py.
+"""
+
+from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, Parts, full_layers, read_depth, read_heads
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind
+from kvdiag.kv.model_error import KvModelError
+
+
+def latent(text: Fields, top: Fields) -> Parts:
+    """DeepSeek V2 to V3.2, Kimi-K2, GLM-5 and their kin (deepseek_v2.py, glm4_moe_lite.py).
+
+    With neither part of a latent query, as in DeepSeek-OCR, a layer keeps K and V per head
+    (deepseek_v2.py::DeepseekV2DecoderLayer: use_mha).
+    """
+    del top
+    depth = read_depth(text)
+    if text.raw("qk_nope_head_dim") == 0 and text.raw("qk_rope_head_dim") == 0:
+        heads = read_heads(text)
+        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+    size = latent_size(text)
+    row = indexer_row_bytes(text)
+    owners = indexer_owners(text, depth) if row is not None else frozenset[int]()
+    layers: list[Layer] = [latent_layer(index, size, row if index in owners else None) for index in range(depth)]
+    drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    return Parts(
+        depth=depth,
+        attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
+        layers=tuple(layers),
+        draft_layers=tuple(latent_layer(depth - 1, size, row) for _ in range(drafts)),
+    )
+
+
+def longcat_flash(text: Fields, top: Fields) -> Parts:
+    """LongCat-Flash (longcat_flash.py): two attention sublayers in every decoder layer."""
+    del top
+    depth = text.integer("num_layers", high=MOST_LAYERS)
+    size = latent_size(text)
+    layers = tuple(latent_layer(index, size, None) for index in range(depth) for _ in range(2))
+    return Parts(depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=layers)
+
+
+def latent_size(text: Fields) -> int:
+    """kv_lora_rank + qk_rope_head_dim (ModelArchConfigConvertorBase.get_head_size)."""
+    return text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim", low=0)
+
+
+def latent_layer(index: int, size: int, indexer_row: int | None) -> LatentLayer:
+    """An MLA layer, of the sparse kind where it owns an indexer."""
+    return LatentLayer(
+        index=index,
+        kind=LayerKind.MLA if indexer_row is None else LayerKind.MLA_DSA,
+        latent_size=size,
+        indexer_row_bytes=indexer_row,
+    )
+
+
+def indexer_row_bytes(text: Fields) -> int | None:
+    """Bytes per token of the sparse-attention indexer's cache: a byte per element and an fp32 scale per 128
+    (deepseek_v2.py::Indexer). A config with index_topk has an indexer.
+    """
+    if not text.has("index_topk"):
+        return None
+    size = text.integer("index_head_dim", high=1 << 14)
+    return size + size // 128 * 4
+
+
+def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
+    """Layers with an indexer of their own; the others reuse the selection of one before
+    (deepseek_v2.py::DeepseekV2MLAAttention: index_topk_pattern, index_topk_freq, index_skip_topk_offset).
+    """
+    pattern = text.raw("index_topk_pattern")
+    if isinstance(pattern, str | list):
+        if len(pattern) > MOST_LAYERS:
+            field = text.path("index_topk_pattern")
+            raise KvModelError(f"{field} has {len(pattern)} entries; at most {MOST_LAYERS} are read", field)
+        return frozenset(index for index in range(depth) if index >= len(pattern) or pattern[index] != "S")
+    period = text.integer("index_topk_freq", default=1, high=MOST_LAYERS)
+    offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MOST_LAYERS)
+    return frozenset(index for index in range(depth) if max(index - offset + 1, 0) % period == 0)

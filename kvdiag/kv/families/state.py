@@ -1,0 +1,206 @@
+"""Families with layers that keep a state other than Mamba's: gated delta net, Kimi delta and linear attention, short
+convolution.
+
+State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that
+each model's get_mamba_state_shape_from_config reads.
+"""
+
+from kvdiag.kv.families.base import (
+    MOST_HEADS,
+    MOST_LAYERS,
+    Parts,
+    full_layer,
+    layer_names,
+    mixed_layers,
+    read_depth,
+    read_heads,
+)
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.families.latent import latent_layer, latent_size
+from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
+from kvdiag.kv.layout.state_layers import StateShape
+from kvdiag.kv.model_error import KvModelError
+
+# transformers OlmoHybridConfig: every fourth layer is full.
+_OLMO_PERIOD = 4
+
+
+def delta_state(text: Fields) -> StateShape:
+    """gated_delta_net_state_shape, from the linear_* fields."""
+    key_heads = text.integer("linear_num_key_heads", high=MOST_HEADS)
+    value_heads = text.integer("linear_num_value_heads", high=MOST_HEADS)
+    key_size = text.integer("linear_key_head_dim", high=1 << 14)
+    value_size = text.integer("linear_value_head_dim", high=1 << 14)
+    return StateShape(
+        conv_channels=2 * key_size * key_heads + value_size * value_heads,
+        conv_steps=text.integer("linear_conv_kernel_dim", high=1 << 10) - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=value_heads,
+        recurrent_head_elements=value_size * key_size,
+    )
+
+
+def qwen_delta(text: Fields, top: Fields) -> Parts:
+    """Qwen3-Next and Qwen3.5 to 3.8 (qwen3_next.py, qwen3_5.py): full attention every full_attention_interval layers,
+    gated delta net between them.
+    """
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        every = text.integer("full_attention_interval", default=4, high=MOST_LAYERS)
+        names = tuple("linear_attention" if (index + 1) % every else "full_attention" for index in range(depth))
+    drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(text)),
+        draft_layers=tuple(full_layer(depth - 1, heads) for _ in range(drafts)),
+        state_dtype=text.text("mamba_ssm_dtype"),
+    )
+
+
+def olmo_hybrid(text: Fields, top: Fields) -> Parts:
+    """OLMo Hybrid (olmo_hybrid.py): as Qwen3-Next, with sizes that follow from the attention heads."""
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        names = tuple("linear_attention" if (index + 1) % _OLMO_PERIOD else "full_attention" for index in range(depth))
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(_olmo_sizes(text))),
+    )
+
+
+def _olmo_sizes(text: Fields) -> Fields:
+    """The sizes that transformers OlmoHybridConfig fills in where they are missing."""
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    key_heads = text.integer("linear_num_key_heads", default=heads, high=MOST_HEADS)
+    key_size = text.integer(
+        "linear_key_head_dim", default=max(1, 3 * text.integer("hidden_size") // (4 * key_heads)), high=1 << 14
+    )
+    return text.filled(
+        {
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": key_size,
+            "linear_value_head_dim": 2 * key_size,
+        }
+    )
+
+
+def lfm2(text: Fields, top: Fields) -> Parts:
+    """LFM2 (lfm2.py, lfm2_moe.py): full attention at full_attn_idxs or as layer_types says, short convolutions
+    elsewhere, conv_L_cache - 1 steps long.
+    """
+    del top
+    depth = read_depth(text)
+    heads = read_heads(text)
+    names = layer_names(text, depth)
+    if names is None:
+        attention = text.integers("full_attn_idxs", high=MOST_LAYERS)
+        chosen = frozenset(range(depth) if attention is None else attention)
+        names = tuple("full_attention" if index in chosen else "conv" for index in range(depth))
+    channels = text.integer("conv_dim", "hidden_size")
+    state = StateShape(
+        conv_channels=channels,
+        conv_steps=text.integer("conv_L_cache", default=3, high=1 << 10) - 1,
+        drafts_lengthen_conv=False,
+        recurrent_heads=0,
+        recurrent_head_elements=0,
+    )
+    return Parts(
+        depth=depth,
+        attention_heads=heads.attention_heads,
+        layers=mixed_layers(text, names, LayerKind.SHORT_CONV, state),
+    )
+
+
+def kimi_linear(text: Fields, top: Fields) -> Parts:
+    """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
+    elsewhere; layers are counted from 1 and the recurrent state is float32.
+    """
+    del top
+    depth = read_depth(text)
+    linear = text.child("linear_attn_config")
+    if linear is None:
+        field = text.path("linear_attn_config")
+        raise KvModelError(f"config has no {field}; it tells delta-attention layers from MLA", field)
+    kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
+    heads = linear.integer("num_heads", high=MOST_HEADS)
+    size = linear.integer("head_dim", high=1 << 14)
+    state = delta_attention_state(heads, size, linear.integer("short_conv_kernel_size", default=4, high=1 << 10))
+    row = latent_size(text)
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if index + 1 in kda
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(
+        depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=tuple(layers)
+    )
+
+
+def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape:
+    """kda_state_shape and kda_state_dtype."""
+    return StateShape(
+        conv_channels=3 * heads * head_size,
+        conv_steps=kernel - 1,
+        drafts_lengthen_conv=True,
+        recurrent_heads=heads,
+        recurrent_head_elements=head_size * head_size,
+        recurrent_dtype="float32",
+        prefill_checkpoints=1,
+    )
+
+
+def bailing_linear(text: Fields, top: Fields) -> Parts:
+    """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
+    between them. Ling 3 has the same model type and Kimi delta attention between them.
+    """
+    classes = (*(top.strings("architectures") or ()), *(text.strings("architectures") or ()))
+    if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
+        return _bailing_v3(text)
+    depth = read_depth(text)
+    group = text.integer("layer_group_size", default=1, low=0, high=MOST_LAYERS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    size = text.integer("head_dim", default=max(1, text.integer("hidden_size") // heads), high=1 << 14)
+    state = StateShape(
+        conv_channels=0,
+        conv_steps=0,
+        drafts_lengthen_conv=False,
+        recurrent_heads=heads,
+        recurrent_head_elements=size * size,
+    )
+    row = latent_size(text)
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.LINEAR, state=state)
+        if group and (index + 1) % group
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+
+
+def _bailing_v3(text: Fields) -> Parts:
+    """Ling 3 (bailing_moe_v3.py): MLA as above, and in the layers beyond the last whole group."""
+    depth = read_depth(text)
+    group = text.integer("layer_group_size", high=MOST_LAYERS)
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    state = delta_attention_state(
+        heads, text.integer("head_dim", high=1 << 14), text.integer("short_conv_kernel_size", default=4, high=1 << 10)
+    )
+    row = latent_size(text)
+    grouped = depth // group * group
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if (index + 1) % group and index < grouped
+        else latent_layer(index, row, None)
+        for index in range(depth)
+    ]
+    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))

@@ -1,0 +1,1 @@
+"""What fits: budgets, plans, the catalogues of GPUs and models."""

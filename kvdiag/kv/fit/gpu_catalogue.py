@@ -1,0 +1,124 @@
+"""GPU names and the memory NVML reports for them, for plans made where there is no such GPU."""
+
+import re
+
+from kvdiag.kv.model_error import KvModelError
+
+_MIB = 1 << 20
+# NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
+_MEMORY_MIB = {
+    "a10": 23_028,
+    "a10g": 23_028,
+    "a100-40gb": 40_960,
+    "a100-80gb": 81_920,
+    "a6000": 49_140,
+    "b200": 183_359,
+    "gh200-96gb": 97_871,
+    "h100": 81_559,
+    "h100-80gb": 81_559,
+    "h100-nvl": 95_830,
+    "h20": 97_871,
+    "h20-3e": 143_771,
+    "h200": 143_771,
+    "l4": 23_034,
+    "l40s": 46_068,
+    "mi300x": 196_592,
+    "rtx3090": 24_576,
+    "rtx4090": 24_564,
+    "rtx5090": 32_607,
+    "rtx6000-ada": 49_140,
+    "rtxpro6000": 97_887,
+    "t4": 15_360,
+    "v100-16gb": 16_384,
+    "v100-32gb": 32_768,
+}
+_ALIASES = {
+    "a100": "a100-80gb",
+    "4090": "rtx4090",
+    "3090": "rtx3090",
+    "5090": "rtx5090",
+    "gh200": "gh200-96gb",
+    "gh200-480gb": "gh200-96gb",
+    "v100": "v100-32gb",
+}
+_BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
+_SIZE_SUFFIX = re.compile(r"-\d+gb$")
+_SIZE_WORD = re.compile(r"\d{1,4}gb")
+_BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|server|workstation|edition|max|q")
+"""Words of a driver's name that say nothing of the memory's size."""
+
+_RTX = re.compile(r"\brtx-(pro-)?(\d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_MOST_BYTES = 1 << 50
+_LEAST_GPU_BYTES = 1 << 20
+GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
+
+
+def gpu_bytes(name: str) -> int:
+    """The memory of a GPU by its name, or a size such as 80GB, 80GiB or 85899345920."""
+    key = name.strip().lower().removeprefix("nvidia").strip(" -").replace(" ", "").replace("_", "-")
+    key = _ALIASES.get(key, key)
+    if key in _MEMORY_MIB:
+        return _MEMORY_MIB[key] * _MIB
+    if (spelled := _as_drivers_spell(name)) is not None:
+        return _MEMORY_MIB[spelled] * _MIB
+    try:
+        size = parse_bytes(name, field="gpu")
+    except KvModelError:
+        known = ", ".join(GPU_NAMES)
+        raise KvModelError(f"gpu {name[:40]!a} is neither a size nor known; known are {known}", "gpu") from None
+    if size < _LEAST_GPU_BYTES:
+        raise KvModelError(f"gpu {name[:40]!a} is {size} bytes of memory; give a unit, as in 80GB, or a name", "gpu")
+    return size
+
+
+def _as_drivers_spell(name: str) -> str | None:
+    """The GPU that NVML calls so, as in "NVIDIA A100-SXM4-80GB" or "NVIDIA H100 NVL"; `None` for none of the table.
+
+    Every word has to be known: a laptop's, a virtual GPU's or a slice's has another amount of memory.
+    """
+    joined = _RTX.sub(lambda found: f"rtx{'pro' if found[1] else ''}{found[2]}", "-".join(_words(name)))
+    words = set(joined.split("-"))
+    fitting = []
+    for key in (*_MEMORY_MIB, *_ALIASES):
+        parts, family = set(key.split("-")), _ALIASES.get(key, key)
+        others = {word for word in words - parts if not _BESIDE.fullmatch(word)}
+        sizes = {word for word in others if _SIZE_WORD.fullmatch(word)}
+        same = all(abs(_MEMORY_MIB[family] / 1024 - int(word[:-2])) <= int(word[:-2]) / 10 for word in sizes)
+        if parts <= words and others == sizes and same:
+            fitting.append((len(parts), family))
+    return max(fitting, default=(0, None))[1]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", text.lower()[:80]) if word not in _BRAND_WORDS]
+
+
+def gpu_name(text: str) -> str | None:
+    """The family of a GPU by which two names of it are equal: "h100" for h100, H100-80GB and NVIDIA H100 80GB HBM3.
+    None for a size, or a name that is not in the table.
+    """
+    joined = "-".join(_words(text))
+    best, length = None, 0
+    for name in (*_MEMORY_MIB, *_ALIASES):
+        family = _SIZE_SUFFIX.sub("", _ALIASES.get(name, name))
+        for spelling in (name, family, f"rtx-{family}", family.replace("rtxpro", "rtx-pro-").replace("rtx", "rtx-")):
+            spelled = spelling.replace("--", "-")
+            if len(spelled) > length and (joined == spelled or joined.startswith(f"{spelled}-")):
+                best, length = family, len(spelled)
+    return best
+
+
+def parse_bytes(text: str, *, field: str) -> int:
+    """Bytes from a number with a unit: GB is a thousand million, GiB is 2**30, no unit is bytes."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise KvModelError(f"{field} {text[:40]!a} is not a size such as 80GB, 80GiB or a number of bytes", field)
+    number, prefix, binary = found.groups()
+    size = int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
+    if prefix == "" and "." not in number:
+        size = int(number)
+    if not 0 < size <= _MOST_BYTES:
+        raise KvModelError(f"{field} is {size} bytes; it must lie between 1 and {_MOST_BYTES}", field)
+    return size

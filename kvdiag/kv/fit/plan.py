@@ -1,0 +1,339 @@
+"""Will it fit: the memory budget of an engine, what a pool then serves, and what to change when it does not.
+
+The budget follows vLLM v1/worker/gpu_worker.py::determine_available_memory: a fraction of the device's total, less
+weights, context, activation and graphs, is the KV pool. Everything is per GPU and of its pipeline stage; a plan is as
+good as its worst stage.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvdiag.kv.layout.capacity import NULL_BLOCKS, Capacity, longest_context_tokens, pool_capacity
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.model_error import KvModelError
+
+_MOST_BYTES = 1 << 50
+_MOST_REQUESTS = 1 << 24
+_MOST_TRAFFIC = 1e9
+# From here on the normal distribution gives a Poisson quantile to within a request, and exp(-mean) is no longer tiny.
+_NORMAL_FROM = 500.0
+# v1/worker/gpu_worker.py, config/cache.py::CacheConfig.gpu_memory_utilization (0.90 before vLLM 0.20).
+DEFAULT_MEMORY_FRACTION = 0.92
+
+
+class Outcome(StrEnum):
+    """The answer, worst last."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+# Less room than this, as a share of the pool, is called tight.
+TIGHT_HEADROOM_RATIO = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The memory of one GPU of one pipeline stage, in bytes, and who takes it. `overhead_bytes` is context, activation
+    and graphs where a measurement does not tell them apart.
+    """
+
+    total_bytes: int
+    memory_fraction_ratio: float
+    weights_bytes: int
+    context_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    overhead_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.total_bytes <= _MOST_BYTES:
+            raise KvModelError(
+                f"gpu memory is {self.total_bytes} bytes; it must lie between 1 and {_MOST_BYTES}", "gpu"
+            )
+        if not 0 < self.memory_fraction_ratio <= 1:
+            raise KvModelError(
+                f"memory fraction is {self.memory_fraction_ratio}; it must be more than 0 and at most 1",
+                "memory_fraction",
+            )
+        for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
+            if not 0 <= getattr(self, name) <= _MOST_BYTES:
+                raise KvModelError(f"{name} is {getattr(self, name)}; it must lie between 0 and {_MOST_BYTES}", name)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the engine may take at all (v1/worker/utils.py::request_memory)."""
+        return min(self.total_bytes, math.ceil(self.total_bytes * self.memory_fraction_ratio))
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What the fraction leaves to others."""
+        return self.total_bytes - self.usable_bytes
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """Bytes missing before there is any pool; 0 where there is one."""
+        return max(0, -self._rest)
+
+    @property
+    def pool_bytes(self) -> int:
+        """What is left for the KV cache; 0 where the rest does not even fit."""
+        return max(0, self._rest)
+
+    @property
+    def _rest(self) -> int:
+        overheads = self.context_bytes + self.activation_bytes + self.graph_bytes + self.overhead_bytes
+        return self.usable_bytes - self.weights_bytes - overheads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is to be served: so many requests at once, each of so many tokens."""
+
+    context_tokens: int
+    requests: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.context_tokens <= 1 << 30:
+            raise KvModelError(
+                f"context is {self.context_tokens} tokens; it must lie between 1 and {1 << 30}", "context"
+            )
+        if not 1 <= self.requests <= _MOST_REQUESTS:
+            raise KvModelError(
+                f"concurrency is {self.requests}; it must lie between 1 and {_MOST_REQUESTS}", "concurrency"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a deployment gives for a demand.
+
+    `max_requests` and `max_context_tokens` are what still fits with the other one as demanded. Headroom is of the stage
+    with the least, negative by what is missing.
+    """
+
+    outcome: Outcome
+    demand: Demand
+    capacity: Capacity
+    budgets: tuple[Budget, ...]
+    blocks_needed: int
+    headroom_bytes: int
+    max_requests: int
+    max_context_tokens: int
+    limiting_stage: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.limiting_stage < len(self.budgets):
+            raise KvModelError(
+                f"stage {self.limiting_stage} of {len(self.budgets)} cannot be the limiting one", "pipeline_parallel"
+            )
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether the model keeps anything between steps; an encoder does not, and has neither blocks nor a longest
+        context.
+        """
+        return any(self.capacity.bytes_per_block)
+
+    @property
+    def headroom_ratio(self) -> float:
+        """Headroom as a share of the limiting stage's pool; without a cache, of what the engine may take."""
+        budget = self.budgets[self.limiting_stage]
+        whole = budget.pool_bytes if self.keeps_cache else budget.usable_bytes
+        return self.headroom_bytes / whole if whole else -1.0
+
+    @property
+    def needed_bytes(self) -> int:
+        """Pool bytes that the demand needs on the limiting stage, the null block included."""
+        return (self.blocks_needed + NULL_BLOCKS) * self.capacity.bytes_per_block[self.limiting_stage]
+
+
+def make_plan(
+    architecture: Architecture,
+    deployment: Deployment,
+    *,
+    budgets: Sequence[Budget],
+    demand: Demand,
+    most_context_tokens: int | None = None,
+) -> Plan:
+    """Weigh a demand against the pools that the budgets leave. `budgets` has one entry per pipeline stage."""
+    layout = deployed_layout(architecture, deployment)
+    if not layout.groups:
+        return _cacheless_plan(budgets, demand)
+    if len(budgets) != layout.ranks:
+        raise KvModelError(f"{len(budgets)} budgets were given for {layout.ranks} pipeline stages", "pipeline_parallel")
+    terms = deployment.request_terms(architecture)
+    pools = tuple(budget.pool_bytes for budget in budgets)
+    capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)
+    usable = max(0, capacity.num_blocks - NULL_BLOCKS)
+    needed = capacity.blocks_per_request * demand.requests
+    limiting, headroom = _least_room(budgets, capacity, needed)
+    loads = not any(budget.shortfall_bytes for budget in budgets)
+    fits = loads and needed <= usable
+    longest = most_context_tokens or max(architecture.max_context_tokens or 0, demand.context_tokens)
+    context = 0
+    if usable:
+        context = longest_context_tokens(
+            layout,
+            num_blocks=capacity.num_blocks,
+            most_tokens=longest,
+            terms=terms,
+            requests=demand.requests,
+        )
+    plan = Plan(
+        outcome=Outcome.FITS if fits else Outcome.DOES_NOT_FIT,
+        demand=demand,
+        capacity=capacity,
+        budgets=tuple(budgets),
+        blocks_needed=needed,
+        headroom_bytes=headroom,
+        max_requests=capacity.whole_requests if loads else 0,
+        max_context_tokens=context if loads else 0,
+        limiting_stage=limiting,
+    )
+    if fits and plan.headroom_ratio < TIGHT_HEADROOM_RATIO:
+        return replace(plan, outcome=Outcome.TIGHT)
+    return plan
+
+
+def _cacheless_plan(budgets: Sequence[Budget], demand: Demand) -> Plan:
+    """The plan of a model that keeps no KV cache: weights and overheads decide alone."""
+    headroom, limiting = min(
+        (budget.pool_bytes - budget.shortfall_bytes, stage) for stage, budget in enumerate(budgets)
+    )
+    plan = Plan(
+        outcome=Outcome.DOES_NOT_FIT if headroom < 0 else Outcome.FITS,
+        demand=demand,
+        capacity=Capacity(
+            num_blocks=0,
+            bytes_per_block=(0,) * len(budgets),
+            context_tokens=demand.context_tokens,
+            blocks_per_request=0,
+        ),
+        budgets=tuple(budgets),
+        blocks_needed=0,
+        headroom_bytes=headroom,
+        max_requests=0,
+        max_context_tokens=0,
+        limiting_stage=limiting,
+    )
+    tight = plan.outcome is Outcome.FITS and plan.headroom_ratio < TIGHT_HEADROOM_RATIO
+    return replace(plan, outcome=Outcome.TIGHT) if tight else plan
+
+
+def _least_room(budgets: Sequence[Budget], capacity: Capacity, needed: int) -> tuple[int, int]:
+    """The stage with the least headroom and its headroom: pool bytes less what the demand and the null block take."""
+    rooms = []
+    for stage, (budget, block_bytes) in enumerate(zip(budgets, capacity.bytes_per_block, strict=True)):
+        room = budget.pool_bytes - budget.shortfall_bytes - (needed + NULL_BLOCKS) * block_bytes
+        rooms.append((room, stage))
+    least, limiting = min(rooms)
+    return limiting, least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests that arrive: how many a second, how long they are on average, and how long each stays.
+
+    `present_tokens` is the full length of those present at a moment where that is known: long ones stay longer, so it
+    is more than the mean of those that arrive.
+    """
+
+    requests_per_second: float
+    prompt_tokens: float
+    output_tokens: float
+    seconds_per_output_token: float
+    seconds_to_first_token: float = 0.0
+    present_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_second", "prompt_tokens", "output_tokens", "seconds_per_output_token"):
+            value = getattr(self, name)
+            if not 0 < value <= _MOST_TRAFFIC:
+                raise KvModelError(f"{name} is {value}; it must be more than 0 and at most {_MOST_TRAFFIC:.0e}", name)
+        if not 0 <= self.seconds_to_first_token <= _MOST_TRAFFIC:
+            raise KvModelError(
+                f"seconds_to_first_token is {self.seconds_to_first_token}; "
+                f"it must lie between 0 and {_MOST_TRAFFIC:.0e}",
+                "seconds_to_first_token",
+            )
+        if self.present_tokens is not None and not 0 < self.present_tokens <= 2 * _MOST_TRAFFIC:
+            raise KvModelError(f"present_tokens is {self.present_tokens}; it must be more than 0", "present_tokens")
+
+    @property
+    def seconds_in_system(self) -> float:
+        """How long one request holds its blocks."""
+        return self.seconds_to_first_token + self.output_tokens * self.seconds_per_output_token
+
+    @property
+    def mean_requests(self) -> float:
+        """Requests in the system on average, arrivals x stay (Little, A proof for the queuing formula, 1961)."""
+        return self.requests_per_second * self.seconds_in_system
+
+    @property
+    def peak_tokens(self) -> int:
+        """Tokens of one request at its end."""
+        known = self.present_tokens
+        return math.ceil(self.prompt_tokens + self.output_tokens if known is None else known)
+
+    def requests_at(self, quantile_ratio: float) -> int:
+        """Requests that are not exceeded for that share of the time: arrivals are Poisson and each stays for its own
+        time, so the number present is Poisson too (the M/G/infinity queue).
+        """
+        if not 0 < quantile_ratio < 1:
+            raise KvModelError(f"quantile is {quantile_ratio}; it must lie between 0 and 1", "quantile")
+        mean = self.mean_requests
+        if mean > _NORMAL_FROM:
+            return math.ceil(mean + _normal_quantile(quantile_ratio) * math.sqrt(mean))
+        term = math.exp(-mean)
+        count, total = 0, term
+        while total < quantile_ratio:
+            count += 1
+            term *= mean / count
+            total += term
+        return max(1, count)
+
+
+def _normal_quantile(ratio: float) -> float:
+    """The normal quantile by bisection of math.erf; good to 1e-9, and asked for once."""
+    low, high = -10.0, 10.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        if (1 + math.erf(middle / math.sqrt(2))) / 2 < ratio:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def traffic_from_histogram(
+    lengths: Sequence[tuple[float, float, float]],
+    *,
+    requests_per_second: float,
+    seconds_per_output_token: float,
+    seconds_to_first_token: float = 0.0,
+) -> Traffic:
+    """Traffic from (prompt tokens, output tokens, weight) entries. What counts for the requests at once is the mean
+    stay; what counts for their blocks is the length of those present, each weighted by its stay.
+    """
+    total = sum(weight for _, _, weight in lengths)
+    if not lengths or not 0 < total < math.inf or any(min(entry) < 0 for entry in lengths):
+        raise KvModelError(
+            "a length histogram needs entries, no negative length or weight, and a total weight above 0", "histogram"
+        )
+    traffic = Traffic(
+        requests_per_second=requests_per_second,
+        prompt_tokens=sum(prompt * weight for prompt, _, weight in lengths) / total,
+        output_tokens=sum(output * weight for _, output, weight in lengths) / total,
+        seconds_per_output_token=seconds_per_output_token,
+        seconds_to_first_token=seconds_to_first_token,
+    )
+    present = sum(
+        (prompt + output) * weight * (seconds_to_first_token + output * seconds_per_output_token)
+        for prompt, output, weight in lengths
+    )
+    return replace(traffic, present_tokens=present / total / traffic.seconds_in_system)

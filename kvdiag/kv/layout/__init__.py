@@ -1,0 +1,1 @@
+"""Cache layout: layers, groups, pages, blocks, capacity."""

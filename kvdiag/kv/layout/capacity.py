@@ -1,0 +1,184 @@
+"""A pool of bytes -> blocks -> tokens -> concurrent requests, as the engine counts them.
+
+vLLM v1/core/kv_cache_utils.py: get_kv_cache_configs, get_kv_cache_capacity, _check_enough_kv_cache_memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
+from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
+from kvdiag.kv.model_error import KvModelError
+
+_MOST_POOL_BYTES = 1 << 50
+_MOST_CONTEXT_TOKENS = 1 << 30
+# BlockPool keeps one block back as the null block; it is never given to a request.
+NULL_BLOCKS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """All layers of a model in groups, with the pipeline stage that holds each layer."""
+
+    groups: tuple[PageGroup, ...]
+    stages: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.stages) != sum(len(group.layers) for group in self.groups):
+            raise KvModelError(
+                f"{len(self.stages)} layers have a stage, and the groups hold another number", "pipeline_parallel"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many pipeline stages there are."""
+        return max(self.stages, default=0) + 1
+
+    @property
+    def bytes_per_block(self) -> tuple[int, ...]:
+        """Bytes of one block on each stage; a block costs the same whichever group takes it
+        (_get_kv_cache_bytes_per_block, _project_kv_cache_groups_to_worker).
+        """
+        of_stage = [
+            frozenset(layer for layer, stage in enumerate(self.stages) if stage == rank) for rank in range(self.ranks)
+        ]
+        return tuple(max((group.bytes_per_block(layers) for group in self.groups), default=0) for layers in of_stage)
+
+    @property
+    def padding_layers(self) -> int:
+        """Layers' worth of pages that short groups leave empty."""
+        return padding_layers(self.groups)
+
+    @property
+    def block_size_tokens(self) -> int | None:
+        """The smallest block of a group that grows with tokens, which is what the engine reports."""
+        sizes = [group.page.block_size_tokens for group in self.groups if group.page.kind is not PageKind.STATE]
+        return min(sizes, default=None)
+
+    def admission_blocks(self, tokens: int, terms: RequestTerms) -> int:
+        """Blocks that the engine plans for one request: the sum over the groups."""
+        return sum(group.admission_blocks(tokens, terms) for group in self.groups)
+
+    def bytes_per_token(self, decode_context_parallel: int = 1) -> tuple[float, ...] | None:
+        """Bytes one token takes on each stage, or None where there is no such number
+        (several groups, windows, states: the cost of a token depends on the request's length).
+        """
+        if len(self.groups) != 1 or any(page.kind not in TOKEN_GROWING for page in self.groups[0].pages):
+            return None
+        page = self.groups[0].page
+        tokens = page.block_size_tokens * (decode_context_parallel if page.dcp_sharded else 1)
+        return tuple(_exact(bytes_per_block, tokens) for bytes_per_block in self.bytes_per_block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a pool holds. Every rank has `num_blocks`, the smallest of what the ranks could afford."""
+
+    num_blocks: int
+    bytes_per_block: tuple[int, ...]
+    context_tokens: int
+    blocks_per_request: int
+
+    def __post_init__(self) -> None:
+        if min(self.num_blocks, self.blocks_per_request, *self.bytes_per_block) < 0:
+            raise KvModelError("a capacity cannot be negative", "num_blocks")
+
+    @property
+    def max_concurrency(self) -> float:
+        """Requests of `context_tokens` that fit at once (get_max_concurrency_for_kv_cache_config)."""
+        return self.num_blocks / self.blocks_per_request if self.blocks_per_request else 0.0
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The engine's "KV cache size: N tokens" (get_kv_cache_capacity)."""
+        return int(self.max_concurrency * self.context_tokens)
+
+    @property
+    def needed_bytes(self) -> tuple[int, ...]:
+        """Bytes one request of `context_tokens` needs on each rank: the refusal's "GiB KV cache is needed"."""
+        return tuple(size * self.blocks_per_request for size in self.bytes_per_block)
+
+    @property
+    def admits_one(self) -> bool:
+        """Whether the engine starts at all: one request must fit beside the null block (get_kv_cache_configs)."""
+        return self.num_blocks >= self.blocks_per_request + NULL_BLOCKS
+
+    @property
+    def whole_requests(self) -> int:
+        """Requests of `context_tokens` that really fit at once, the null block kept back."""
+        return max(0, self.num_blocks - NULL_BLOCKS) // self.blocks_per_request if self.blocks_per_request else 0
+
+
+def plan_layout(
+    pages: Sequence[PageSpec],
+    *,
+    stages: Sequence[int] | None = None,
+    hybrid_manager: bool = True,
+) -> CacheLayout:
+    """Group the layers of all pipeline stages together, as the engine does, and remember where each lies."""
+    placed = tuple(stages) if stages is not None else (0,) * len(pages)
+    if len(placed) != len(pages):
+        raise KvModelError(f"{len(pages)} layers and {len(placed)} stages", "pipeline_parallel")
+    return CacheLayout(groups=group_pages(pages, hybrid_manager=hybrid_manager), stages=placed)
+
+
+def pool_capacity(
+    layout: CacheLayout,
+    *,
+    pool_bytes: int | Sequence[int],
+    context_tokens: int,
+    terms: RequestTerms,
+) -> Capacity:
+    """Blocks, tokens and concurrency of a pool; `pool_bytes` is per rank, one number or one for each stage."""
+    pools = (pool_bytes,) * layout.ranks if isinstance(pool_bytes, int) else tuple(pool_bytes)
+    if len(pools) != layout.ranks:
+        raise KvModelError(f"{len(pools)} pools were given for {layout.ranks} pipeline stages", "kv_pool_bytes")
+    for pool in pools:
+        if not 0 <= pool <= _MOST_POOL_BYTES:
+            raise KvModelError(
+                f"kv_pool_bytes is {pool}; it must lie between 0 and {_MOST_POOL_BYTES}", "kv_pool_bytes"
+            )
+    _check_context(context_tokens)
+    sizes = layout.bytes_per_block
+    affordable = [pool // size for pool, size in zip(pools, sizes, strict=True) if size]
+    return Capacity(
+        num_blocks=min(affordable, default=1),
+        bytes_per_block=sizes,
+        context_tokens=context_tokens,
+        blocks_per_request=layout.admission_blocks(context_tokens, terms),
+    )
+
+
+def longest_context_tokens(
+    layout: CacheLayout, *, num_blocks: int, most_tokens: int, terms: RequestTerms, requests: int = 1
+) -> int:
+    """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
+    (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
+    """
+    _check_context(most_tokens)
+    if requests < 1:
+        raise KvModelError(f"{requests} requests; at least one is needed", "concurrency")
+    usable = max(0, num_blocks - NULL_BLOCKS)
+
+    def fits(tokens: int) -> bool:
+        return layout.admission_blocks(tokens, terms) * requests <= usable
+
+    if not fits(1):
+        return 0
+    low, high = 1, most_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _check_context(context_tokens: int) -> None:
+    if not 1 <= context_tokens <= _MOST_CONTEXT_TOKENS:
+        raise KvModelError(
+            f"context is {context_tokens} tokens; it must lie between 1 and {_MOST_CONTEXT_TOKENS}", "context"
+        )
+
+
+def _exact(numerator: int, denominator: int) -> float:
+    whole, rest = divmod(numerator, denominator)
+    return whole if rest == 0 else numerator / denominator

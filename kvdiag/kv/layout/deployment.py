@@ -1,0 +1,401 @@
+"""How a model is served, and the cache layout that follows: Architecture x Deployment -> pages on every rank.
+
+Tensor parallel divides heads and states, pipeline parallel divides layers; MLA is on every tensor-parallel rank in
+full.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
+from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
+from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
+from kvdiag.kv.layout.residency import ServingTerms
+from kvdiag.kv.model_error import KvModelError
+
+_MOST_RANKS = 4096
+# config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
+_DEFAULT_BLOCK_TOKENS = 16
+_CPU_BLOCK_TOKENS = 128
+_LATENT_BLOCK_TOKENS = 64
+# MLA beside states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
+_LATENT_STATE_ALIGNMENT_TOKENS = 128
+# What `vllm serve` batches by default: on GPUs below 70 GiB, from 70 GiB on except A100, and from 160 GiB on
+# (engine/arg_utils.py::EngineArgs.get_batch_defaults).
+DEFAULT_BATCHED_TOKENS = 2_048
+_LARGE_GPU_BYTES, _LARGE_BATCHED_TOKENS = 70 << 30, 8_192
+_HUGE_GPU_BYTES, _HUGE_BATCHED_TOKENS = 160 << 30, 16_384
+USUAL_BATCHED_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 1_024)
+"""max_num_batched_tokens that are tried where no metric tells it, the likeliest first: the defaults, and what people
+set."""
+
+
+class Platform(StrEnum):
+    """Which backend's block sizes and scheduling hold."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+# The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
+# get_supported_kernel_block_sizes.
+_KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
+
+
+def default_batched_tokens(gpu_bytes: int, gpu: str) -> int:
+    """The tokens that `vllm serve` batches by default on a GPU of that size and name."""
+    if gpu_bytes >= _HUGE_GPU_BYTES:
+        return _HUGE_BATCHED_TOKENS
+    large = gpu_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu.lower()
+    return _LARGE_BATCHED_TOKENS if large else DEFAULT_BATCHED_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The engine's settings that decide cost and capacity. The defaults are those of `vllm serve` 0.32 on a GPU."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    decode_context_parallel: int = 1
+    pipeline_partition: tuple[int, ...] | None = None
+    block_size_tokens: int | None = None
+    kernel_block_tokens: int | None = None
+    kv_dtype: str = "auto"
+    state_dtype: str | None = None
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_in_flight_tokens: int | None = None
+    max_encoder_tokens: int | None = None
+    async_scheduling: bool | None = None
+    prefix_caching: bool = True
+    state_cache_mode: StateCacheMode | None = None
+    hybrid_manager: bool | None = None
+    speculative_tokens: int = 0
+    draft_layers: tuple[Layer, ...] = ()
+    platform: Platform = Platform.CUDA
+
+    def __post_init__(self) -> None:
+        for name, value, high in (
+            ("tensor_parallel", self.tensor_parallel, _MOST_RANKS),
+            ("pipeline_parallel", self.pipeline_parallel, _MOST_RANKS),
+            ("decode_context_parallel", self.decode_context_parallel, _MOST_RANKS),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 30),
+            ("block_size", 1 if self.block_size_tokens is None else self.block_size_tokens, 1 << 20),
+            ("kernel_block_tokens", 1 if self.kernel_block_tokens is None else self.kernel_block_tokens, 1 << 20),
+            ("max_in_flight_tokens", 1 if self.max_in_flight_tokens is None else self.max_in_flight_tokens, 1 << 30),
+        ):
+            if not 1 <= value <= high:
+                raise KvModelError(f"{name} is {value}; it must lie between 1 and {high}", name)
+        if not 0 <= self.speculative_tokens <= 1 << 10:
+            raise KvModelError(
+                f"num_speculative_tokens is {self.speculative_tokens}; it must lie between 0 and {1 << 10}",
+                "num_speculative_tokens",
+            )
+        if self.tensor_parallel % self.decode_context_parallel:
+            raise KvModelError(
+                f"decode_context_parallel {self.decode_context_parallel} does not divide "
+                f"tensor_parallel {self.tensor_parallel}",
+                "decode_context_parallel",
+            )
+        if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel:
+            raise KvModelError(
+                f"pipeline_partition has {len(self.pipeline_partition)} stages and "
+                f"pipeline_parallel is {self.pipeline_parallel}",
+                "pipeline_partition",
+            )
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps scheduled before the running one is done: 1 with async scheduling."""
+        chosen = self.async_scheduling
+        if chosen is None:
+            chosen = self.platform is Platform.CUDA
+        return 1 if chosen else 0
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """config/vllm.py::VllmConfig.max_in_flight_tokens: concurrent batches x tokens of a batch."""
+        if self.max_in_flight_tokens is not None:
+            return self.max_in_flight_tokens
+        return (self.pipeline_parallel + self.steps_in_flight) * self.max_num_batched_tokens
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Encoder tokens of a request: config/scheduler.py sets max_num_encoder_input_tokens to a step's tokens."""
+        return self.max_num_batched_tokens if self.max_encoder_tokens is None else self.max_encoder_tokens
+
+    def request_terms(self, architecture: Architecture) -> RequestTerms:
+        """What decides the blocks planned for one request."""
+        return RequestTerms(
+            max_in_flight_tokens=self.in_flight_tokens,
+            max_encoder_tokens=self.encoder_tokens,
+            decode_context_parallel=self.decode_context_parallel,
+            state_cache_mode=self.resolved_state_cache_mode(architecture),
+        )
+
+    def serving_terms(self, architecture: Architecture, *, encoder_tokens: int = 0) -> ServingTerms:
+        """What decides the blocks a request really holds."""
+        return ServingTerms(
+            prefill_chunk_tokens=self.max_num_batched_tokens,
+            steps_in_flight=self.steps_in_flight,
+            encoder_tokens=encoder_tokens,
+            decode_context_parallel=self.decode_context_parallel,
+            state_cache_mode=self.resolved_state_cache_mode(architecture),
+        )
+
+    def resolved_state_cache_mode(self, architecture: Architecture) -> StateCacheMode:
+        """`--mamba-cache-mode`: unless told, `align` where prefix caching runs on a model with states."""
+        if self.state_cache_mode is not None:
+            return self.state_cache_mode
+        if architecture.is_hybrid and self.prefix_caching:
+            return StateCacheMode.ALIGN
+        return StateCacheMode.NONE
+
+
+def deployed_layout(architecture: Architecture, deployment: Deployment) -> CacheLayout:
+    """The pages of every layer on every pipeline stage, grouped as the engine groups them."""
+    _check_division(architecture, deployment)
+    kv_dtype = resolve_kv_dtype(
+        deployment.kv_dtype, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype
+    )
+    bounds = stage_ends(architecture.depth, deployment)
+    placed: list[tuple[Layer, int]] = [
+        (layer, next(number for number, end in enumerate(bounds) if layer.index < end)) for layer in architecture.layers
+    ]
+    placed.extend((layer, deployment.pipeline_parallel - 1) for layer in deployment.draft_layers)
+    context = _RankContext(
+        architecture=architecture,
+        deployment=deployment,
+        kv_dtype=kv_dtype,
+        block_tokens=_default_block_tokens(architecture, deployment),
+    )
+    context = replace(context, block_tokens=_coupled_block_tokens(context))
+    pages: list[PageSpec] = []
+    stages: list[int] = []
+    for layer, stage in placed:
+        for page in _layer_pages(layer, context):
+            pages.append(page)
+            stages.append(stage)
+    return plan_layout(pages, stages=stages, hybrid_manager=_hybrid_manager(architecture, deployment))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankContext:
+    """What the pages of one rank depend on besides the layer."""
+
+    architecture: Architecture
+    deployment: Deployment
+    kv_dtype: KvDtype
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise KvModelError(f"block size is {self.block_tokens}", "block_size")
+
+
+def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
+    """Whether local layers give blocks back: on unless told otherwise, and off for chunked attention with a drafter
+    (config/vllm.py::VllmConfig; before VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE became the default, off for
+    every chunked model).
+    """
+    if deployment.hybrid_manager is not None:
+        return deployment.hybrid_manager
+    return not (LayerKind.CHUNKED in architecture.kinds and deployment.draft_layers)
+
+
+def _check_division(architecture: Architecture, deployment: Deployment) -> None:
+    """config/model.py::ModelConfig.verify_with_parallel_config."""
+    heads, ranks = architecture.attention_heads, deployment.tensor_parallel
+    if heads and heads % ranks:
+        raise KvModelError(f"tensor_parallel {ranks} does not divide num_attention_heads {heads}", "tensor_parallel")
+    _check_context_parallel(architecture, deployment)
+    if deployment.pipeline_parallel > architecture.depth:
+        raise KvModelError(
+            f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}",
+            "pipeline_parallel",
+        )
+
+
+def _check_context_parallel(architecture: Architecture, deployment: Deployment) -> None:
+    """Decode context parallel splits what would be copies of KV heads (the same function; MLA has one row for all)."""
+    ranks, shared = deployment.tensor_parallel, deployment.decode_context_parallel
+    kv_heads = max((layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)), default=0)
+    if shared == 1 or architecture.uses_mla or not kv_heads:
+        return
+    most = ranks // kv_heads
+    queries = architecture.attention_heads // kv_heads
+    if shared > most or queries % shared:
+        raise KvModelError(
+            f"decode_context_parallel {shared} needs a tensor_parallel of at least {shared * kv_heads} for "
+            f"{kv_heads} KV heads, and must divide the {queries} query heads of each; tensor_parallel is {ranks}",
+            "decode_context_parallel",
+        )
+
+
+def check_block_size(architecture: Architecture, deployment: Deployment) -> None:
+    """Whether an attention kernel takes blocks of the size asked for (get_supported_kernel_block_sizes of
+    v1/attention/backends/; on a CPU 16 is the least that cpu_attn.py::_get_attn_isa has a form for, and an indexer
+    reads pages of 64, mla/indexer.py). Raises KvModelError where none does.
+    """
+    block = deployment.block_size_tokens
+    if block is None or not any(isinstance(layer, AttentionLayer | LatentLayer) for layer in architecture.layers):
+        return
+    indexed = LayerKind.MLA_DSA in architecture.kinds and deployment.platform is Platform.CUDA
+    unit = _LATENT_BLOCK_TOKENS if indexed else _DEFAULT_BLOCK_TOKENS
+    if block % unit:
+        raise KvModelError(
+            f"block_size is {block}; this model's kernels on {deployment.platform} take multiples of {unit}",
+            "block_size",
+        )
+
+
+def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
+    """The first layer beyond each stage (distributed/utils.py::get_pp_indices: what does not divide goes to the stages
+    before the last, from the back).
+    """
+    stages = deployment.pipeline_parallel
+    sizes = [depth // stages] * stages
+    if deployment.pipeline_partition is not None:
+        sizes = list(deployment.pipeline_partition)
+        if sum(sizes) != depth or min(sizes) < 0:
+            raise KvModelError(
+                f"pipeline_partition {deployment.pipeline_partition} does not add up to num_hidden_layers {depth}",
+                "pipeline_partition",
+            )
+    else:
+        for place in range(2, depth % stages + 2):
+            sizes[-place] += 1
+    return tuple(sum(sizes[: number + 1]) for number in range(stages))
+
+
+def _default_block_tokens(architecture: Architecture, deployment: Deployment) -> int:
+    if deployment.block_size_tokens is not None:
+        return deployment.block_size_tokens
+    if deployment.platform is Platform.CPU:
+        return _CPU_BLOCK_TOKENS
+    # FlashMLA and the indexer read pages of 64 tokens (v1/attention/backends/mla/flashmla.py, indexer.py).
+    return _LATENT_BLOCK_TOKENS if architecture.uses_mla else _DEFAULT_BLOCK_TOKENS
+
+
+def block_note(architecture: Architecture, deployment: Deployment) -> str:
+    """A caution where the default block size is up to the processor: without AMX, latent attention on a CPU is kept in
+    blocks of 16, whatever is asked for (vLLM 0.32 platforms/cpu.py::check_and_update_config).
+    """
+    if deployment.platform is not Platform.CPU or deployment.block_size_tokens or not architecture.uses_mla:
+        return ""
+    return f"blocks of {_CPU_BLOCK_TOKENS} tokens are those of a CPU with AMX; any other needs --block-size 16 here"
+
+
+def _coupled_block_tokens(context: _RankContext) -> int:
+    """The block size once attention pages are as large as state pages
+    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.
+    """
+    block = context.block_tokens
+    states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
+    rows = _attention_row_bytes(context)
+    if not states or rows is None:
+        return block
+    kernel = context.deployment.kernel_block_tokens or _KERNEL_BLOCK_TOKENS[context.deployment.platform]
+    align = max(kernel, block)
+    if context.architecture.uses_mla:
+        align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
+    state_bytes = max(_state_page(layer, context).page_bytes for layer in states)
+    coupled = ceil_div(ceil_div(state_bytes, align * rows) * align, kernel) * kernel
+    return max(block, coupled)
+
+
+def _attention_row_bytes(context: _RankContext) -> int | None:
+    """Bytes one token takes in one attention layer, or None for a model without attention."""
+    one_token = replace(context, block_tokens=1)
+    for layer in context.architecture.layers:
+        if isinstance(layer, AttentionLayer | LatentLayer):
+            return _layer_pages(layer, one_token)[0].page_bytes
+    return None
+
+
+def _layer_pages(layer: Layer, context: _RankContext) -> tuple[PageSpec, ...]:
+    """The pages one layer has on one rank."""
+    match layer:
+        case AttentionLayer():
+            return (_attention_page(layer, context),)
+        case LatentLayer():
+            return _latent_pages(layer, context)
+        case StateLayer():
+            return (_state_page(layer, context),)
+        case _:
+            return ()
+
+
+def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
+    kv_dtype = context.kv_dtype
+    kinds = {
+        LayerKind.FULL: PageKind.FULL,
+        LayerKind.SLIDING: PageKind.SLIDING,
+        LayerKind.CHUNKED: PageKind.CHUNKED,
+        LayerKind.CROSS_ATTENTION: PageKind.CROSS,
+    }
+    ranks = context.deployment.tensor_parallel
+    if layer.kv_heads % ranks and ranks % layer.kv_heads:
+        raise KvModelError(
+            f"tensor_parallel {ranks} neither divides the {layer.kv_heads} KV heads nor is a multiple of them",
+            "tensor_parallel",
+        )
+    return PageSpec(
+        kind=kinds[layer.kind],
+        block_size_tokens=context.block_tokens,
+        # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
+        heads=max(1, layer.kv_heads // ranks),
+        row_bytes=kv_dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v),
+        variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
+        window_tokens=layer.window_tokens,
+        chunk_tokens=layer.chunk_tokens,
+        retained_tokens=_retained_tokens(layer, context.deployment),
+    )
+
+
+def _retained_tokens(layer: AttentionLayer, deployment: Deployment) -> int:
+    """Tokens kept below a window because several draft modules read them again
+    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
+    """
+    modules = min(len(deployment.draft_layers), deployment.speculative_tokens)
+    return deployment.speculative_tokens - 1 if layer.kind is LayerKind.SLIDING and modules > 1 else 0
+
+
+def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:
+    kv_dtype = context.kv_dtype
+    page = PageSpec(
+        kind=PageKind.MLA,
+        block_size_tokens=context.block_tokens,
+        heads=1,
+        row_bytes=kv_dtype.latent_bytes(latent_size=layer.latent_size),
+        variant=f"{kv_dtype.name} {layer.latent_size} {layer.indexer_row_bytes is not None}",
+    )
+    if layer.indexer_row_bytes is None:
+        return (page,)
+    indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer")
+    return (page, indexer)
+
+
+def _state_page(layer: StateLayer, context: _RankContext) -> PageSpec:
+    architecture, deployment = context.architecture, context.deployment
+    element = model_dtype_bytes(architecture.dtype)
+    recurrent = deployment.state_dtype or layer.state.recurrent_dtype or architecture.state_dtype
+    if deployment.state_dtype is None and deployment.platform is Platform.CPU:
+        # platforms/cpu.py::CpuPlatform.check_and_update_config, on every CPU that has AVX512-BF16.
+        recurrent = "float32"
+    size = layer.state.rank_bytes(
+        tensor_parallel=deployment.tensor_parallel,
+        speculative_tokens=deployment.speculative_tokens,
+        conv_element_bytes=element,
+        recurrent_element_bytes=element if recurrent is None else model_dtype_bytes(recurrent),
+    )
+    return PageSpec(
+        kind=PageKind.STATE,
+        block_size_tokens=context.block_tokens,
+        heads=1,
+        row_bytes=size,
+        variant=f"{layer.kind}",
+        speculative_blocks=deployment.speculative_tokens,
+        checkpoint_blocks=layer.state.prefill_checkpoints,
+        dcp_sharded=False,
+    )

@@ -1,0 +1,135 @@
+"""KV-cache number formats: what one head of one token takes in bytes.
+
+The names are the ones of vLLM's `--kv-cache-dtype` (config/cache.py::CacheDType) and the short forms users write.
+Packing is decided by the attention backend: v1/attention/backends/triton_attn.py::customize_spec (per token and head),
+flashinfer.py::customize_spec (NVFP4), mla_attention.py::MLAAttention.get_kv_cache_spec (ds_mla).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvdiag.kv.model_error import KvModelError
+
+# One fp32 scale for K and one for V beside each head's data (triton_attn.py::customize_spec).
+_INLINE_SCALES_BYTES = 8
+# Opaque rows: 512 fp8 + 16 scales + 128 bf16 rope; nvfp4 form (mla_attention.py::MLAAttention.get_kv_cache_spec).
+_DS_MLA_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_DS_MLA_LATENT_SIZE = 576
+
+_MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
+
+
+class KvPacking(StrEnum):
+    """How the bytes of one head of one token are put together."""
+
+    PLAIN = "plain"
+    PER_TOKEN_HEAD = "per_token_head"  # noqa: S105 - a token of text
+    NVFP4 = "nvfp4"
+    DS_MLA = "ds_mla"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDtype:
+    """One KV-cache number format, resolved (never `auto`)."""
+
+    name: str
+    packing: KvPacking
+    element_bits: int
+
+    def __post_init__(self) -> None:
+        if self.element_bits not in (4, 8, 16, 32):
+            raise KvModelError(
+                f"kv dtype {self.name}: {self.element_bits} bits per element is not a known width", "kv_dtype"
+            )
+
+    def head_bytes(self, *, head_size: int, head_size_v: int) -> int:
+        """Bytes that K and V of one head of one token take (AttentionSpec.state_content_size_bytes)."""
+        match self.packing:
+            case KvPacking.PLAIN:
+                return (head_size + head_size_v) * self.element_bits // 8
+            case KvPacking.PER_TOKEN_HEAD:
+                return sum(size * self.element_bits // 8 for size in (head_size, head_size_v)) + _INLINE_SCALES_BYTES
+            case KvPacking.NVFP4:
+                # utils/torch_utils.py::nvfp4_kv_cache_full_dim: packed halves and one fp8 scale per 16 elements.
+                return sum(size // 2 + size // 16 for size in (head_size, head_size_v))
+            case KvPacking.DS_MLA:
+                raise KvModelError(
+                    f"kv dtype {self.name} exists for MLA models only; pass --kv-dtype fp8 for this one", "kv_dtype"
+                )
+
+    def latent_bytes(self, *, latent_size: int) -> int:
+        """Bytes of one token's latent row in an MLA layer (MLAAttentionSpec, MLACommonBackend.customize_spec)."""
+        match self.packing:
+            case KvPacking.PLAIN:
+                return latent_size * self.element_bits // 8
+            case KvPacking.PER_TOKEN_HEAD:
+                return latent_size * self.element_bits // 8 + _INLINE_SCALES_BYTES
+            case KvPacking.DS_MLA:
+                if latent_size != _DS_MLA_LATENT_SIZE:
+                    raise KvModelError(
+                        f"kv dtype {self.name} packs rows of 512 + 64 elements, and "
+                        f"kv_lora_rank + qk_rope_head_dim is {latent_size}",
+                        "kv_dtype",
+                    )
+                return _DS_MLA_ROW_BYTES[self.name]
+            case KvPacking.NVFP4:
+                raise KvModelError("kv dtype nvfp4 has no MLA form; pass --kv-dtype nvfp4_ds_mla or fp8", "kv_dtype")
+
+
+def _plain(name: str, bits: int) -> KvDtype:
+    return KvDtype(name=name, packing=KvPacking.PLAIN, element_bits=bits)
+
+
+_DTYPES: dict[str, KvDtype] = {
+    dtype.name: dtype
+    for dtype in (
+        _plain("float32", 32),
+        _plain("float16", 16),
+        _plain("bfloat16", 16),
+        _plain("fp8", 8),
+        _plain("fp8_e4m3", 8),
+        _plain("fp8_e5m2", 8),
+        _plain("fp8_inc", 8),
+        _plain("int8", 8),
+        KvDtype(name="int8_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=8),
+        KvDtype(name="fp8_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=8),
+        KvDtype(name="int4_per_token_head", packing=KvPacking.PER_TOKEN_HEAD, element_bits=4),
+        KvDtype(name="nvfp4", packing=KvPacking.NVFP4, element_bits=4),
+        KvDtype(name="nvfp4_4over6", packing=KvPacking.NVFP4, element_bits=4),
+        KvDtype(name="fp8_ds_mla", packing=KvPacking.DS_MLA, element_bits=8),
+        KvDtype(name="nvfp4_ds_mla", packing=KvPacking.DS_MLA, element_bits=4),
+    )
+}
+_ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "int4": "int4_per_token_head",
+    "int8_pth": "int8_per_token_head",
+    "fp8_pth": "fp8_per_token_head",
+    "int4_pth": "int4_per_token_head",
+}
+
+KV_DTYPE_NAMES: tuple[str, ...] = ("auto", *_DTYPES, *_ALIASES)
+
+
+def resolve_kv_dtype(name: str, *, model_dtype: str, declared: str | None = None) -> KvDtype:
+    """The format that `--kv-cache-dtype NAME` gives.
+
+    `auto` is what the checkpoint declares, else the model's own dtype
+    (utils/torch_utils.py::resolve_kv_cache_dtype_string, kv_cache_dtype_str_to_dtype).
+    """
+    chosen = (declared or model_dtype) if name == "auto" else name
+    chosen = _ALIASES.get(chosen, chosen)
+    if chosen not in _DTYPES:
+        raise KvModelError(f"kv dtype {name!r} is not known; known are {', '.join(KV_DTYPE_NAMES)}", "kv_dtype")
+    return _DTYPES[chosen]
+
+
+def model_dtype_bytes(name: str) -> int:
+    """Bytes of one element of a model dtype; vLLM runs a float32 checkpoint in 16 bits."""
+    if name not in _MODEL_DTYPE_BYTES:
+        raise KvModelError(f"dtype {name!r} is not known; known are {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
+    return _MODEL_DTYPE_BYTES[name]

@@ -1,0 +1,220 @@
+"""Layers -> groups: which layers share a block table, and what one block then costs.
+
+Follows vLLM v1/core/kv_cache_utils.py::get_kv_cache_groups with a layer-outermost cache layout, its default.
+A block costs the same whichever group takes it, which is why a hybrid's cost is counted in blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, ceil_div
+from kvdiag.kv.model_error import KvModelError
+
+# "1.5 is a heuristic to avoid too many padding layers" (_get_kv_cache_groups_uniform_page_size).
+_SPREAD_NUMERATOR, _SPREAD_DENOMINATOR = 3, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageGroup:
+    """Layers that share one block table. `layers` are positions in the list that was grouped."""
+
+    layers: tuple[int, ...]
+    pages: tuple[PageSpec, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers or len(self.layers) != len(self.pages):
+            raise KvModelError(
+                f"a group of {len(self.layers)} layers with {len(self.pages)} pages is impossible", "layers"
+            )
+
+    @property
+    def page(self) -> PageSpec:
+        """The page that stands for the group; where pages differ in size, their block counts agree."""
+        return self.pages[0]
+
+    def admission_blocks(self, tokens: int, terms: RequestTerms) -> int:
+        """Blocks of this group that the engine plans for one request (UniformTypeKVCacheSpecs takes the largest)."""
+        return max(page.admission_blocks(tokens, terms) for page in set(self.pages))
+
+    def bytes_per_block(self, layers: frozenset[int] | None = None) -> int:
+        """Bytes that one block of this group takes, of all its layers or of those in `layers`."""
+        return sum(
+            page.page_bytes
+            for layer, page in zip(self.layers, self.pages, strict=True)
+            if layers is None or layer in layers
+        )
+
+
+def group_pages(pages: Sequence[PageSpec], *, hybrid_manager: bool = True) -> tuple[PageGroup, ...]:
+    """Split layers into groups (get_kv_cache_groups). No layers give no groups: the model keeps no cache.
+
+    `pages` are as large as what they hold: grouping alone pads.
+    """
+    specs = list(pages)
+    if not specs:
+        return ()
+    if not hybrid_manager:
+        specs = _promote_by_sharding(specs)
+    everything = tuple(range(len(specs)))
+    if _same_type(specs):
+        return (PageGroup(layers=everything, pages=tuple(specs)),)
+    unified = _unify_page_sizes(specs)
+    if unified is None:
+        promoted = _fallback(specs)
+        return (PageGroup(layers=everything, pages=tuple(promoted)),)
+    return _uniform_page_groups(unified)
+
+
+def padding_layers(groups: Sequence[PageGroup]) -> int:
+    """Layers' worth of pages that blocks of short groups pay for and leave empty."""
+    widest = max((len(group.layers) for group in groups), default=0)
+    return sum(widest - len(group.layers) for group in groups)
+
+
+def _merges(specs: Sequence[PageSpec]) -> bool:
+    """Whether different specs can be described by one: full attention's can, of one shape and with at most one window
+    or chunk (is_kv_cache_spec_uniform, FullAttentionSpec.merge).
+    """
+    if any(spec.kind is not PageKind.FULL for spec in specs):
+        return False
+    if len({replace(spec, window_tokens=None, chunk_tokens=None) for spec in specs}) > 1:
+        return False
+    windows = {spec.window_tokens for spec in specs} - {None}
+    chunks = {spec.chunk_tokens for spec in specs} - {None}
+    return len(windows) + len(chunks) <= 1
+
+
+def _same_type(specs: Sequence[PageSpec]) -> bool:
+    """Whether all layers need the same number of blocks (UniformTypeKVCacheSpecs.is_uniform_type)."""
+    first = specs[0]
+    if any(
+        spec.block_size_tokens != first.block_size_tokens or spec.dcp_sharded != first.dcp_sharded
+        for spec in set(specs)
+    ):
+        return False
+    match first.kind:
+        case PageKind.FULL | PageKind.MLA:
+            return all(spec.kind in (PageKind.FULL, PageKind.MLA) for spec in specs)
+        case PageKind.SLIDING:
+            return all(spec.kind is PageKind.SLIDING and spec.window_tokens == first.window_tokens for spec in specs)
+        case PageKind.CHUNKED:
+            return all(spec.kind is PageKind.CHUNKED and spec.chunk_tokens == first.chunk_tokens for spec in specs)
+        case PageKind.STATE:
+            return all(
+                spec.kind is PageKind.STATE
+                and spec.speculative_blocks == first.speculative_blocks
+                and spec.checkpoint_blocks == first.checkpoint_blocks
+                and spec.page_bytes == first.page_bytes
+                for spec in specs
+            )
+        case PageKind.CROSS:
+            return all(spec.kind is PageKind.CROSS for spec in specs)
+
+
+def _promote_by_sharding(specs: Sequence[PageSpec]) -> list[PageSpec]:
+    """Hybrid manager off: local layers cost their full length (unify_hybrid_kv_cache_specs)."""
+    promoted = list(specs)
+    for replicated in (False, True):
+        positions = [
+            position
+            for position, spec in enumerate(specs)
+            if (spec.kind is not PageKind.STATE and not spec.dcp_sharded) is replicated
+        ]
+        if positions:
+            changed = _promote([specs[position] for position in positions])
+            for position, spec in zip(positions, changed, strict=True):
+                promoted[position] = spec
+    return promoted
+
+
+def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
+    """Treat sliding and chunked layers as full attention (_promote_local_kv_cache_specs)."""
+    if _same_type(specs):
+        return list(specs)
+    full_blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
+    promoted = list(specs)
+    if full_blocks:
+        block = full_blocks.pop() if len(full_blocks) == 1 else None
+        promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
+    if not _same_type(promoted):
+        raise KvModelError(
+            "without the hybrid KV cache manager all layers must be attention of one type, and they are not",
+            "hybrid_kv_cache_manager",
+        )
+    return promoted
+
+
+def _as_full(spec: PageSpec, block_size_tokens: int) -> PageSpec:
+    if spec.kind not in (PageKind.SLIDING, PageKind.CHUNKED):
+        return spec
+    return replace(spec, kind=PageKind.FULL, retained_tokens=0, block_size_tokens=block_size_tokens)
+
+
+def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
+    """Bring all pages to the largest size (unify_kv_cache_spec_page_size); None where that cannot be done.
+
+    Smaller pages get more tokens per block where the sizes divide; state pages, and attention pages that do not
+    divide, are padded. A latent page that does not divide cannot be padded.
+    """
+    largest = max(spec.page_bytes for spec in specs)
+    unified: list[PageSpec] = []
+    for spec in specs:
+        if spec.page_bytes == largest:
+            unified.append(spec)
+        elif spec.kind is PageKind.STATE:
+            unified.append(replace(spec, padded_page_bytes=largest))
+        elif largest % spec.page_bytes == 0:
+            ratio = largest // spec.page_bytes
+            unified.append(replace(spec, block_size_tokens=spec.block_size_tokens * ratio))
+        elif spec.kind is not PageKind.MLA:
+            unified.append(replace(spec, padded_page_bytes=largest))
+        else:
+            return None
+    return unified
+
+
+def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
+    """Latent pages beside sliding ones of another size: sliding layers are allocated in full
+    (_try_get_full_allocation_fallback_groups).
+    """
+    kinds = {spec.kind for spec in specs}
+    promoted: list[PageSpec] = []
+    if PageKind.SLIDING in kinds and PageKind.CHUNKED not in kinds:
+        full_blocks = {spec.block_size_tokens for spec in specs if spec.kind in (PageKind.FULL, PageKind.MLA)}
+        block = full_blocks.pop() if len(full_blocks) == 1 else None
+        promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
+    if not promoted or not _same_type(promoted):
+        raise KvModelError(
+            "page sizes of the layers cannot be made equal: an MLA page does not divide the largest page",
+            "kv_lora_rank",
+        )
+    return promoted
+
+
+def _uniform_page_groups(specs: Sequence[PageSpec]) -> tuple[PageGroup, ...]:
+    """Groups of equal size from layers of equal page size (_get_kv_cache_groups_uniform_page_size)."""
+    buckets: list[list[int]] = []
+    kept: list[list[PageSpec]] = []
+    by_spec: dict[PageSpec, list[int]] = {}
+    for position, spec in enumerate(specs):
+        by_spec.setdefault(spec, []).append(position)
+    for spec, positions in by_spec.items():
+        for bucket, members in zip(buckets, kept, strict=True):
+            if _merges([*members, spec]):
+                bucket.extend(positions)
+                members.append(spec)
+                break
+        else:
+            buckets.append(list(positions))
+            kept.append([spec])
+    fewest = min(len(bucket) for bucket in buckets)
+    most = max(len(bucket) for bucket in buckets)
+    close = most * _SPREAD_DENOMINATOR < fewest * _SPREAD_NUMERATOR
+    size = most if close else fewest
+    groups: list[PageGroup] = []
+    for bucket in buckets:
+        count = ceil_div(len(bucket), size)
+        for start in range(count):
+            members_of = tuple(bucket[start::count])
+            groups.append(PageGroup(layers=members_of, pages=tuple(specs[member] for member in members_of)))
+    return tuple(groups)

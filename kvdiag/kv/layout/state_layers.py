@@ -1,0 +1,81 @@
+"""State layers: what one request's state takes on one rank.
+
+Shapes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator, number formats from
+MambaStateDtypeCalculator. A state does not grow with the request, so there is no token in this file.
+"""
+
+from dataclasses import dataclass
+
+from kvdiag.kv.model_error import KvModelError
+
+_LARGEST = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """The state of one layer, undivided: a convolution's last inputs and a recurrent matrix per head.
+
+    `conv_channels` are divided over tensor-parallel ranks, as are `conv_groups` groups of `conv_group_channels`
+    channels each, after groups were added so that they divide
+    (MambaStateShapeCalculator.mamba2_state_shape, extra_groups_for_head_shards).
+    `conv_steps` is the kernel size - 1; drafts lengthen it where `drafts_lengthen_conv`. `prefill_checkpoints` are
+    state blocks that a prefill may write besides the running one (mamba_mixer2.py::get_kv_cache_spec).
+    """
+
+    conv_channels: int
+    conv_steps: int
+    drafts_lengthen_conv: bool
+    recurrent_heads: int
+    recurrent_head_elements: int
+    conv_groups: int = 0
+    conv_group_channels: int = 0
+    recurrent_dtype: str | None = None
+    prefill_checkpoints: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "conv_channels": self.conv_channels,
+            "conv_steps": self.conv_steps,
+            "recurrent_heads": self.recurrent_heads,
+            "recurrent_head_elements": self.recurrent_head_elements,
+            "conv_groups": self.conv_groups,
+            "conv_group_channels": self.conv_group_channels,
+            "prefill_checkpoints": self.prefill_checkpoints,
+        }
+        for name, value in sizes.items():
+            if not 0 <= value <= _LARGEST:
+                raise KvModelError(f"{name} of a state layer is {value}; it must lie between 0 and {_LARGEST}", name)
+        if self.conv_channels * self.conv_steps + self.recurrent_heads * self.recurrent_head_elements == 0:
+            raise KvModelError(
+                "a state layer without a state: neither a convolution nor a recurrent matrix", "recurrent_heads"
+            )
+
+    def rank_bytes(
+        self,
+        *,
+        tensor_parallel: int,
+        speculative_tokens: int,
+        conv_element_bytes: int,
+        recurrent_element_bytes: int,
+    ) -> int:
+        """Bytes of one request's state in this layer on one rank."""
+        groups = self.conv_groups
+        if groups % tensor_parallel:
+            groups = tensor_parallel
+        channels = self.conv_channels + groups * self.conv_group_channels
+        steps = self.conv_steps
+        if self.drafts_lengthen_conv and channels:
+            steps += speculative_tokens
+        conv_elements = _share(channels, tensor_parallel, "convolution channels") * steps
+        recurrent_elements = (
+            _share(self.recurrent_heads, tensor_parallel, "recurrent heads") * self.recurrent_head_elements
+        )
+        return conv_elements * conv_element_bytes + recurrent_elements * recurrent_element_bytes
+
+
+def _share(value: int, parts: int, what: str) -> int:
+    if value % parts:
+        raise KvModelError(
+            f"tensor parallel {parts} does not divide the {value} {what} of a state layer", "tensor_parallel"
+        )
+    return value // parts

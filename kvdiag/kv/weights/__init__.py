@@ -1,0 +1,1 @@
+"""Weights: parameters, their quantization, and the bytes on each rank."""

@@ -1,0 +1,175 @@
+"""What the weights take on each rank: from safetensors headers where the files are at hand, else from the config.
+
+A checkpoint's own size is the safer figure: kernels pad (gpt-oss MXFP4 experts by 9 %), and formats keep some layers
+in 16 bits. The caller reads the headers; this file only adds up.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters
+from kvdiag.kv.weights.quantization import Quantization
+
+# safetensors: the width of each dtype name in bits.
+_SAFETENSORS_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16,
+    "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8,
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+_MOST_TENSORS = 1 << 20
+_MOST_RANK = 8
+_LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,4})\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWeights:
+    """Weight bytes of one pipeline stage on one tensor-parallel rank."""
+
+    stage: int
+    weights_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.stage < 0 or self.weights_bytes < 0:
+            raise KvModelError(
+                f"stage {self.stage} with {self.weights_bytes} bytes of weights is impossible", "weights"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTensor:
+    """One tensor of a safetensors header."""
+
+    name: str
+    stored_bytes: int
+    elements: int
+
+    def __post_init__(self) -> None:
+        if self.stored_bytes < 0 or self.elements < 0:
+            raise KvModelError(
+                f"tensor {self.name} of {self.elements} elements in {self.stored_bytes} bytes is impossible", self.name
+            )
+
+
+def weights_from_config(
+    parameters: Parameters, *, quantization: Quantization, tensor_parallel: int, stage_ends: Sequence[int]
+) -> tuple[RankWeights, ...]:
+    """Weight bytes of each pipeline stage on one rank, from parameter counts.
+
+    `stage_ends` holds the first layer beyond each stage. Embeddings and the output layer stay in 16 bits and are
+    divided (vocab_parallel_embedding.py); the first stage has the embedding, the last the output layer.
+    """
+    _check_ranks(tensor_parallel)
+    ends = tuple(stage_ends)
+    plain, head = quantization.plain_bits, quantization.head_bits
+    totals = [0.0] * len(ends)
+    start = 0
+    for stage, end in enumerate(ends):
+        totals[stage] += sum(
+            _layer_bits(layer, quantization, tensor_parallel) for layer in parameters.layers[start:end]
+        )
+        start = end
+    totals[0] += parameters.embedding * plain / tensor_parallel + parameters.other * plain
+    totals[-1] += parameters.head * head / tensor_parallel
+    if len(ends) > 1 and parameters.head == 0:
+        # A tied output layer is the embedding again, on the last stage.
+        totals[-1] += parameters.embedding * plain / tensor_parallel
+    return tuple(RankWeights(stage=stage, weights_bytes=math.ceil(bits / 8)) for stage, bits in enumerate(totals))
+
+
+def _layer_bits(layer: LayerParameters, quantization: Quantization, tensor_parallel: int) -> float:
+    total = layer.plain * quantization.plain_bits
+    for linear in layer.linears:
+        count = linear.parameters
+        if quantization.padded_experts:
+            count = max(count, linear.padded_parameters)
+        total += count * quantization.bits(layer.index, linear) / linear.share(tensor_parallel)
+    return total
+
+
+def read_headers(headers: Sequence[Mapping[str, object]]) -> tuple[CheckpointTensor, ...]:
+    """The tensors of a checkpoint from its files' headers (the JSON object at the start of each safetensors file)."""
+    tensors: list[CheckpointTensor] = []
+    for header in headers:
+        fields = Fields(header)
+        names = [name for name in fields.names() if name != "__metadata__"]
+        if len(tensors) + len(names) > _MOST_TENSORS:
+            raise KvModelError(f"the headers name more than {_MOST_TENSORS} tensors", "safetensors")
+        for name in names:
+            entry = fields.child(name)
+            if entry is not None:
+                tensors.append(_tensor(name, entry))
+    if not tensors:
+        raise KvModelError("the safetensors headers name no tensor", "safetensors")
+    return tuple(tensors)
+
+
+def _tensor(name: str, entry: Fields) -> CheckpointTensor:
+    shape = entry.integers("shape", high=1 << 40)
+    offsets = entry.integers("data_offsets", high=1 << 50)
+    dtype = entry.text("dtype")
+    if shape is None or len(shape) > _MOST_RANK or dtype not in _SAFETENSORS_BITS:
+        field = entry.path("shape" if shape is None or len(shape) > _MOST_RANK else "dtype")
+        raise KvModelError(f"{field[:120]} is not what a safetensors header holds", field)
+    elements = math.prod(shape)
+    stored = elements * _SAFETENSORS_BITS[dtype] // 8
+    if offsets is not None and (not offsets or offsets[-1] - offsets[0] != stored):
+        field = entry.path("data_offsets")
+        raise KvModelError(f"{field[:120]} does not span the {stored} bytes of shape {list(shape)} in {dtype}", field)
+    return CheckpointTensor(name=name, stored_bytes=stored, elements=elements)
+
+
+def weights_from_tensors(
+    tensors: Sequence[CheckpointTensor],
+    *,
+    tensor_parallel: int,
+    stage_ends: Sequence[int],
+    kv_heads: int = 1,
+    tied: bool = False,
+) -> tuple[RankWeights, ...]:
+    """Weight bytes of each pipeline stage on one rank, from a checkpoint's tensors: norms, routers and latent
+    down-projections are on every rank, KV projections on as many as there are KV heads, the rest is divided.
+    """
+    _check_ranks(tensor_parallel)
+    ends = tuple(stage_ends)
+    totals = [0.0] * len(ends)
+    for tensor in tensors:
+        if tied and tensor.name.endswith("lm_head.weight"):
+            continue
+        share = tensor.stored_bytes / _shares(tensor.name, tensor_parallel, kv_heads)
+        totals[_stage(tensor.name, ends)] += share
+        if tied and len(ends) > 1 and "embed_tokens" in tensor.name:
+            totals[-1] += share
+    return tuple(RankWeights(stage=stage, weights_bytes=math.ceil(total)) for stage, total in enumerate(totals))
+
+
+_REPLICATED = re.compile(
+    r"norm|\.gate\.|router|q_a_proj|kv_a_proj|indexer|rotary|e_score_correction|input_scale|weight_scale_2|vision|visual"
+)
+_KV_PROJECTION = re.compile(r"\.(k_proj|v_proj)\.")
+
+
+def _shares(name: str, tensor_parallel: int, kv_heads: int) -> int:
+    if _REPLICATED.search(name):
+        return 1
+    if _KV_PROJECTION.search(name):
+        return min(tensor_parallel, max(1, kv_heads))
+    return tensor_parallel
+
+
+def _stage(name: str, ends: tuple[int, ...]) -> int:
+    found = _LAYER_NUMBER.search(name)
+    if found is None or "vision" in name or "visual" in name:
+        return len(ends) - 1 if "lm_head" in name or name.endswith("model.norm.weight") else 0
+    number = int(found.group(1))
+    return next((stage for stage, end in enumerate(ends) if number < end), len(ends) - 1)
+
+
+def _check_ranks(tensor_parallel: int) -> None:
+    if not 1 <= tensor_parallel <= 1 << 12:
+        raise KvModelError(
+            f"tensor_parallel is {tensor_parallel}; it must lie between 1 and {1 << 12}", "tensor_parallel"
+        )

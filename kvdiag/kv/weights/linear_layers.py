@@ -1,0 +1,99 @@
+"""A model's parameters as linear layers: how many, by what name, and how tensor parallelism spreads them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvdiag.kv.model_error import KvModelError
+
+
+class Spread(StrEnum):
+    """What tensor-parallel ranks share of a linear layer: a part each, as many parts as KV heads, or nothing."""
+
+    DIVIDED = "divided"
+    KV_HEADS = "kv_heads"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Linear layers of one decoder layer that go by one name. All experts are the first: `mlp.experts.0.gate_proj`.
+
+    `padded_parameters` is what they grow to where a kernel pads their sizes.
+    """
+
+    name: str
+    parameters: int
+    spread: Spread = Spread.DIVIDED
+    kv_heads: int = 1
+    padded_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.parameters, self.padded_parameters) < 0:
+            raise KvModelError(f"{self.name} has a negative number of parameters", "num_hidden_layers")
+        if self.kv_heads < 1:
+            raise KvModelError(f"{self.name} is spread over {self.kv_heads} KV heads", "num_key_value_heads")
+
+    def share(self, tensor_parallel: int) -> int:
+        """Into how many parts the ranks divide it."""
+        match self.spread:
+            case Spread.DIVIDED:
+                return tensor_parallel
+            case Spread.KV_HEADS:
+                return min(tensor_parallel, self.kv_heads)
+            case Spread.REPLICATED:
+                return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParameters:
+    """One decoder layer. `plain` parameters (norms, routers, convolutions) are on every rank and never quantized."""
+
+    index: int
+    linears: tuple[Linear, ...] = ()
+    plain: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.index, self.plain) < 0:
+            raise KvModelError(f"layer {self.index} has a negative number of parameters", "num_hidden_layers")
+
+    def __add__(self, other: "LayerParameters") -> "LayerParameters":
+        """Both, under this one's number."""
+        return LayerParameters(index=self.index, linears=self.linears + other.linears, plain=self.plain + other.plain)
+
+    @property
+    def total(self) -> int:
+        """All parameters of the layer."""
+        return self.plain + sum(linear.parameters for linear in self.linears)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """A whole model. `head` is 0 where the output layer is the embedding."""
+
+    embedding: int
+    head: int
+    layers: tuple[LayerParameters, ...]
+    other: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.embedding, self.head, self.other) < 0 or not self.layers:
+            raise KvModelError("a model has an embedding, layers, and no negative number of parameters", "vocab_size")
+
+    @property
+    def total(self) -> int:
+        """All parameters, tied ones once."""
+        return self.embedding + self.head + self.other + sum(layer.total for layer in self.layers)
+
+
+def block(index: int, name: str, *, inputs: int, width: int, matrices: int = 3) -> LayerParameters:
+    """A feed-forward block: up (and gate, where `matrices` is 3) and down."""
+    up = "gate_proj" if matrices == 3 else "up_proj"  # noqa: PLR2004 - the third matrix is the gate
+    return LayerParameters(
+        index=index,
+        linears=(
+            Linear(name=f"{name}.{up}", parameters=(matrices - 1) * inputs * width),
+            Linear(name=f"{name}.down_proj", parameters=inputs * width),
+        )
+        if width
+        else (),
+    )

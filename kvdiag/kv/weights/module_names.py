@@ -1,0 +1,183 @@
+"""Which linear layers a quantization config names: exact names, prefixes, wildcards and regular expressions.
+
+Each tool writes its own: compressed-tensors names and `re:` expressions
+(compressed_tensors/utils.py::should_ignore_layer), ModelOpt wildcards and parts of names
+(modelopt.py::is_layer_excluded), AWQ, FP8 and bitsandbytes parts of names (quant_utils.py::is_layer_skipped). Layers
+are compared by number and by the name inside the layer, since what stands before `layers.` differs between a checkpoint
+and the engine.
+"""
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kvdiag.kv.model_error import KvModelError
+
+_BEFORE_LAYERS = re.compile(r"^(?:\w+\.)*?(?:layers|h|blocks|block)\.")
+_NUMBERED = re.compile(r"^layers\.(\d{1,4})(?=[.*]|$)")
+# What may stand before `layers.` where an expression begins with a name.
+_STEMS = ("model.", "language_model.model.", "model.language_model.", "")
+_MOST_WILDCARDS = 32
+# What matching may cost: each repeat after the first tries as many places as a name has letters. Expressions that tell
+# layers apart are tried in every layer, the others once.
+_NAME_LETTERS = 40
+_MOST_STEPS = 32 * _NAME_LETTERS**3
+_MOST_STEPS_PER_LAYER = 4 * _NAME_LETTERS**2
+_TELLS_LAYERS = re.compile(r"(?:layers|blocks|\bh\b).*(?:\d|\\d|\[)")
+_LONGEST_EXPRESSION = 300
+_MOST_REPEATS = 4
+# A repeated group can take exponential time, and no published list of layers has one.
+_UNREADABLE = re.compile(r"\)[*+{]|\(\?(?![:=!])|\\[1-9]")
+_REPEAT = re.compile(r"(?<!\\)[*+{]")
+# What else a block or a projection is called: in other families, and once the engine has fused it.
+_BLOCKS = {
+    "self_attn": ("self_attn", "attn", "attention", "mixer"),
+    "linear_attn": ("linear_attn", "mixer"),
+    "mamba": ("mamba", "mixer"),
+    "mlp": ("mlp", "feed_forward", "block_sparse_moe", "ffn", "mixer", "moe"),
+}
+_SHARED = ("shared_experts", "shared_expert", "share_expert")
+_PROJECTIONS = {
+    "q_proj": ("q_proj", "qkv_proj"),
+    "k_proj": ("k_proj", "qkv_proj"),
+    "v_proj": ("v_proj", "qkv_proj"),
+    "gate_proj": ("gate_proj", "up_proj", "gate_up_proj"),
+    "in_proj_qkv": ("in_proj_qkv", "in_proj_qkvz"),
+    "in_proj_z": ("in_proj_z", "in_proj_qkvz"),
+    "in_proj_ba": ("in_proj_ba", "in_proj_b", "in_proj_a"),
+    "q_a_proj": ("q_a_proj", "fused_qkv_a_proj"),
+    "kv_a_proj_with_mqa": ("kv_a_proj_with_mqa", "fused_qkv_a_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleNames:
+    """The linear layers that a list of entries names: by names and parts of names, by wildcards, some of them in layers
+    of one number only, and by expressions, some of which tell layers apart by their number.
+    """
+
+    parts: frozenset[str]
+    wild: tuple[re.Pattern[str], ...]
+    numbered: Mapping[int, tuple[re.Pattern[str], ...]]
+    expressions: tuple[re.Pattern[str], ...]
+    layered: tuple[re.Pattern[str], ...]
+
+    def __post_init__(self) -> None:
+        if any(number < 0 for number in self.numbered):
+            raise KvModelError("a layer's number cannot be negative", "ignore")
+
+    def match(self, index: int, name: str) -> bool:
+        """Whether the linear layer of that name in layer `index` is meant."""
+        return _match_anywhere(self, name) or _match_here(self, index, name)
+
+
+# Plans ask the same again and again.
+@functools.lru_cache(maxsize=1 << 10)
+def _match_anywhere(names: ModuleNames, name: str) -> bool:
+    """Whether the layer is meant whatever its number."""
+    return any(
+        any(one.match(full) for one in names.wild) or _expressed(names.expressions, full)
+        for full in (f"layers.0.{spelled}" for spelled in spellings(name))
+    )
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _match_here(names: ModuleNames, index: int, name: str) -> bool:
+    """Whether an entry that may hold a number means the layer."""
+    wild = names.numbered.get(index, ())
+    for full in (f"layers.{index}.{spelled}" for spelled in spellings(name)):
+        if names.parts and not names.parts.isdisjoint(_parts(full)):
+            return True
+        if any(one.match(full) for one in wild) or _expressed(names.layered, full):
+            return True
+    return False
+
+
+def _expressed(expressions: tuple[re.Pattern[str], ...], full: str) -> bool:
+    return any(one.match(stem + full) for one in expressions for stem in _STEMS)
+
+
+def _parts(name: str) -> Iterator[str]:
+    """All that stands between two dots of a name, or more of them."""
+    words = name.split(".")
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            yield ".".join(words[start:end])
+
+
+def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
+    """The layers that the entries name. Raises KvModelError for an expression that is none or could take for ever."""
+    parts: set[str] = set()
+    wild: list[re.Pattern[str]] = []
+    numbered: dict[int, list[re.Pattern[str]]] = {}
+    expressions: dict[bool, list[re.Pattern[str]]] = {False: [], True: []}
+    for entry in dict.fromkeys(entries):
+        if entry.startswith("re:"):
+            text = entry.removeprefix("re:")
+            expressions[_TELLS_LAYERS.search(text) is not None].append(_expression(text, field))
+            continue
+        plain = _BEFORE_LAYERS.sub("layers.", entry.strip("."), count=1)
+        found = _NUMBERED.match(plain)
+        if not any(mark in plain for mark in "*?"):
+            parts.add(plain)
+        elif found is not None:
+            numbered.setdefault(int(found.group(1)), []).append(_wildcard(plain, field))
+        else:
+            wild.append(_wildcard(plain, field))
+    most = max(len(wild), *(len(found) for found in numbered.values()), 0)
+    if most > _MOST_WILDCARDS:
+        raise KvModelError(f"{field} has {most} wildcards; at most {_MOST_WILDCARDS} patterns are read", field)
+    for layered, limit in ((False, _MOST_STEPS), (True, _MOST_STEPS_PER_LAYER)):
+        if sum(_NAME_LETTERS ** max(0, _repeats(one.pattern) - 1) for one in expressions[layered]) > limit:
+            raise KvModelError(
+                f"{field} has {len(expressions[layered])} patterns that take too long to read; pass --weights BYTES",
+                field,
+            )
+    return ModuleNames(
+        parts=frozenset(parts - {""}),
+        wild=tuple(wild),
+        numbered={number: tuple(found) for number, found in numbered.items()},
+        expressions=tuple(expressions[False]),
+        layered=tuple(expressions[True]),
+    )
+
+
+@functools.cache
+def spellings(name: str) -> tuple[str, ...]:
+    """What the linear layer `mlp.shared_experts.down_proj` is called, in checkpoints and in the engine."""
+    first, *middle, last = name.split(".")
+    blocks = _BLOCKS.get(first, (first,))
+    inner = _SHARED if middle == ["shared_experts"] else (".".join(middle),)
+    return tuple(
+        ".".join(part for part in (block, between, projection) if part)
+        for block in blocks
+        for between in inner
+        for projection in _PROJECTIONS.get(last, (last,))
+    )
+
+
+def _wildcard(entry: str, field: str) -> re.Pattern[str]:
+    """A wildcard begins and ends where a part of a name does, and all below what it names is meant."""
+    if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MOST_REPEATS:
+        raise KvModelError(f"{field} has the wildcard {entry[:60]!a}, which is not read; pass --weights BYTES", field)
+    # Without the frame that `translate` puts around it: "(?s:" and ")\Z", or ")\z" from Python 3.14 on.
+    body = fnmatch.translate(entry)[len("(?s:") : -len(r")\Z")]
+    before = "" if entry.startswith("*") else r"(?:.*\.)?"
+    return re.compile(rf"(?s:{before}{body}(?:\..*)?)\Z")
+
+
+def _repeats(text: str) -> int:
+    return len(_REPEAT.findall(text))
+
+
+def _expression(text: str, field: str) -> re.Pattern[str]:
+    if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or _repeats(text) > _MOST_REPEATS:
+        raise KvModelError(
+            f"{field} has the pattern {text[:60]!a}, which is not read; pass --weights FORMAT or --weights BYTES", field
+        )
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise KvModelError(f"{field} has the pattern {text[:60]!a}: {error}", field) from error

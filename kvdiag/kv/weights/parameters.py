@@ -1,0 +1,362 @@
+"""How many parameters a model has, from its config, split by what tensor parallelism and quantization do to them.
+
+For models whose checkpoint is not at hand. Counted from the shapes of the linear layers in vLLM's model files; norms,
+biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an estimate.
+"""
+
+import math
+from collections.abc import Mapping
+
+from kvdiag.kv.families.architecture import text_fields
+from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, WIDTH_NAMES
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
+from kvdiag.kv.layout.pages import ceil_div
+from kvdiag.kv.weights.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
+from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Spread, block
+from kvdiag.kv.weights.non_layer_parameters import beside_layers
+
+_OUTPUT_GATED = frozenset(
+    {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+)
+# Where a config does not say, its class in transformers 5.19 does.
+_TIED_BY_DEFAULT = frozenset(
+    {
+        "biogpt", "bloom", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba",
+        "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt2", "gpt_bigcode",
+        "gpt_neo", "granite_swa", "lfm2", "lfm2_moe", "mamba", "minicpm3", "opt", "smollm3", "starcoder2", "vaultgemma",
+        "whisper", "zamba2",
+    }
+)  # fmt: skip
+
+# The rank of what makes Mamba's step sizes; "auto", as a missing one, is a sixteenth of the width.
+_STEP_RANKS = ("mamba_dt_rank", "time_step_rank")
+
+
+def count_parameters(config: Mapping[str, object], architecture: Architecture) -> Parameters:
+    """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
+    top = Fields(config)
+    text = text_fields(config)
+    hidden = text.integer(*WIDTH_NAMES, high=MOST_WIDTH)
+    vocabulary = text.integer("vocab_size", "padded_vocab_size", high=1 << 26)
+    tied = _tied(text, top, architecture.model_type)
+    # An encoder hands on its last hidden state; it has no output layer.
+    encodes = set(architecture.kinds) == {LayerKind.ENCODER_ONLY}
+    layers = tuple(_layer(text, architecture, index, hidden) for index in range(architecture.depth))
+    return Parameters(
+        embedding=vocabulary * hidden,
+        head=0 if tied or encodes else vocabulary * hidden,
+        layers=layers,
+        other=beside_layers(
+            text, top, architecture.model_type, vocabulary=vocabulary, depth=architecture.depth, hidden=hidden
+        ),
+    )
+
+
+def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+    parts = LayerParameters(index=index, plain=2 * hidden)
+    if _repeats(text, architecture.model_type, index):
+        return LayerParameters(index=index)
+    looped = architecture.model_type in ("iquestloopcoder", "iquest_loopcoder")
+    for layer in architecture.layers:
+        if layer.index != index:
+            continue
+        match layer:
+            case AttentionLayer() if architecture.model_type == "minicpm3":
+                # minicpm3.py: latent projections, whose K and V are kept per head.
+                size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
+                parts += _latent(text, index, size, hidden)
+            case AttentionLayer():
+                # A shared block is counted with the layers that run it.
+                if architecture.model_type != "zamba2" and not (looped and layer.kind is LayerKind.SLIDING):
+                    parts += _attention(text, architecture, layer, hidden)
+            case LatentLayer():
+                parts += _latent(text, layer.index, layer.latent_size, hidden, sparse=layer.kind is LayerKind.MLA_DSA)
+            case StateLayer():
+                parts += _state(text, layer, hidden)
+            case CachelessLayer() if layer.kind is LayerKind.SHARED:
+                parts += _sharing_attention(architecture, layer, hidden)
+            case _ if layer.kind is LayerKind.ENCODER_ONLY:
+                parts += _uncached_attention(text, architecture, index, hidden)
+    if architecture.model_type == "zamba2":
+        return parts + _zamba2_block(text, architecture, index, hidden)
+    return (
+        parts
+        + _gemma_extras(text, architecture.model_type, index, hidden)
+        + feed_forward(text, architecture, index, hidden)
+    )
+
+
+def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
+    """What layers of Gemma 3n and 4 have beside attention and feed-forward (gemma3n.py, gemma4.py): a gate and a
+    projection of the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
+    """
+    linears: tuple[Linear, ...] = ()
+    plain = 0
+    size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
+    if size:
+        linears += (Linear(name="per_layer_input_gate", parameters=2 * hidden * size, spread=Spread.REPLICATED),)
+    if model_type == "gemma3n_text":
+        rank = text.integer("laurel_rank", default=64, high=1 << 14)
+        linears += (Linear(name="laurel.linear_left", parameters=2 * hidden * rank),)
+        streams = text.integer("altup_num_inputs", default=4, high=64)
+        plain = hidden * streams + streams * streams + streams**3
+    return LayerParameters(index=index, linears=linears, plain=plain)
+
+
+def _repeats(text: Fields, model_type: str, index: int) -> bool:
+    """Whether a layer is run again rather than one of its own (hrm_text.py: two stacks)."""
+    if model_type != "hrm_text":
+        return False
+    return index >= 2 * text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
+
+
+def _tied(text: Fields, top: Fields, model_type: str) -> bool:
+    for source in (text, top):
+        if source.has("tie_word_embeddings"):
+            return source.flag("tie_word_embeddings", default=False)
+        for name in ("tie_embedding", "weight_tying"):
+            if source.has(name):
+                return source.flag(name, default=False)
+    return model_type in _TIED_BY_DEFAULT
+
+
+def _projections(
+    index: int, *, hidden: int, query: int, output: int, kv_heads: int, key_size: int, value_size: int
+) -> LayerParameters:
+    """Attention from `hidden` with a query and an output matrix of so many parameters."""
+    return LayerParameters(
+        index=index,
+        linears=(
+            Linear(name="self_attn.q_proj", parameters=query),
+            Linear(
+                name="self_attn.k_proj",
+                parameters=hidden * kv_heads * key_size,
+                spread=Spread.KV_HEADS,
+                kv_heads=kv_heads,
+            ),
+            Linear(
+                name="self_attn.v_proj",
+                parameters=hidden * kv_heads * value_size,
+                spread=Spread.KV_HEADS,
+                kv_heads=kv_heads,
+            ),
+            Linear(name="self_attn.o_proj", parameters=output),
+        ),
+    )
+
+
+def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, hidden: int) -> LayerParameters:
+    heads = architecture.attention_heads
+    if layer.kind is LayerKind.SLIDING and text.has("swa_num_attention_heads"):
+        heads = text.integer("swa_num_attention_heads", high=MOST_HEADS)
+    per_layer = text.integers("num_attention_heads_per_layer", low=1, high=MOST_HEADS) or ()
+    if layer.index < len(per_layer):
+        heads = per_layer[layer.index]
+    query = heads * layer.head_size
+    projections = _projections(
+        layer.index,
+        hidden=hidden,
+        query=hidden * (query + _gate_outputs(text, architecture.model_type, heads, query)),
+        output=heads * layer.head_size_v * hidden,
+        kv_heads=layer.kv_heads,
+        key_size=layer.head_size,
+        value_size=layer.head_size_v,
+    )
+    if architecture.model_type == "k2_horizon" and is_expert_layer(text, "k2_horizon", layer.index, architecture.depth):
+        # k2_horizon.py::K2HorizonMoVAAttention: a router chooses among value projections.
+        more = text.integer("mova_num_experts", default=0, low=0, high=1 << 16) - 1
+        values = Linear(
+            name="self_attn.v_experts.0",
+            parameters=max(0, more) * hidden * layer.kv_heads * layer.head_size,
+            spread=Spread.KV_HEADS,
+            kv_heads=layer.kv_heads,
+        )
+        return projections + LayerParameters(index=layer.index, linears=(values,))
+    return projections
+
+
+def _gate_outputs(text: Fields, model_type: str, heads: int, query: int) -> int:
+    """How wide attention's gate is: as its query, or with an output for each head (laguna.py::LagunaAttention)."""
+    if model_type == "laguna":
+        kind = text.raw("gating")
+        return 0 if kind is False else query if kind == "per-element" else heads
+    if model_type.startswith("muse_glimmer"):
+        gated = text.flag("use_attn_output_gate", default=True)
+    else:
+        gated = model_type in _OUTPUT_GATED or (model_type == "k2_horizon" and text.has("attention_gate_func"))
+    return query if gated else 0
+
+
+def _sharing_attention(architecture: Architecture, layer: CachelessLayer, hidden: int) -> LayerParameters:
+    """A layer that reuses another's cache has a query and an output alone (gemma3n.py, gemma4.py:
+    is_kv_shared_layer).
+    """
+    query = hidden * architecture.attention_heads * (layer.head_size or 0)
+    return LayerParameters(
+        index=layer.index,
+        linears=(
+            Linear(name="self_attn.q_proj", parameters=query),
+            Linear(name="self_attn.o_proj", parameters=query),
+        ),
+    )
+
+
+def _uncached_attention(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+    """An encoder's layer, with all its projections."""
+    heads = max(1, architecture.attention_heads)
+    size = text.integer("head_dim", default=max(1, hidden // heads), high=1 << 14)
+    return _projections(
+        index,
+        hidden=hidden,
+        query=hidden * architecture.attention_heads * size,
+        output=hidden * architecture.attention_heads * size,
+        kv_heads=text.integer("num_key_value_heads", default=heads, high=MOST_HEADS),
+        key_size=size,
+        value_size=size,
+    )
+
+
+def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
+    """What a hybrid layer adds to its Mamba-2 (zamba2.py): a linear layer of its own, and one of num_mem_blocks blocks
+    that hybrid layers take in turn, so that only the first ones cost anything. A block attends to the hidden state
+    and the embedding side by side.
+    """
+    attention = [layer for layer in architecture.layers if isinstance(layer, AttentionLayer)]
+    places = [layer.index for layer in attention]
+    if index not in places:
+        return LayerParameters(index=index)
+    width = dense_width(text, architecture.model_type, hidden)
+    # Zamba2LoRA: what tells the runs of a block apart.
+    rank = text.integer("adapter_rank", default=128, high=MOST_WIDTH)
+    linears: tuple[Linear, ...] = (
+        Linear(name="linear", parameters=hidden * hidden),
+        Linear(name="mlp.gate_up_proj_adapter_list", parameters=rank * (hidden + 2 * width)),
+    )
+    if text.flag("use_shared_attention_adapter", default=False):
+        linears += (Linear(name="self_attn.linear_q_adapter_list", parameters=3 * rank * 4 * hidden),)
+    own = LayerParameters(index=index, linears=linears)
+    if places.index(index) >= text.integer("num_mem_blocks", default=1, high=MOST_LAYERS):
+        return own
+    layer = attention[places.index(index)]
+    shared = _projections(
+        index,
+        hidden=2 * hidden,
+        query=2 * hidden * architecture.attention_heads * layer.head_size,
+        output=hidden * architecture.attention_heads * layer.head_size,
+        kv_heads=layer.kv_heads,
+        key_size=layer.head_size,
+        value_size=layer.head_size,
+    )
+    return own + shared + block(index, "mlp", inputs=hidden, width=width)
+
+
+def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: bool = False) -> LayerParameters:
+    """deepseek_v2.py::DeepseekV2MLAAttention and Indexer."""
+    heads = text.integer("num_attention_heads", high=MOST_HEADS)
+    nope = text.integer("qk_nope_head_dim", high=1 << 14)
+    value = text.integer("v_head_dim", default=nope, high=1 << 14)
+    rank = text.integer("kv_lora_rank", high=1 << 14)
+    query_rank = text.maybe_integer("q_lora_rank", high=1 << 14)
+    query_in = hidden if query_rank is None else query_rank
+    query_size = query_in * heads * (nope + latent_size - rank)
+    down: tuple[Linear, ...] = (
+        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * latent_size, spread=Spread.REPLICATED),
+    )
+    if query_rank is not None:
+        down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Spread.REPLICATED),)
+    if sparse:
+        size = text.integer("index_head_dim")
+        index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
+        indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
+        down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Spread.REPLICATED),)
+    return LayerParameters(
+        index=index,
+        linears=(
+            *down,
+            Linear(name=f"self_attn.{'q_proj' if query_rank is None else 'q_b_proj'}", parameters=query_size),
+            Linear(name="self_attn.kv_b_proj", parameters=rank * heads * (nope + value)),
+            Linear(name="self_attn.o_proj", parameters=heads * value * hidden),
+        ),
+    )
+
+
+def _state(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
+    state = layer.state
+    kernel = state.conv_steps + 1
+    match layer.kind:
+        case LayerKind.GATED_DELTA_NET:
+            heads = state.recurrent_heads
+            # A head's elements are key x value, and where the config does not say, a value is twice as long as a key
+            # (transformers OlmoHybridConfig): value squared over 2.
+            size = text.maybe_integer("linear_value_head_dim") or math.isqrt(2 * state.recurrent_head_elements)
+            value = heads * size
+            # Projections into q, k, v, z, then b and a, then out (qwen_gdn_linear_attn.py).
+            linears: tuple[Linear, ...] = (
+                Linear(name="linear_attn.in_proj_qkv", parameters=hidden * state.conv_channels),
+                Linear(name="linear_attn.in_proj_z", parameters=hidden * value),
+                Linear(name="linear_attn.in_proj_ba", parameters=2 * hidden * heads),
+                Linear(name="linear_attn.out_proj", parameters=value * hidden),
+            )
+            return LayerParameters(index=layer.index, linears=linears, plain=state.conv_channels * kernel)
+        case LayerKind.MAMBA2:
+            channels = state.conv_channels + state.conv_groups * state.conv_group_channels
+            into = hidden * (state.conv_channels + channels + state.recurrent_heads)
+            linears = _in_and_out("mamba", into, state.conv_channels * hidden)
+            return LayerParameters(index=layer.index, linears=linears, plain=channels * (kernel + 1))
+        case LayerKind.MAMBA1:
+            inner = state.conv_channels
+            rank = None
+            if not any(isinstance(text.raw(name), str) for name in _STEP_RANKS):
+                rank = text.maybe_integer(*_STEP_RANKS, high=MOST_WIDTH)
+            rank = rank or ceil_div(hidden, 16)
+            small = inner * (rank + 2 * state.recurrent_head_elements) + rank * inner
+            return LayerParameters(
+                index=layer.index,
+                linears=(
+                    *_in_and_out("mamba", 2 * hidden * inner, inner * hidden),
+                    Linear(name="mamba.x_proj", parameters=small),
+                ),
+                # Its decay is kept in 32 bits (mamba_mixer.py: A), twice as many as the rest.
+                plain=inner * (kernel + 1) + 2 * inner * state.recurrent_head_elements,
+            )
+        case LayerKind.SHORT_CONV:
+            channels = state.conv_channels
+            linears = _in_and_out("conv", 3 * hidden * channels, channels * hidden)
+            return LayerParameters(index=layer.index, linears=linears, plain=channels * kernel)
+        case LayerKind.KIMI_DELTA:
+            return _delta_attention(text, layer, hidden)
+        case _:
+            heads = state.recurrent_heads
+            size = text.integer("head_dim", default=max(1, hidden // max(1, heads)), high=1 << 14)
+            linears = _in_and_out("self_attn", 4 * hidden * heads * size, heads * size * hidden)
+            return LayerParameters(index=layer.index, linears=linears)
+
+
+def _in_and_out(name: str, into: int, out: int) -> tuple[Linear, ...]:
+    return (Linear(name=f"{name}.in_proj", parameters=into), Linear(name=f"{name}.out_proj", parameters=out))
+
+
+def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParameters:
+    """Kimi delta attention: q, k, v, beta and output, and two gates, of low rank (kimi_k3/nvidia/model.py) or, with
+    no_kda_lora, whole (bailing_moe_v3.py).
+    """
+    state = layer.state
+    width = state.conv_channels // 3
+    size = width // max(1, state.recurrent_heads)
+    gates: tuple[Linear, ...] = (Linear(name="self_attn.g_proj", parameters=2 * hidden * width),)
+    if not text.flag("no_kda_lora", default=False):
+        gates = (
+            Linear(name="self_attn.f_b_proj", parameters=2 * size * width),
+            Linear(name="self_attn.f_a_proj", parameters=2 * hidden * size, spread=Spread.REPLICATED),
+        )
+    return LayerParameters(
+        index=layer.index,
+        linears=(
+            Linear(name="self_attn.q_proj", parameters=3 * hidden * width),
+            Linear(name="self_attn.b_proj", parameters=hidden * state.recurrent_heads),
+            *gates,
+            Linear(name="self_attn.o_proj", parameters=hidden * width),
+        ),
+        plain=state.conv_channels * (state.conv_steps + 1),
+    )

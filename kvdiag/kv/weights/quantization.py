@@ -1,0 +1,370 @@
+"""How a checkpoint stores its linear layers: bits per weight with scales and zero points, and layers left in 16 bits.
+
+From a format's name, or from a config's quantization_config, which each tool writes in its own way
+(vllm/model_executor/layers/quantization/: awq.py, auto_gptq.py, fp8.py, modelopt.py, mxfp4.py, bitsandbytes.py,
+compressed_tensors/).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.weights.linear_layers import Linear
+from kvdiag.kv.weights.module_names import ModuleNames, parse_module_names
+
+_PLAIN_BITS = 16.0
+_SCALE_BITS = 16
+_BLOCK_SCALE_BITS = 32
+_MX_GROUP = 32
+_NVFP4_GROUP = 16
+_USUAL_GROUP = 128
+_NF4_BLOCK = 64
+_NF4_OUTER_BLOCK = 256
+_INTEGER_BITS = (2, 3, 4, 8)
+_FLOAT_BITS = (4, 8)
+_FOUR_BITS = 4
+_EXPERTS = "mlp.experts."
+# Lists that name every linear layer of every expert.
+_MOST_NAMES = 1 << 18
+_OVERRIDE = "pass --weights FORMAT or --weights BYTES"
+
+
+class WeightFormat(StrEnum):
+    """How linear layers are stored."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+    AWQ = "awq"
+    GPTQ = "gptq"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+    NF4 = "nf4"
+
+
+# Bits per weight of a linear layer with its scales, where only the format's name is known. fp8 with an fp32 scale per
+# 128 x 128 block; int4 symmetric and awq/gptq with zero points in groups of 128; nvfp4 with an fp8 scale per 16, mxfp4
+# with an e8m0 scale per 32, nf4 with an fp32 scale per 64.
+LINEAR_BITS: Mapping[WeightFormat, float] = {
+    WeightFormat.FP32: 32.0,
+    WeightFormat.BF16: _PLAIN_BITS,
+    WeightFormat.FP8: 8.0 + 32 / (128 * 128),
+    WeightFormat.INT8: 8.0,
+    WeightFormat.INT4: 4.0 + 16 / 128,
+    WeightFormat.AWQ: 4.0 + 16 / 128 + 4 / 128,
+    WeightFormat.GPTQ: 4.0 + 16 / 128 + 4 / 128,
+    WeightFormat.NVFP4: 4.0 + 8 / 16,
+    WeightFormat.MXFP4: 4.0 + 8 / 32,
+    WeightFormat.NF4: 4.0 + 32 / 64,
+}
+_ALIASES = {
+    "auto": None,
+    "fp16": WeightFormat.BF16,
+    "float16": WeightFormat.BF16,
+    "bfloat16": WeightFormat.BF16,
+    "half": WeightFormat.BF16,
+    "float32": WeightFormat.FP32,
+    "w8a8": WeightFormat.INT8,
+    "w4a16": WeightFormat.INT4,
+    "bnb": WeightFormat.NF4,
+    "bitsandbytes": WeightFormat.NF4,
+}
+# ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
+# of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
+_ALGORITHMS: Mapping[str, tuple[int, int, int]] = {
+    "FP8": (8, 0, 0),
+    "FP8_PER_CHANNEL_PER_TOKEN": (8, 0, 0),
+    "FP8_PB_WO": (8, _BLOCK_SCALE_BITS, 128 * 128),
+    "FP8_BLOCK_SCALES": (8, _BLOCK_SCALE_BITS, 128 * 128),
+    "FP8_PB_REAL": (8, _BLOCK_SCALE_BITS, 128 * 128),
+    "MXFP8": (8, 8, _MX_GROUP),
+    "MXFP4": (4, 8, _MX_GROUP),
+    "W4A8_MXFP4_FP8": (4, 8, _MX_GROUP),
+    "NVFP4": (4, 8, _NVFP4_GROUP),
+    "NVFP4_AWQ": (4, 8, _NVFP4_GROUP),
+    "NVFP4_SVDQUANT": (4, 8, _NVFP4_GROUP),
+    "W4A16_NVFP4": (4, 8, _NVFP4_GROUP),
+    "W4A8_NVFP4_FP8": (4, 8, _NVFP4_GROUP),
+    "W4A8_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
+    "W4A16_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
+    "INT4_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
+    "W8A16": (8, 0, 0),
+    "W8A16_AWQ": (8, 0, 0),
+    "W8A8_SQ_PER_CHANNEL": (8, 0, 0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Linear layers stored in another way than the rest."""
+
+    names: ModuleNames
+    bits: float
+
+    def __post_init__(self) -> None:
+        _check_bits(self.bits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Bits per weight: of linear layers, of `exceptions` (the first that names a layer counts) and of all else.
+
+    `padded_experts` where the kernel pads the experts' sizes.
+    """
+
+    linear_bits: float
+    plain_bits: float = _PLAIN_BITS
+    head_bits: float = _PLAIN_BITS
+    exceptions: tuple[Apart, ...] = ()
+    experts_only: bool = False
+    padded_experts: bool = False
+
+    def __post_init__(self) -> None:
+        for bits in (self.linear_bits, self.plain_bits, self.head_bits):
+            _check_bits(bits)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether linear layers take fewer bits than the rest."""
+        return self.linear_bits < self.plain_bits
+
+    def bits(self, index: int, linear: Linear) -> float:
+        """Bits per weight of a linear layer in layer `index`."""
+        if self.experts_only and not linear.name.startswith(_EXPERTS):
+            return self.plain_bits
+        for exception in self.exceptions:
+            if exception.names.match(index, linear.name):
+                return exception.bits
+        return self.linear_bits
+
+
+def _check_bits(bits: float) -> None:
+    if not 1 <= bits <= 64:  # noqa: PLR2004 - fp64 is the widest there is
+        raise KvModelError(f"{bits} bits per weight is impossible", "weights")
+
+
+def parse_weight_format(name: str) -> WeightFormat | None:
+    """A format by name; None for `auto`, which means what the config declares."""
+    lowered = name.lower()
+    if lowered in _ALIASES:
+        return _ALIASES[lowered]
+    if lowered not in {member.value for member in WeightFormat}:
+        known = ", ".join([*_ALIASES, *WeightFormat])
+        raise KvModelError(
+            f"weight format {name[:40]!r} is not known; known are {known}, or pass the weights in bytes", "weights"
+        )
+    return WeightFormat(lowered)
+
+
+def usual_quantization(weight_format: WeightFormat) -> Quantization:
+    """What a format's name alone stands for. MXFP4 checkpoints quantize experts only, and kernels pad those: 2,880 to
+    3,072 and 2,944 in gpt-oss (seen in published logs: 65.97 GiB for 120b, 13.72 for 20b).
+    """
+    bits = LINEAR_BITS[weight_format]
+    mxfp4 = weight_format is WeightFormat.MXFP4
+    plain = max(_PLAIN_BITS, bits)
+    return Quantization(linear_bits=bits, plain_bits=plain, head_bits=plain, experts_only=mxfp4, padded_experts=mxfp4)
+
+
+def declared_quantization(config: Mapping[str, object]) -> Quantization:
+    """What a config's quantization_config declares; 16 bits where it declares none (a float32 checkpoint is served in
+    16 bits as well).
+    """
+    top = Fields(config)
+    for holder in (top, top.child("text_config")):
+        for key in ("quantization_config", "compression_config"):
+            declared = None if holder is None else holder.child(key)
+            if declared is not None:
+                return _declared(declared)
+    return usual_quantization(WeightFormat.BF16)
+
+
+def _declared(declared: Fields) -> Quantization:
+    method = (declared.text("quant_method") or "").lower().replace("_", "-")
+    if not method and (declared.has("quant_algo") or declared.child("producer") is not None):
+        # ModelOpt checkpoints may leave the method out (ModelArchConfigConvertorBase._normalize_quantization_config).
+        method = "modelopt"
+    left = tuple(_left_alone(declared))
+    match method:
+        case "awq" | "awq-marlin" | "auto-awq":
+            bits = _grouped(declared, zeros=declared.flag("zero_point", default=True))
+            return Quantization(linear_bits=bits, exceptions=left)
+        case "gptq" | "gptq-marlin" | "auto-gptq" | "auto-round" | "intel/auto-round" | "inc":
+            # qzeros are stored whether the format is symmetric or not; with desc_act so is g_idx, 32 bits an input row.
+            head = declared.flag("lm_head", default=False)
+            bits = _grouped(declared, zeros=True)
+            return Quantization(
+                linear_bits=bits,
+                head_bits=bits if head else _PLAIN_BITS,
+                exceptions=(*left, *_per_layer(declared)),
+            )
+        case "fp8" | "fbgemm-fp8" | "deepspeedfp":
+            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=left)
+        case "mxfp8":
+            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=left)
+        case "mxfp4" | "gpt-oss-mxfp4":
+            return usual_quantization(WeightFormat.MXFP4)
+        case "bitsandbytes":
+            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=left)
+        case "modelopt" | "modelopt-fp4" | "modelopt-mxfp8" | "modelopt-mixed":
+            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=left)
+        case "compressed-tensors":
+            return _compressed(declared, left)
+    field = declared.path("quant_method")
+    raise KvModelError(f"{field} {method[:40]!a} is not a format whose size is known; {_OVERRIDE}", field)
+
+
+def _left_alone(declared: Fields) -> Iterator[Apart]:
+    """The layers that stay in 16 bits, under the name that each tool has for the list."""
+    for holder in (declared, declared.child("quantization")):
+        for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
+            entries = None if holder is None else holder.strings(key, most=_MOST_NAMES)
+            if holder is not None and entries:
+                yield Apart(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
+
+
+def _grouped(
+    fields: Fields, *, zeros: bool, default_bits: int | None = None, default_group: int = _USUAL_GROUP
+) -> float:
+    """Integers in groups that share a 16-bit scale and, with `zeros`, a zero point as wide as a weight."""
+    bits = _integer_bits(fields, "bits", "w_bit", default=default_bits)
+    group = fields.maybe_integer("group_size", "q_group_size", low=-1, high=1 << 20)
+    if group == 0:
+        field = fields.path("group_size")
+        raise KvModelError(f"{field} is 0; it must be -1 (a whole channel) or a number of weights", field)
+    return bits + _per_group(_SCALE_BITS + (bits if zeros else 0), default_group if group is None else group)
+
+
+def _integer_bits(fields: Fields, *names: str, default: int | None = None) -> int:
+    bits = fields.maybe_integer(*names, low=1, high=64)
+    if bits is None and default is None:
+        field = fields.path(names[0])
+        raise KvModelError(f"config has no {field}; the weights cannot be counted without it: {_OVERRIDE}", field)
+    chosen = default if bits is None else bits
+    if chosen not in _INTEGER_BITS:
+        field = fields.path(next(name for name in names if fields.has(name)))
+        raise KvModelError(f"{field} is {chosen}; weights of 2, 3, 4 or 8 bits are known: {_OVERRIDE}", field)
+    return chosen
+
+
+def _per_group(scale_bits: float, group: int) -> float:
+    """What scales add to each weight; nothing to speak of where a whole channel shares one."""
+    return scale_bits / group if group > 0 else 0.0
+
+
+def _block_scale(fields: Fields, name: str) -> float:
+    sides = fields.integers(name, low=1, high=1 << 20)
+    if not sides:
+        return 0.0
+    if len(sides) != 2:  # noqa: PLR2004 - a block has two sides
+        field = fields.path(name)
+        raise KvModelError(f"{field} has {len(sides)} sides, not two", field)
+    return _BLOCK_SCALE_BITS / (sides[0] * sides[1])
+
+
+def _per_layer(declared: Fields) -> Iterator[Apart]:
+    """GPTQModel's `dynamic` ("-:EXPRESSION" leaves layers alone, "+:EXPRESSION" has settings of its own) and
+    AutoRound's `extra_config`, which has settings for names.
+    """
+    dynamic, extra = declared.child("dynamic"), declared.child("extra_config")
+    own = _integer_bits(declared, "bits", "w_bit")
+    group = declared.maybe_integer("group_size", low=-1, high=1 << 20) or _USUAL_GROUP
+    for holder in filter(None, (dynamic, extra)):
+        alike: dict[float, list[str]] = {}
+        for name in holder.names():
+            if name.startswith("-:"):
+                alike.setdefault(_PLAIN_BITS, []).append(f"re:{name[2:]}")
+                continue
+            settings = holder.child(name)
+            if settings is None or not (settings.has("bits") or settings.has("group_size")):
+                continue
+            entry = f"re:{name[2:]}" if name.startswith("+:") else name
+            if settings.raw("bits") in (16, 32):
+                bits = _PLAIN_BITS
+            else:
+                bits = _grouped(settings, zeros=True, default_bits=own, default_group=group)
+            alike.setdefault(bits, []).append(entry)
+        for bits, entries in alike.items():
+            field = declared.path("dynamic" if holder is dynamic else "extra_config")
+            yield Apart(names=parse_module_names(entries, field=field), bits=bits)
+
+
+def _bitsandbytes_bits(declared: Fields) -> float:
+    """NF4 and FP4 with an fp32 scale per 64 weights, quantized again to 8 bits with an fp32 scale per 256 of them
+    (bitsandbytes/functional.py::quantize_4bit); int8 with a scale per row.
+    """
+    if declared.flag("load_in_8bit", default=False):
+        return 8.0
+    if declared.flag("bnb_4bit_use_double_quant", default=False):
+        return 4 + 8 / _NF4_BLOCK + 32 / (_NF4_BLOCK * _NF4_OUTER_BLOCK)
+    return 4 + 32 / _NF4_BLOCK
+
+
+def _modelopt_bits(declared: Fields, method: str) -> float:
+    inner = declared.child("quantization") or declared
+    holder = inner if inner.has("quant_algo") else declared
+    algorithm = holder.text("quant_algo") or {"modelopt-fp4": "NVFP4", "modelopt-mxfp8": "MXFP8"}.get(method, "FP8")
+    field = holder.path("quant_algo")
+    if algorithm.upper() == "MIXED_PRECISION" or method == "modelopt-mixed":
+        raise KvModelError(
+            f"{field} MIXED_PRECISION gives every layer a format of its own; pass --weights BYTES", field
+        )
+    known = _ALGORITHMS.get(algorithm.upper())
+    if known is None:
+        raise KvModelError(f"{field} {algorithm[:40]!a} is not a format whose size is known; {_OVERRIDE}", field)
+    bits, scale_bits, group = known
+    if bits == _FOUR_BITS:
+        group = holder.integer("group_size", default=group, high=1 << 20)
+    return bits + _per_group(scale_bits, group)
+
+
+def _compressed(declared: Fields, left: tuple[Apart, ...]) -> Quantization:
+    """compressed-tensors: groups of layers with settings of their own; a target is a class of layers, a name or an
+    expression.
+    """
+    groups = declared.child("config_groups")
+    whole: float | None = None
+    named: list[Apart] = []
+    for name in () if groups is None else groups.names():
+        group = groups.child(name) if groups is not None else None
+        weights = None if group is None else group.child("weights")
+        if group is None or weights is None:
+            continue
+        bits = _compressed_bits(weights)
+        targets = group.strings("targets") or ("Linear",)
+        if "Linear" in targets:
+            whole = bits if whole is None else whole
+        else:
+            named.append(Apart(names=parse_module_names(targets, field=group.path("targets")), bits=bits))
+    if whole is None and not named:
+        field = declared.path("config_groups")
+        raise KvModelError(f"{field} declares no weights; {_OVERRIDE}", field)
+    return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*left, *named))
+
+
+def _compressed_bits(weights: Fields) -> float:
+    """compressed_tensors/quantization/quant_args.py::QuantizationArgs."""
+    kind = weights.text("type") or "int"
+    strategy = weights.text("strategy")
+    group = weights.maybe_integer("group_size", low=-1, high=1 << 20)
+    if kind == "float":
+        bits = weights.integer("num_bits", low=1, high=64)
+        if bits not in _FLOAT_BITS:
+            field = weights.path("num_bits")
+            raise KvModelError(f"{field} is {bits}; floats of 4 or 8 bits are known: {_OVERRIDE}", field)
+        if strategy == "block":
+            return bits + _block_scale(weights, "block_structure")
+        # NVFP4 and the MX formats have 8-bit scales.
+        return bits + (_per_group(8, group) if group and group > 0 else 0.0)
+    if kind != "int":
+        field = weights.path("type")
+        raise KvModelError(f"{field} {kind[:40]!a} is neither int nor float; {_OVERRIDE}", field)
+    bits = _integer_bits(weights, "num_bits")
+    if strategy in ("channel", "tensor") or not group or group < 0:
+        return float(bits)
+    zeros = 0 if weights.flag("symmetric", default=True) else bits
+    return bits + _per_group(_SCALE_BITS + zeros, group)

@@ -1,0 +1,168 @@
+"""What torch's allocator tells from inside a process: the one place where reserved bytes can be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdiag.model.readings import Device, Memory, cuda_uuid
+from kvdiag.model.validation import MAX_BYTES, MAX_COUNT, count_problem, first, refuse, time_problem
+
+NATIVE = "native"
+"""torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedSplit:
+    """The reserved bytes by what they are good for; the five parts add up to `reserved_bytes` exactly.
+
+    `pending`: freed, but another stream may still use it. `private`: free in a pool of its own, as CUDA graphs have.
+    `releasable`: the driver could have it back. `stranded`: free beside live blocks. `fits` and `unusable_ratio` are
+    for a request of `request_bytes`, and `None` where the device's free bytes were not known. Made once a minute:
+    `age_seconds` before the reading that it comes with.
+    """
+
+    age_seconds: float
+    reserved_bytes: int
+    live_bytes: int
+    pending_bytes: int
+    private_bytes: int
+    releasable_bytes: int
+    stranded_bytes: int
+    largest_free_block_bytes: int
+    pinned_segments: int
+    pinned_free_bytes: int
+    request_bytes: int
+    fits: bool | None = None
+    unusable_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not add up, and ratios that are none."""
+        parts = ("live_bytes", "pending_bytes", "private_bytes", "releasable_bytes", "stranded_bytes")
+        sizes = (*parts, "reserved_bytes", "largest_free_block_bytes", "pinned_free_bytes", "request_bytes")
+        total = sum(getattr(self, name) for name in parts)
+        ratio = self.unusable_ratio
+        refuse(
+            self,
+            first(
+                time_problem("age_seconds", self.age_seconds),
+                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
+                count_problem("pinned_segments", self.pinned_segments),
+                None if total == self.reserved_bytes else f"parts of {total} bytes for {self.reserved_bytes} reserved",
+                None if ratio is None or 0.0 <= ratio <= 1.0 else f"unusable_ratio is {ratio}, not within 0..1",
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAllocation:
+    """An allocation that torch gave up on, by the agent's black box: what was asked for, and what there was.
+
+    `age_seconds` before the sample; `split` is `None` where the blocks could not be looked at.
+    """
+
+    age_seconds: float
+    asked_bytes: int
+    free_bytes: int
+    split: ReservedSplit | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        sizes = ("asked_bytes", "free_bytes")
+        refuse(
+            self,
+            first(
+                time_problem("age_seconds", self.age_seconds),
+                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocator:
+    """One process's allocator on one device, as its agent published it `age_seconds` before the sample.
+
+    `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
+    which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process,
+    `failure` is the newest that it has met. `releasable_bytes` and `stranded_bytes` are the split's as a Prometheus has
+    kept them, where `split` itself is not there. Ranks, where the server has them; `_total` counts since the process
+    began.
+    """
+
+    device_uuid: str
+    pid: int
+    pid_seen: bool
+    start_ticks: int
+    age_seconds: float
+    allocated_bytes: int
+    reserved_bytes: int
+    active_bytes: int | None = None
+    requested_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    releasable_bytes: int | None = None
+    stranded_bytes: int | None = None
+    private_pools_bytes: int | None = None
+    alloc_retries_total: int | None = None
+    ooms_total: int | None = None
+    backend: str | None = None
+    expandable_segments: bool | None = None
+    process_bytes: int | None = None
+    memory: Memory | None = None
+    split: ReservedSplit | None = None
+    failure: FailedAllocation | None = None
+    title: str | None = None
+    tensor_rank: int | None = None
+    pipeline_rank: int | None = None
+    data_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more allocated than reserved, and other figures that cannot be."""
+        free = ("releasable_bytes", "stranded_bytes")
+        sizes = ("requested_bytes", "inactive_split_bytes", "private_pools_bytes", "process_bytes", *free)
+        counts = ("start_ticks", "alloc_retries_total", "ooms_total", "tensor_rank", "pipeline_rank", "data_rank")
+        active = self.allocated_bytes if self.active_bytes is None else self.active_bytes
+        refuse(
+            self,
+            first(
+                None if self.device_uuid else "no device_uuid",
+                count_problem("pid", self.pid, 2**32),
+                time_problem("age_seconds", self.age_seconds),
+                count_problem("reserved_bytes", self.reserved_bytes, MAX_BYTES),
+                count_problem("active_bytes", active, self.reserved_bytes),
+                count_problem("allocated_bytes", self.allocated_bytes, active),
+                *(count_problem(name, getattr(self, name), MAX_BYTES) for name in sizes),
+                *(count_problem(name, getattr(self, name), MAX_COUNT) for name in counts),
+            ),
+        )
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """Which process on which device, by what stays the same from one reading to the next."""
+        return self.device_uuid, self.pid, self.start_ticks
+
+    @property
+    def who(self) -> str:
+        """The process in words: its title and number."""
+        return f"{self.title or 'process'} {self.pid}"
+
+    def is_on(self, device: Device) -> bool:
+        """Whether this is the device's."""
+        return cuda_uuid(device.uuid) == self.device_uuid.lower()
+
+    def may_be_of(self, pids: tuple[int, ...] | None) -> bool:
+        """Whether this can be one of a server's processes: those in another pid namespace are taken for its own."""
+        return pids is None or not self.pid_seen or self.pid in pids
+
+    @property
+    def outside_driver(self) -> bool | None:
+        """Whether torch counts more than its process holds: a pluggable allocator, or pages that sleep mode unmapped.
+
+        Then what torch counts is not what is on the device; `None` where the process's bytes are not told.
+        """
+        return None if self.process_bytes is None else self.reserved_bytes > self.process_bytes
+
+    @property
+    def outside_torch_bytes(self) -> int | None:
+        """What the process holds beside torch: context, modules, NCCL, graphs; `None` where that cannot be told."""
+        if self.process_bytes is None or self.outside_driver:
+            return None
+        return self.process_bytes - self.reserved_bytes

@@ -1,0 +1,1 @@
+"""Texts of out-of-memory failures: text in, values out."""

@@ -1,0 +1,251 @@
+"""Where in an engine's log memory ran out first: the message, the process it is of, and what was going on then.
+
+Pure. Each process's lines are read apart from the others', so that ranks that print at once do not mix. The first
+failure counts: those after it, in other ranks and in the processes that wait for them, are its consequences.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, Shortage, parse_shortage
+from kvdiag.oom.phase import NEAR_CHARACTERS, Phase, phase_of
+
+MAX_LINE_CHARACTERS = 16 * 2**10
+MAX_LINES = 2_000_000
+MAX_STREAMS = 4096
+"""Processes that are told apart."""
+
+_REST = "\0"
+"""The lines of all others: nobody's by name, and not among the main process's own."""
+
+MAX_FAILURES = 1000
+_DUMP_LINES = 3000
+
+_PROCESS = re.compile(
+    r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})(?:, ?ip=[\w.:]{1,60})?\) ?"
+    r"|\[rank(?P<only>\d{1,5})\]: ?|\b(?P<short>TP\d{1,4}|DP\d{1,4} TP\d{1,4})\] "
+)
+_PREFIX = re.compile(
+    r"(?:.{0,120}?\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]{1,3}"
+    r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)",
+)
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
+"""Lines that quote what users write, who may write anything."""
+
+_LOAD = re.compile(
+    r"Running: (\d{1,9}) reqs?, (?:Swapped: \d{1,9} reqs?, )?(?:Waiting|Pending): (\d{1,9}) reqs?"
+    r"(?:[^\n]{0,200}?KV cache usage: (\d{1,3}(?:\.\d{1,4})?)%)?"
+)
+_MOST_REQUESTS = re.compile(r"(?<!\w)'?max_num_seqs'?(?:=|: )(\d{1,9})")
+_DUMP = re.compile(r"Dumping scheduler output for model execution: ")
+_TOTAL_SCHEDULED = re.compile(r"total_num_scheduled_tokens=(\d{1,12})")
+_SCHEDULED = re.compile(r"num_scheduled_tokens=\{([^{}]{0,200000})\}")
+_EACH_SCHEDULED = re.compile(r"['\"]?([\w.:-]{1,120})['\"]?: (\d{1,12})")
+_NEW = re.compile(r"NewRequestData\(req_id=([^,()]{1,120}), ?prompt_token_ids_len=(\d{1,12})")
+_MOST_DECODE_TOKENS = 16
+"""Tokens of one request in one step up to which they are its next ones, drafts of them among it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the engine had scheduled in the step that failed, as vLLM V1 dumps it (logging_utils/dump_input.py)."""
+
+    scheduled_tokens: int | None
+    requests: int | None
+    largest_request: str | None = None
+    largest_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedFailure:
+    """The first failure of a log. `process` is its name there; `later` counts the failures after it."""
+
+    shortage: Shortage
+    line: int
+    process: str = ""
+    rank: int | None = None
+    phase: Phase | None = None
+    phase_told_by: str | None = None
+    work: Work | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage_ratio: float | None = None
+    max_num_seqs: int | None = None
+    later: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One process's lines as one text, and where in it each line of the log begins."""
+
+    name: str
+    rank: int | None
+    parts: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    length: int = 0
+
+    def add(self, number: int, text: str) -> None:
+        self.starts.append(self.length)
+        self.lines.append(number)
+        self.parts.append(text)
+        self.length += len(text) + 1
+
+    def line_at(self, position: int) -> int:
+        return self.lines[bisect_right(self.starts, position) - 1]
+
+
+def read_failures(text: str) -> LoggedFailure | None:
+    """The first failure for want of memory that `text` tells; `None` where it tells none."""
+    lines = _lines(text)
+    streams = _streams(lines)
+    found = [
+        (stream.line_at(position), kind, position, stream, whole, end)
+        for stream in streams.values()
+        for whole in ["\n".join(stream.parts)]
+        for kind, position, end in _messages(whole)
+    ]
+    if not found:
+        return None
+    found.sort(key=lambda one: one[0])
+    line, kind, position, stream, whole, end = found[0]
+    shortage = parse_shortage(kind, _message(whole, kind, position, end))
+    phase, told_by = phase_of(whole, kind, position, lines[:line])
+    work = _work(lines, line)
+    if work is not None and phase == "request" and work.scheduled_tokens is not None:
+        most = work.largest_tokens or work.scheduled_tokens
+        phase = "prefill" if most > _MOST_DECODE_TOKENS else "decode"
+    before = "\n".join(lines[max(0, line - 20_000) : line])
+    load = _last(_LOAD, before)
+    most_requests = _last(_MOST_REQUESTS, "\n".join(lines[:line]))
+    return LoggedFailure(
+        shortage=shortage,
+        line=line + 1,
+        process=stream.name,
+        rank=stream.rank,
+        phase=phase,
+        phase_told_by=told_by,
+        work=work,
+        running=int(load[1]) if load else None,
+        waiting=int(load[2]) if load else None,
+        kv_usage_ratio=min(float(load[3]) / 100, 1.0) if load and load[3] else None,
+        max_num_seqs=int(most_requests[1]) if most_requests else None,
+        later=len(found) - 1,
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """The lines, those that a JSON logger or a repr has put into one among them; users' own words left out."""
+    if "\\n" in text:
+        text = text.replace("\\r", "").replace("\\n", "\n")
+    lines = []
+    for raw in re.split(r"\r\n|\n|\r", text)[:MAX_LINES]:
+        line = raw[:MAX_LINE_CHARACTERS]
+        if "\x1b" in line:
+            line = _ANSI.sub("", line)
+        lines.append("" if REQUEST_LINE.search(line) else line)
+    return lines
+
+
+def _streams(lines: list[str]) -> Mapping[str, _Stream]:
+    streams: dict[str, _Stream] = {}
+    current = ""
+    for number, whole in enumerate(lines):
+        line = whole
+        found = _PROCESS.search(line[:200]) if ("pid=" in line or "[rank" in line or "] " in line) else None
+        level = None if not line else _PREFIX.match(line[:300])
+        if found is not None:
+            name = (found["name"] or found["short"] or f"rank{found['only']}") + (
+                f" rank={found['rank']}" if found["rank"] else ""
+            )
+            current = f"{name} {found['pid'] or ''}"
+            line = line[found.end() :]
+            level = _PREFIX.match(line[:300])
+        elif level is not None:
+            # A line with a level and no process is the main process's own; one with neither is a wrapped rest.
+            name, current = "", ""
+        else:
+            name = streams[current].name if current in streams else ""
+        if level is not None:
+            line = line[level.end() :]
+        if current not in streams and len(streams) >= MAX_STREAMS:
+            name, current = "", _REST
+        stream = streams.setdefault(current, _Stream(name=name, rank=_rank(name)))
+        stream.add(number, line.rstrip())
+    return streams
+
+
+def _rank(name: str) -> int | None:
+    found = re.search(r"rank=?(\d{1,5})|TP(\d{1,5})", name)
+    return int(found[1] or found[2]) if found else None
+
+
+def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
+    """Kind, beginning and end of each message, in order. Where two anchors name one message, the telling one counts."""
+    begins = sorted(
+        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text)),
+    )[: 4 * MAX_FAILURES]
+    kept: list[tuple[int, int, Kind]] = []
+    for start, end, kind in begins:
+        if kept and start - kept[-1][1] < NEAR_CHARACTERS // 2 and _same(text[kept[-1][0] : start], kept[-1][2], kind):
+            kept[-1] = (kept[-1][0], end, _better(kept[-1][2], kind))
+            continue
+        kept.append((start, end, kind))
+    for at, (start, _, kind) in enumerate(kept[:MAX_FAILURES]):
+        following = kept[at + 1][0] if at + 1 < len(kept) else len(text)
+        yield kind, start, min(following, start + MAX_MESSAGE_CHARACTERS)
+
+
+_RANKED: tuple[Kind, ...] = ("absurd", "async", "limit", "torch", "masked", "library", "driver", "capture", "host")
+"""Kinds whose names may stand together in one message, the most telling one first."""
+
+
+def _same(between: str, first: Kind, second: Kind) -> bool:
+    """Whether two anchors so near each other stand in one message: no figures of the first lie between them."""
+    if "Traceback" in between or (first == second == "host"):
+        return first == second == "host"
+    told = "Tried to allocate" in " ".join(between.split())
+    return not told and first in _RANKED and second in _RANKED
+
+
+def _better(first: Kind, second: Kind) -> Kind:
+    return min(first, second, key=_RANKED.index)
+
+
+def _message(text: str, kind: Kind, start: int, end: int) -> str:
+    """A message, with what libraries say of the device and the size just before it."""
+    if kind in {"driver", "library"}:
+        return text[text.rfind("\n", 0, start) + 1 : end]
+    return text[start:end]
+
+
+def _work(lines: list[str], line: int) -> Work | None:
+    dump = next(
+        (text for text in lines[max(0, line - _DUMP_LINES) : line + _DUMP_LINES] if _DUMP.search(text)),
+        None,
+    )
+    if dump is None:
+        return None
+    total, each = _TOTAL_SCHEDULED.search(dump), _SCHEDULED.search(dump)
+    scheduled = {name: int(tokens) for name, tokens in _EACH_SCHEDULED.findall(each[1])} if each else {}
+    prompts = {name.strip("'\" "): int(tokens) for name, tokens in _NEW.findall(dump)}
+    largest = max(scheduled, key=scheduled.__getitem__, default=None) or max(
+        prompts, key=prompts.__getitem__, default=None
+    )
+    return Work(
+        scheduled_tokens=int(total[1]) if total else sum(scheduled.values()) or None,
+        requests=len(scheduled) or None,
+        largest_request=largest,
+        largest_tokens=scheduled.get(largest or ""),
+    )
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    last = deque(pattern.finditer(text), maxlen=1)
+    return last[0] if last else None

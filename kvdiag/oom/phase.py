@@ -1,0 +1,197 @@
+"""What a server was doing when its memory ran out: by the functions in the traceback, by what is said beside the
+message, and by how far the log had come. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from kvdiag.oom.message import MAX_MESSAGE_CHARACTERS, Kind
+
+Phase = Literal[
+    "load",
+    "profile",
+    "kv_pool",
+    "graph_capture",
+    "warmup",
+    "startup",
+    "wake",
+    "prefill",
+    "decode",
+    "request",
+    "sampler",
+    "logprobs",
+    "encoder",
+    "kv_growth",
+]
+"""`request`: serving, whether a prompt or the next tokens is not told. `kv_growth`: a cache that grows in torch."""
+
+SERVING: frozenset[Phase] = frozenset({"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"})
+IN_WORDS: dict[Phase, str] = {
+    "load": "while the weights were loaded",
+    "profile": "in the profile run of the start, before there was a KV pool",
+    "kv_pool": "when the KV pool was to be taken",
+    "graph_capture": "while CUDA graphs were captured",
+    "warmup": "in the warm-up of the start",
+    "startup": "at start",
+    "wake": "when it woke from sleep",
+    "prefill": "in a prefill",
+    "decode": "in a decode step",
+    "request": "while requests were served",
+    "sampler": "in the sampler",
+    "logprobs": "while log-probabilities were computed",
+    "encoder": "in the encoder of images or sound",
+    "kv_growth": "while the KV cache grew",
+}
+
+TRACEBACK_CHARACTERS = 40_000
+NEAR_CHARACTERS = 400
+_TRACEBACK = "Traceback (most recent call last)"
+
+# Outer frames stand before inner ones: a capture and a profile run go through the same model code as a request.
+_FUNCTIONS: tuple[tuple[Phase, str], ...] = (
+    (
+        "graph_capture",
+        (
+            "capture_model _capture_cudagraphs capture_graph capture_one_batch_size init_cuda_graphs "
+            "_warmup_and_capture profile_cudagraph_memory init_device_graphs CudaGraphRunner capture_end"
+        ),
+    ),
+    ("wake", "wake_up resume_memory_occupation"),
+    ("load", "load_model load_weights process_weights_after_loading _load_model initialize_model from_pretrained"),
+    (
+        "profile",
+        (
+            "profile_run determine_available_memory determine_num_available_blocks profile_num_available_blocks "
+            "memory_profiling profile_max_num_token"
+        ),
+    ),
+    (
+        "kv_pool",
+        (
+            "initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors "
+            "initialize_from_config allocate_gpu_cache _allocate_gpu_cache init_cache_engine _init_cache_engine "
+            "CacheEngine init_memory_pool prealloc_symmetric_memory_pool"
+        ),
+    ),
+    ("warmup", "_dummy_sampler_run _dummy_pooler_run compile_or_warm_up_model kernel_warmup warm_up_model warmup"),
+    (
+        "logprobs",
+        (
+            "_get_prompt_logprobs_dict get_prompt_logprobs compute_logprobs gather_logprobs get_logprobs _get_logprobs "
+            "compute_prompt_logprobs"
+        ),
+    ),
+    (
+        "encoder",
+        (
+            "_execute_mm_encoder embed_multimodal get_multimodal_embeddings _process_image_input vision_tower visual "
+            "get_image_feature vision_model"
+        ),
+    ),
+    (
+        "sampler",
+        (
+            r"sample_tokens _sample topk_topp_sampler apply_top_k_top_p compute_logits random_sample rejection_sampler "
+            r"logits_processor _get_logits sampler\.py"
+        ),
+    ),
+    ("kv_growth", "DynamicCache cache_utils past_key_value past_key_values"),
+    ("prefill", "forward_extend run_batch_prefill _prefill"),
+    ("decode", "forward_decode _decode"),
+    (
+        "request",
+        (
+            "execute_model run_busy_loop engine_step step_async forward_batch_generation run_batch event_loop_normal "
+            "event_loop_overlap generate_token run_engine_loop"
+        ),
+    ),
+    (
+        "startup",
+        (
+            "init_device init_torch_distributed init_worker_distributed_environment _initialize_kv_caches "
+            "from_engine_args from_vllm_config init_process_group init_distributed_environment run_engine_core "
+            "run_mp_engine launch_server"
+        ),
+    ),
+)
+_FRAMES = tuple((phase, re.compile(rf"\b(?:{'|'.join(names.split())})\b")) for phase, names in _FUNCTIONS)
+
+_SAID: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+    ("load", re.compile(r"Failed to load model")),
+    ("graph_capture", re.compile(r"Capture cuda graph failed|Capturing CUDA graphs?|while capturing")),
+    ("warmup", re.compile(r"warming up (?:sampler|pooler)")),
+    ("profile", re.compile(r"during (?:the )?(?:profile run|memory profiling)")),
+)
+"""Said beside the message itself."""
+
+_PROGRESS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+    ("startup", re.compile(r"vLLM API server version|non-default args: |Initializing an? (?:V[01] )?LLM engine")),
+    ("load", re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint|Load weight begin")),
+    ("profile", re.compile(r"(?:Loading model weights|Model loading) took|Load weight end")),
+    ("kv_pool", re.compile(r"Available KV cache memory|Memory profiling (?:takes|results)|KV Cache is allocated")),
+    ("warmup", re.compile(r"KV cache size: |# \w{1,12} blocks: |Graph capturing finished|Capture cuda graph end")),
+    ("graph_capture", re.compile(r"Capturing (?:CUDA graph|cudagraphs|the model for CUDA)|Capture cuda graph begin")),
+    (
+        "request",
+        re.compile(
+            r"Application startup complete|Uvicorn running|Started server process|throughput: \d|\"POST /"
+            r"|The server is fired up|init engine \(profile"
+        ),
+    ),
+)
+"""What engines print on their way up; the last one seen before the message tells how far it was."""
+
+_OF_REFUSALS: dict[Kind, Phase] = {
+    "warmup": "warmup",
+    "profiling": "profile",
+    "blocks": "kv_pool",
+    "context": "kv_pool",
+    "budget": "startup",
+}
+
+
+def phase_of(text: str, kind: Kind, position: int, lines_before: Sequence[str]) -> tuple[Phase | None, str | None]:
+    """What went on at a message that begins at `position` of its process's `text`, and what tells it."""
+    if kind in _OF_REFUSALS:
+        return _OF_REFUSALS[kind], "message"
+    near = text[max(0, position - NEAR_CHARACTERS) : position + NEAR_CHARACTERS]
+    said = next((phase for phase, pattern in _SAID if pattern.search(near)), None)
+    if kind == "capture" or said == "graph_capture":
+        return "graph_capture", "message"
+    framed = _framed(text, position)
+    if framed is not None and framed not in {"request", "startup"}:
+        return framed, "traceback"
+    if said is not None:
+        return said, "message"
+    progress = _progress(lines_before)
+    if framed == "startup" and progress not in {None, "request"}:
+        return progress, "progress"
+    if framed is not None:
+        return framed, "traceback"
+    return progress, None if progress is None else "progress"
+
+
+def _framed(text: str, position: int) -> Phase | None:
+    """By the functions of the traceback that ends in the message, or that is printed after it."""
+    before = text[max(0, position - TRACEBACK_CHARACTERS) : position]
+    begin = before.rfind(_TRACEBACK)
+    if begin >= 0:
+        stack = before[begin:]
+    else:
+        after = text[position : position + TRACEBACK_CHARACTERS]
+        begin = after.find(_TRACEBACK, 0, MAX_MESSAGE_CHARACTERS)
+        stack = after[begin:] if begin >= 0 else ""
+        if not stack and 'File "' in before[-TRACEBACK_CHARACTERS // 4 :]:
+            stack = before[-TRACEBACK_CHARACTERS // 4 :]
+    return next((phase for phase, pattern in _FRAMES if stack and pattern.search(stack)), None)
+
+
+def _progress(lines: Sequence[str]) -> Phase | None:
+    for text in reversed(lines):
+        for phase, pattern in _PROGRESS:
+            if pattern.search(text):
+                return phase
+    return None

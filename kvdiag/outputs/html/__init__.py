@@ -1,0 +1,1 @@
+"""HTML: the report and the daemon's status page."""

@@ -1,0 +1,182 @@
+"""A Timeline as series to draw: what each source read, and where it did not. Judges nothing. Pure.
+
+A reading that was due and failed is `None`; a part of a sample that was not due on its tick is no reading at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvdiag.diagnosis.timeline_queries import held_blocks
+from kvdiag.model import Device, Facts, Sample, Timeline, without_mig_parents
+from kvdiag.outputs.html.downsample import Run, pauses, runs
+
+Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Figures of one source by their names, all at the same times."""
+
+    times: tuple[float, ...]
+    figures: Mapping[str, Sequence[float | None]]
+    breaks: tuple[int, ...]
+
+    def runs(self, name: str) -> tuple[Run, ...]:
+        """One figure in the runs in which it was read."""
+        return runs(self.times, self.figures[name], self.breaks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A device as it was first seen; `total_bytes` is `None` where it never told."""
+
+    uuid: str
+    index: int
+    name: str
+    total_bytes: int | None
+
+
+class _Rows:
+    """Readings while they are collected: a million of them for a day of eight GPUs.
+
+    Readings in a row of the same figures are kept together, in one list for each figure.
+    """
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._names: tuple[str, ...] | None = None
+        self._appends: list[Callable[[float | None], None]] = []
+        self._blocks: list[tuple[int, str, Values]] = []
+
+    def add(self, at_seconds: float, names: tuple[str, ...], values: Iterable[float | None]) -> None:
+        """One reading; no names where it failed."""
+        if names != self._names:
+            self._names = names
+            columns: list[Values] = [[] for _ in names]
+            self._blocks += [(len(self._times), name, column) for name, column in zip(names, columns, strict=True)]
+            self._appends = [column.append for column in columns]
+        for append, value in zip(self._appends, values, strict=True):
+            append(value)
+        self._times.append(at_seconds)
+
+    def whole(self) -> Readings:
+        """All of them; a figure is `None` in the readings that do not have it."""
+        length = len(self._times)
+        figures: dict[str, Values] = {}
+        for start, name, column in self._blocks:
+            figures.setdefault(name, [None] * length)[start : start + len(column)] = column
+        return Readings(times=tuple(self._times), figures=figures, breaks=pauses(self._times))
+
+
+def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
+    """The GPUs that were seen, and the used bytes of each by its UUID."""
+    rows = _Rows()
+    first: dict[str, Device] = {}
+    totals: dict[str, int] = {}
+    for sample in timeline.samples:
+        if sample.devices is None:
+            if _failed(sample, "nvml"):
+                rows.add(sample.at_seconds, (), ())
+            continue
+        seen = without_mig_parents(sample.devices) if sample.devices else ()
+        names = tuple([device.uuid for device in seen])
+        told = [device.memory for device in seen]
+        rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in told])
+        if not first.keys() >= set(names):
+            first = {device.uuid: device for device in seen} | first
+        if not totals.keys() >= set(names):
+            totals |= {name: one.total_bytes for name, one in zip(names, told, strict=True) if one is not None}
+    gpus = [
+        Gpu(uuid=uuid, index=device.index, name=device.name, total_bytes=totals.get(uuid))
+        for uuid, device in first.items()
+    ]
+    return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))), rows.whole()
+
+
+def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
+    """What torch has reserved, and what lives in it, of all the server's processes on a device by CUDA's UUID."""
+    reserved, allocated = _Rows(), _Rows()
+    for sample in timeline.samples:
+        if sample.allocators is None:
+            if _failed(sample, "torch_allocator"):
+                reserved.add(sample.at_seconds, (), ())
+                allocated.add(sample.at_seconds, (), ())
+            continue
+        held: dict[str, int] = {}
+        live: dict[str, int] = {}
+        for one in sample.allocators:
+            if one.may_be_of(facts.server_pids):
+                uuid = one.device_uuid.lower()
+                held[uuid] = held.get(uuid, 0) + one.reserved_bytes
+                live[uuid] = live.get(uuid, 0) + one.allocated_bytes
+        names = tuple(held)
+        reserved.add(sample.at_seconds, names, held.values())
+        allocated.add(sample.at_seconds, names, live.values())
+    return reserved.whole(), allocated.whole()
+
+
+def failures(timeline: Timeline) -> tuple[float, ...]:
+    """When an allocation of torch's failed, as the agents tell it, each once."""
+    found: dict[tuple[int, int], float] = {}
+    for sample in timeline.samples:
+        for one in sample.allocators or ():
+            if one.failure is not None:
+                at_seconds = sample.at_seconds - one.failure.age_seconds
+                found.setdefault((one.pid, round(at_seconds / 10.0)), at_seconds)
+    return tuple(sorted(found.values()))
+
+
+HELD = "held"
+"""The blocks that requests hold in all engines together."""
+
+
+def engines(timeline: Timeline, facts: Facts) -> Readings:
+    """Blocks held, by engine and all together; requests running and waiting; what was preempted since the start."""
+    rows = _Rows()
+    pools = {pool.engine: pool for pool in facts.pools}
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for sample in timeline.samples:
+        if sample.engines is None:
+            if _failed(sample, "engine"):
+                rows.add(sample.at_seconds, (), ())
+            continue
+        labels = tuple([engine.engine for engine in sample.engines])
+        if labels not in known:
+            each = [f"{figure} {label}" for label in labels for figure in ("usage", HELD)]
+            known[labels] = (HELD, "running", "waiting", "preempted", *each)
+        values: list[float | None] = [
+            held_blocks(sample, facts),
+            _sum([engine.requests_running for engine in sample.engines]),
+            _sum([engine.requests_waiting for engine in sample.engines]),
+            _sum([engine.preemptions_total for engine in sample.engines]),
+        ]
+        for engine in sample.engines:
+            pool, usage = pools.get(engine.engine), engine.kv_usage_ratio
+            values += (usage, None if pool is None or usage is None else pool.used_blocks(usage))
+        rows.add(sample.at_seconds, known[labels], values)
+    return rows.whole()
+
+
+def host(timeline: Timeline) -> Readings:
+    """Anonymous memory of each of the server's processes (all that is resident, where only that is told)."""
+    rows = _Rows()
+    for sample in timeline.samples:
+        if sample.host is None:
+            if _failed(sample, "host"):
+                rows.add(sample.at_seconds, (), ())
+            continue
+        names = tuple([f"{one.name} {one.pid}" for one in sample.host])
+        told = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
+        rows.add(sample.at_seconds, names, [held if own is None else own for held, own in told])
+    return rows.whole()
+
+
+def _sum(told: Sequence[int | None]) -> int | None:
+    known = [one for one in told if one is not None]
+    return sum(known) if told and len(known) == len(told) else None
+
+
+def _failed(sample: Sample, source: str) -> bool:
+    return any(gap.source == source and gap.kind == "failed" for gap in sample.gaps)

@@ -1,0 +1,338 @@
+"""Plots over time and bars of parts as SVG, for every page that shows any. Pure; no script, no network.
+
+An SVG is as wide as its place: shapes stand in per cent, lines stretch inside a nested view box, and text keeps its
+size. What was not read is a break in a line, never a zero. `STYLE` belongs into the page's style sheet; it takes the
+page's variables `--ink`, `--dim`, `--edge`, `--surface` and `--fault`, and brings the lines' colours itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from kvdiag.outputs.html.axes import Scale, moments, utc
+from kvdiag.outputs.html.downsample import Run, thinned
+from kvdiag.outputs.html.markup import Html, element, joined
+
+COLUMNS = 480
+"""Of a plot on a wide page: two pixels each."""
+
+HEIGHT = 150
+TOP = 16
+"""Pixels above the plot for the names of the bands."""
+
+COMPASS = 2000
+"""The nested view box: enough for whole numbers to tell columns and readings apart."""
+
+CHARACTER_SHARE = 1.35
+"""Per cent of the width that a character of a band's name takes where two plots stand side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure over time; `style` is one or more of the classes s0..s7, dashed, dotted, stepped."""
+
+    name: str
+    runs: Sequence[Run]
+    style: str = "s0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A stretch of time that is shaded: `strong` where load was offered.
+
+    `label` and, where there is room up to the next one that has one, `name` stand above its beginning.
+    """
+
+    start_seconds: float
+    end_seconds: float
+    strong: bool = False
+    label: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A bound across the whole plot, with its label above it: the scale should go on beyond."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What had to be seen at a moment (a bar) and what was (a dot), either of which may not be known."""
+
+    at_seconds: float
+    expected: float | None
+    measured: float | None
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A moment at which something broke."""
+
+    at_seconds: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Lines on one scale over one stretch of time. `key` is the plot's own within its page."""
+
+    key: str
+    title: str
+    description: str
+    start_seconds: float
+    end_seconds: float
+    scale: Scale
+    lines: tuple[Line, ...]
+    bands: tuple[Band, ...] = ()
+    levels: tuple[Level, ...] = ()
+    markers: tuple[Marker, ...] = ()
+    events: tuple[Event, ...] = ()
+    height: int = HEIGHT
+    columns: int = COLUMNS
+
+    def across(self, seconds: float) -> float:
+        """Where a moment is, in per cent of the width."""
+        whole = max(self.end_seconds - self.start_seconds, 1e-9)
+        return min(max((seconds - self.start_seconds) / whole, 0.0), 1.0) * 100.0
+
+    def down(self, value: float) -> float:
+        """Where a value is, in pixels below the top."""
+        return TOP + (1.0 - self.scale.share(value)) * self.height
+
+
+def svg(plot: Plot) -> Html:
+    """The plot."""
+    stretched = [
+        element("path", d=path, class_=f"line {line.style}") for line in plot.lines if (path := _path(line, plot))
+    ]
+    return element(
+        "svg",
+        element("title", plot.title, id=f"{plot.key}-title"),
+        element("desc", plot.description, id=f"{plot.key}-desc"),
+        *_bands(plot),
+        *_grid(plot),
+        *_levels(plot),
+        element(
+            "svg",
+            *stretched,
+            y=TOP,
+            width="100%",
+            height=plot.height,
+            viewBox=f"0 0 {COMPASS} {COMPASS}",
+            preserveAspectRatio="none",
+            class_="stretched",
+        ),
+        *_events(plot),
+        *_markers(plot),
+        class_="plot",
+        role="img",
+        aria_labelledby=f"{plot.key}-title {plot.key}-desc",
+        height=TOP + plot.height + 18,
+    )
+
+
+def legend(plot: Plot) -> Html:
+    """What each line and marker of a plot is."""
+    items = [element("li", _key(line.style), line.name) for line in plot.lines]
+    if plot.markers:
+        items += [element("li", _key("expected"), "expected"), element("li", _key("measured"), "measured")]
+    if plot.events:
+        items.append(element("li", _key("event"), "failed"))
+    return element("ul", *items, class_="legend")
+
+
+def _key(style: str) -> Html:
+    if style == "measured":
+        drawn = element("circle", cx=11, cy=5, r=3.5, class_=style)
+    else:
+        drawn = element("path", d="M1 5H21", class_=style if style in ("expected", "event") else f"line {style}")
+    return element("svg", drawn, width=22, height=10, aria_hidden="true", class_="key")
+
+
+def _bands(plot: Plot) -> Iterator[Html]:
+    taken = 0.0
+    for band in plot.bands:
+        left, right = plot.across(band.start_seconds), plot.across(band.end_seconds)
+        yield element(
+            "rect",
+            x=f"{left:.2f}%",
+            width=f"{max(right - left, 0.15):.2f}%",
+            y=TOP,
+            height=plot.height,
+            class_="offered" if band.strong else "band",
+        )
+    named = [band for band in plot.bands if band.label]
+    for band, after in zip_longest(named, named[1:]):
+        end = 100.0 if after is None else plot.across(after.start_seconds)
+        left = max(plot.across(band.start_seconds), taken)
+        room = (end - left) / CHARACTER_SHARE
+        if room < len(band.label):
+            continue
+        fits = len(band.label) + len(band.name) + 1 <= room
+        name = element("tspan", f" {band.name}", class_="wide") if fits else ""
+        yield element("text", band.label, name, x=f"{left:.2f}%", y=TOP - 5, class_="step")
+        taken = left + CHARACTER_SHARE * (len(band.label) + 1)
+
+
+def _grid(plot: Plot) -> Iterator[Html]:
+    for value, label in plot.scale.ticks:
+        height = f"{plot.down(value):.1f}"
+        yield element("line", x1="0%", x2="100%", y1=height, y2=height, class_="zero" if value == 0 else "grid")
+        yield element("text", label, x=-7, y=height, dy="0.32em", text_anchor="end")
+    foot = TOP + plot.height
+    for number, (moment, label) in enumerate(moments(plot.start_seconds, plot.end_seconds)):
+        left = plot.across(moment)
+        anchor = "start" if left < 4 else "end" if left > 96 else "middle"  # noqa: PLR2004 - the plot's own edges
+        odd = " wide" if number % 2 else ""  # on a narrow page there is room for every second one
+        yield element("line", x1=f"{left:.2f}%", x2=f"{left:.2f}%", y1=foot, y2=foot + 4, class_="tick")
+        yield element("text", label, x=f"{left:.2f}%", y=foot + 15, text_anchor=anchor, class_=f"time{odd}")
+
+
+def _levels(plot: Plot) -> Iterator[Html]:
+    for level in plot.levels:
+        height = plot.down(level.value)
+        yield element("line", x1="0%", x2="100%", y1=f"{height:.1f}", y2=f"{height:.1f}", class_="level")
+        yield element("text", level.label, x="0.5%", y=f"{height - 4:.1f}", class_="halo")
+
+
+def _events(plot: Plot) -> Iterator[Html]:
+    for event in plot.events:
+        left = f"{plot.across(event.at_seconds):.2f}%"
+        line = element("line", x1=left, x2=left, y1=TOP, y2=TOP + plot.height, class_="event")
+        yield element("g", element("title", event.told), line)
+
+
+def _markers(plot: Plot) -> Iterator[Html]:
+    for marker in plot.markers:
+        left = f"{plot.across(marker.at_seconds):.2f}%"
+        drawn = []
+        if marker.expected is not None:
+            foot = f"{plot.down(marker.expected):.1f}"
+            drawn.append(element("svg", element("path", d="M-10 0H10", class_="expected"), x=left, y=foot))
+        if marker.measured is not None:
+            drawn.append(element("circle", cx=left, cy=f"{plot.down(marker.measured):.1f}", r=3.5, class_="measured"))
+        yield element("g", element("title", marker.told), *drawn, class_="marker")
+
+
+def _path(line: Line, plot: Plot) -> str:
+    """The line as SVG's path, in steps relative to the last point; a lone reading is a dot."""
+    parts: list[str] = []
+    scale = COMPASS / max(plot.end_seconds - plot.start_seconds, 1e-9)
+    for times, values in thinned(line.runs, plot.start_seconds, plot.end_seconds, plot.columns):
+        before: tuple[int, int] | None = None
+        held = 0  # a level stretch is one step, however many readings it has
+        for time, value in zip(times, values, strict=True):
+            here = (round((time - plot.start_seconds) * scale), round((1.0 - plot.scale.share(value)) * COMPASS))
+            if before is None:
+                parts.append(f"M{here[0]} {here[1]}h0")
+            else:
+                across, down = here[0] - before[0], here[1] - before[1]
+                if "stepped" in line.style and down:
+                    held, across = held + across, 0
+                if down == 0:
+                    held += across
+                else:
+                    parts.append(f"h{held}" if held else "")
+                    parts.append(f"l{across} {down}" if across else f"v{down}")
+                    held = 0
+            before = here
+        parts.append(f"h{held}" if held else "")
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a bar: its class, its size, and what is told of it."""
+
+    style: str
+    size: float
+    told: str
+
+
+def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: float) -> Html:
+    """Parts beside one another to the scale of the whole; what is left of it stays empty. Negative sizes have none."""
+    sizes = [max(part.size, 0.0) for part in parts]
+    whole = max(whole, sum(sizes), 1e-9)
+    left = 0.0
+    drawn = []
+    for part, size in zip(parts, sizes, strict=True):
+        share = size / whole * 100.0
+        if size:
+            drawn.append(
+                element(
+                    "rect",
+                    element("title", part.told),
+                    x=f"{left:.3f}%",
+                    width=f"{share:.3f}%",
+                    height="100%",
+                    class_=f"part {part.style}",
+                )
+            )
+        left += share
+    return element(
+        "svg",
+        element("title", title, id=f"{key}-title"),
+        element("desc", description, id=f"{key}-desc"),
+        *drawn,
+        class_="bar",
+        role="img",
+        aria_labelledby=f"{key}-title {key}-desc",
+    )
+
+
+def date(seconds: float) -> str:
+    """A moment in full, UTC."""
+    return utc(seconds).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def page_part(plot: Plot, *more: str) -> Html:
+    """A plot with its heading and its legend, and what else belongs to it."""
+    return element("figure", element("figcaption", plot.title), legend(plot), svg(plot), joined(*more), class_="chart")
+
+
+COLORS = (
+    ("#0b62a8", "#5aa9ea"),
+    ("#c2570c", "#f0954a"),
+    ("#00806a", "#3dbfa3"),
+    ("#8b3f8f", "#cf8ad3"),
+    ("#8a6d00", "#d6b640"),
+    ("#2f7fa3", "#8fd3f2"),
+    ("#a8324a", "#f08a9c"),
+    ("#5b6570", "#9aa5b1"),
+)
+"""Of the lines, on light and on dark: told apart by people who see no red or no green, and by dashes besides."""
+
+STYLE = (
+    """
+.plot{display:block;width:100%;overflow:visible}
+.plot text,.key{font-size:11px}.plot text{fill:var(--dim);font-variant-numeric:tabular-nums}
+.plot svg{overflow:visible}
+.line{fill:none;stroke-width:1.6px;stroke-linejoin:round;stroke-linecap:round;vector-effect:non-scaling-stroke}
+.line.dashed{stroke-dasharray:6 4;stroke-linecap:butt}.line.dotted{stroke-dasharray:1 4}
+.grid{stroke:var(--edge)}.zero,.tick{stroke:var(--dim);stroke-opacity:.6}
+.level{stroke:var(--ink);stroke-dasharray:2 3;stroke-opacity:.7}
+.halo{paint-order:stroke;stroke:var(--surface);stroke-width:4px;stroke-linejoin:round}
+.band{fill:var(--ink);fill-opacity:.045}.offered{fill:var(--ink);fill-opacity:.065}
+.plot .step{font-size:10.5px}
+.expected{stroke:var(--ink);stroke-width:2px;fill:none}
+.event{stroke:var(--fault);stroke-width:2px;stroke-dasharray:3 2;fill:none}
+.measured{fill:var(--ink);stroke:var(--surface);stroke-width:1.5px}
+.bar{display:block;width:100%;height:30px}
+.part{stroke:var(--surface);stroke-width:1px}
+.legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:0 1.1em}
+.legend li{display:flex;align-items:center;gap:.4em}.key{flex:none}
+.chart{container-type:inline-size}@container (max-width:530px){.plot .wide{display:none}}
+"""
+    + "".join(f".s{number}{{stroke:var(--s{number})}}" for number in range(len(COLORS)))
+    + ":root{"
+    + "".join(f"--s{number}:{light};" for number, (light, _) in enumerate(COLORS))
+    + "}@media screen and (prefers-color-scheme:dark){:root{"
+    + "".join(f"--s{number}:{dark};" for number, (_, dark) in enumerate(COLORS))
+    + "}}\n"
+)

@@ -1,0 +1,64 @@
+"""The exporter's page: one custom collector over the newest snapshot. Nothing here is ever set: what is gone is gone.
+
+Names and labels are a contract with the rules and dashboards. Texts from outside are cut, cleaned and bounded in
+number; vLLM's own series are not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+import kvdiag
+from kvdiag.model import Snapshot
+from kvdiag.outputs.metrics.devices import (
+    device_families,
+    host_families,
+    ledger_families,
+    process_families,
+    torch_families,
+)
+from kvdiag.outputs.metrics.diagnosis_metrics import diagnosis_families, source_families
+from kvdiag.outputs.metrics.engine_metrics import engine_families, server_families
+from kvdiag.outputs.metrics.families import gauge
+
+
+class SnapshotCollector(Collector):
+    """Turns the newest snapshot into metric families, each time it is asked."""
+
+    def __init__(self, newest: Callable[[], Snapshot], names: Collection[str]) -> None:
+        """Ask `newest` at each scrape, which must answer at once."""
+        self._newest = newest
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the page; those that have series of these names, where any are asked for."""
+        for family in families(self._newest()):
+            if self._names:
+                family.samples = [sample for sample in family.samples if sample.name in self._names]
+            if family.samples or not self._names:
+                yield family
+
+
+def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> CollectorRegistry:
+    """A registry of this collector alone, which is not asked when it is made; of some series, where they are named."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(SnapshotCollector(newest, names))
+    return made
+
+
+def families(snapshot: Snapshot) -> Iterator[Metric]:
+    """Every family of a snapshot; series of what was not seen are left out."""
+    yield gauge("kvdiag_build_info", "Version of kvdiag.", ("version",), [((kvdiag.__version__,), 1.0)])
+    yield from server_families(snapshot)
+    yield from device_families(snapshot.newest)
+    yield from ledger_families(snapshot)
+    yield from torch_families(snapshot.newest)
+    yield from engine_families(snapshot.newest, snapshot.facts)
+    yield from host_families(snapshot.newest)
+    yield from process_families(snapshot.newest)
+    yield from diagnosis_families(snapshot.diagnosis, snapshot.diagnosed_seconds)
+    yield from source_families(snapshot)

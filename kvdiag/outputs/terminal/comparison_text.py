@@ -1,0 +1,93 @@
+"""Two baselines side by side, for a person and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvdiag.comparison import Baseline, Change, Outcome
+from kvdiag.outputs.terminal.text import plain, readable
+
+SCHEMA_VERSION = 1
+STYLES: Mapping[Outcome, str] = {
+    "same": "dim",
+    "better": "green",
+    "worse": "red",
+    "not seen": "magenta",
+    "new": "yellow",
+}
+
+
+def document(before: Baseline, after: Baseline, changes: Sequence[Change]) -> dict[str, Any]:
+    """The comparison as a document."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "before": _who(before),
+        "after": _who(after),
+        "changes": [
+            {
+                "name": one.name,
+                "unit": one.unit,
+                "outcome": one.outcome,
+                "before": one.before,
+                "after": one.after,
+                "ratio": None if one.ratio is None else round(one.ratio, 6),
+            }
+            for one in changes
+        ],
+    }
+
+
+def _who(baseline: Baseline) -> dict[str, Any]:
+    return {
+        "engine": baseline.engine,
+        "engine_version": baseline.engine_version,
+        "model": baseline.model,
+        "worst": baseline.worst,
+    }
+
+
+def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> RenderableType:
+    """A line for each figure, what is not the same with its change."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in changes:
+        change = "" if one.ratio is None or one.outcome == "same" else f"{one.ratio:+.1%}"
+        table.add_row(
+            Text(one.outcome, style=STYLES[one.outcome]),
+            plain(one.name),
+            plain(_value(one.before, one.unit)),
+            plain(_value(one.after, one.unit)),
+            change,
+        )
+    counts = [(outcome, sum(one.outcome == outcome for one in changes)) for outcome in STYLES]
+    return Group(
+        plain(f"before  {_title(before)}"),
+        plain(f"after   {_title(after)}"),
+        Text(),
+        table,
+        Text(),
+        plain(", ".join(f"{count} {outcome}" for outcome, count in counts if count), "bold"),
+    )
+
+
+def _title(baseline: Baseline) -> str:
+    engine = " ".join(part for part in (baseline.engine, baseline.engine_version) if part) or "an unknown engine"
+    return f"{engine}, {baseline.model or 'a model without a name'}: {baseline.worst}"
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not seen"
+    if unit == "called":
+        return "called" if value else "not called"
+    if unit.startswith("bytes"):
+        return readable(value)
+    return f"{value:,.4g}" if value % 1 else f"{value:,.0f}"

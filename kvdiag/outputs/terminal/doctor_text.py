@@ -1,0 +1,33 @@
+"""What `kvdiag doctor` has checked, for a person and as a document (`doctor.schema.json`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kvdiag.checks import Check, Outcome, worst
+from kvdiag.outputs.terminal.text import grid, heading, plain
+
+SCHEMA_VERSION = 1
+STYLES: dict[Outcome, str] = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+
+
+def document(checks: Sequence[Check]) -> dict[str, Any]:
+    """The checks as a document."""
+    rows = [{"id": one.id, "outcome": one.outcome, "found": one.found, "fix": one.fix} for one in checks]
+    return {"schema_version": SCHEMA_VERSION, "worst": worst(checks), "checks": rows}
+
+
+def render(checks: Sequence[Check], *, ascii_only: bool) -> RenderableType:
+    """One line a check, what to do below it where that is needed, and how many went how."""
+    table = grid()
+    for one in checks:
+        told = Text.assemble((f"{one.id}: ", "bold"), plain(one.found, "dim" if one.outcome == "skip" else ""))
+        if one.fix is not None:
+            told.append("\n").append(plain(f"{'->' if ascii_only else '→'} {one.fix}"))
+        table.add_row(Text(one.outcome.upper(), style=STYLES[one.outcome]), told)
+    counts = [(outcome, sum(one.outcome == outcome for one in checks)) for outcome in STYLES]
+    return Group(table, heading(", ".join(f"{count} {outcome}" for outcome, count in counts if count)))

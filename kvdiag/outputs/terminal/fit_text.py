@@ -1,0 +1,153 @@
+"""The answer of `kvdiag fit` for a person: fits or not first, then the partition, then what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvdiag.kv.fit.plan import Budget, Outcome, Plan
+from kvdiag.kv.fit.scenario import Lever, Scenario
+from kvdiag.outputs.terminal.cells import Kind, marked
+from kvdiag.outputs.terminal.text import grid, heading, readable
+
+WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
+STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
+MARKS = {Outcome.FITS: "yes", Outcome.TIGHT: "tight", Outcome.DOES_NOT_FIT: "no"}
+_BAR_WIDTH = 60
+_PARTS = (
+    Kind(title="weights", mark="█", ascii_mark="W"),
+    Kind(title="KV pool", mark="▓", ascii_mark="%"),
+    Kind(title="activation", mark="▒", ascii_mark="~"),
+    Kind(title="context", mark="░", ascii_mark="+"),
+    Kind(title="graphs", mark="▒", ascii_mark="*"),
+    Kind(title="overhead", mark="░", ascii_mark=":"),
+    Kind(title="reserve", mark="·", ascii_mark="."),
+)
+
+
+def render_fit(
+    scenario: Scenario,
+    plan: Plan,
+    levers: Sequence[Lever],
+    *,
+    origin: str,
+    notes: Sequence[str],
+    block_waste_ratio: float | None,
+    ascii_only: bool,
+) -> RenderableType:
+    """The whole answer. `block_waste_ratio` is None for a model that keeps no KV cache."""
+    demand = plan.demand
+    headline = Text()
+    headline.append(WORDS[plan.outcome], style=f"bold {STYLES[plan.outcome]}")
+    if plan.keeps_cache:
+        plural = "s" if demand.requests > 1 else ""
+        headline.append(f"  {demand.requests:,} request{plural} of {demand.context_tokens:,} tokens")
+    else:
+        headline.append("  a model that keeps no KV cache")
+    headline.append(f" on {scenario.gpus} GPU{'s' if scenario.gpus > 1 else ''} of {readable(scenario.gpu_bytes)}")
+    parts: list[RenderableType] = [headline, _figures(scenario, plan, origin, block_waste_ratio)]
+    budget = plan.budgets[plan.limiting_stage]
+    title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
+    pool_name = "KV pool" if plan.keeps_cache else "free"
+    parts += [
+        heading(title),
+        _bar(budget, ascii_only=ascii_only),
+        _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
+    ]
+    if levers:
+        parts += [heading("What would help, each on its own"), _levers(levers)]
+    for note in notes:
+        parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
+    return Group(*parts)
+
+
+def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
+    """Context down, concurrency across."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("context", justify="right")
+    for plan in rows[0]:
+        table.add_column(f"{plan.demand.requests:,}", justify="right")
+    for row in rows:
+        cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
+        table.add_row(f"{row[0].demand.context_tokens:,}", *cells)
+    return Group(heading("Context down, requests at once across"), table)
+
+
+def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
+    table = grid()
+    rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{readable(plan.headroom_bytes)} per GPU")]
+    rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: weights and overheads decide alone")]
+    if block_waste_ratio is not None:
+        rows.append(("block waste", f"{block_waste_ratio:.1%} of one such request's blocks holds no token"))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
+    capacity = plan.capacity
+    return [
+        ("most requests", f"{plan.max_requests:,} of {plan.demand.context_tokens:,} tokens at once"),
+        ("longest context", f"{plan.max_context_tokens:,} tokens with {plan.demand.requests:,} at once"),
+        ("pool", f"{capacity.num_blocks:,} blocks; one such request takes {capacity.blocks_per_request:,}"),
+        ("engine will say", f"{capacity.capacity_tokens:,} tokens, concurrency {capacity.max_concurrency:.2f}x"),
+    ]
+
+
+def _shares(budget: Budget) -> tuple[int, ...]:
+    return (
+        budget.weights_bytes,
+        budget.pool_bytes,
+        budget.activation_bytes,
+        budget.context_bytes,
+        budget.graph_bytes,
+        budget.overhead_bytes,
+        budget.reserve_bytes,
+    )
+
+
+def _bar(budget: Budget, *, ascii_only: bool) -> RenderableType:
+    """The partition as a bar; parts that do not fit run over its end."""
+    bar = "".join(
+        marked(part, ascii_only=ascii_only) * min(_BAR_WIDTH + 1, round(share / budget.total_bytes * _BAR_WIDTH))
+        for part, share in zip(_PARTS, _shares(budget), strict=True)
+    )
+    return Padding(Text(bar[: _BAR_WIDTH + 1]), (0, 0, 0, 2))
+
+
+def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for part, share in zip(_PARTS, _shares(budget), strict=True):
+        # One figure for all three where they were measured together, else one for each.
+        if not share and part.title in (
+            ("activation", "context", "graphs") if budget.overhead_bytes else ("overhead",)
+        ):
+            continue
+        shown = pool_name if part.title == "KV pool" else part.title
+        table.add_row(marked(part, ascii_only=ascii_only), shown, readable(share), f"{share / budget.total_bytes:.0%}")
+    if budget.shortfall_bytes:
+        table.add_row("!", "missing", readable(budget.shortfall_bytes), "")
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _levers(levers: Sequence[Lever]) -> RenderableType:
+    table = grid()
+    for lever in levers:
+        plan = lever.plan
+        effect = f"+{readable(lever.gained_bytes)} per GPU"
+        if plan.keeps_cache:
+            effect += f", {plan.max_requests:,} request{'' if plan.max_requests == 1 else 's'} at once"
+        table.add_row(
+            Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
+            Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),
+        )
+    return table

@@ -1,0 +1,85 @@
+"""The findings of a live view, in three lengths, and how long the room lasts by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from kvdiag.model import Diagnosis, Finding, Status
+from kvdiag.outputs.terminal.cells import duration, wrapped
+from kvdiag.outputs.terminal.text import STYLES, WORDS, plain, problems_of
+
+DETAILS = (4, 3, 2, 1, 0)
+"""Forms of the findings, the longest first; see `findings`."""
+
+WITH_REMEDIES, WITH_ALL, WITH_SENTENCES = (4, 3), (4, 2), 1
+MOST_ROWS = 8
+"""Of one sentence."""
+
+
+def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[Text]:
+    """Findings, the worst first.
+
+    0: a line each. 1: whole sentences of what is wrong. 2: and of what was not found or not told. 3: what is wrong with
+    what to do. 4: all of it.
+    """
+    if diagnosis is None:
+        return []
+    most = MOST_ROWS if detail >= WITH_SENTENCES else 1
+    rows: list[Text] = []
+    for one in problems_of(diagnosis.findings):
+        rows += wrapped(_sentence(one), columns, most, indent=2)
+        if detail in WITH_REMEDIES and one.remedy:
+            rows += wrapped(Text.assemble(("  remedy: ", "bold"), plain(one.remedy)), columns, most, indent=4)
+    unknown = [one for one in diagnosis.findings if one.status == "unknown"]
+    if diagnosis.worst == "unknown" and unknown:
+        rows += _unknown(unknown, columns, most)
+    elif unknown and detail in WITH_ALL:
+        rows += wrapped(_names("cannot be told", unknown, "unknown"), columns, most, indent=2)
+    healthy = [one for one in diagnosis.findings if one.status == "ok"]
+    if healthy and detail in WITH_ALL:
+        rows += wrapped(_names("not found", healthy, "ok"), columns, most, indent=2)
+    return rows
+
+
+def _unknown(unknown: Iterable[Finding], columns: int, most: int) -> list[Text]:
+    """Why nothing can be told; verdicts with one reason stand together, those of leaks first."""
+    reasons: dict[str, list[str]] = {}
+    for one in unknown:
+        reasons.setdefault(one.summary.removeprefix("cannot tell: "), []).append(one.id)
+    rows: list[Text] = []
+    for reason, ids in sorted(reasons.items(), key=lambda pair: -_leaks(pair[1])):
+        named = plain(", ".join(ids), STYLES["unknown"])
+        rows += wrapped(Text.assemble(named, ": ", plain(reason)), columns, most, indent=2)
+    return rows
+
+
+def _leaks(ids: Iterable[str]) -> int:
+    return sum(one.startswith("leak.") for one in ids)
+
+
+def _sentence(finding: Finding) -> Text:
+    return Text.assemble(
+        (f"{WORDS[finding.status]} ", f"bold {STYLES[finding.status]}"),
+        plain(f"{finding.id}: ", "bold"),
+        plain(finding.summary),
+    )
+
+
+def _names(what: str, told: Iterable[Finding], status: Status) -> Text:
+    return Text.assemble((f"{what}: ", STYLES[status]), plain(", ".join(one.id for one in told), "dim"))
+
+
+def exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
+    """How long the room lasts by the findings, from all that was recorded."""
+    found = []
+    for finding in problems_of(diagnosis.findings if diagnosis is not None else ()):
+        told = {one.name: one.value for one in finding.evidence}
+        middle = told.get("time_to_exhaustion")
+        if isinstance(middle, int | float):
+            bounds = [told.get(f"time_to_exhaustion_{name}") for name in ("earliest", "latest")]
+            between = [duration(one) if isinstance(one, int | float) else "never" for one in bounds]
+            line = Text.assemble(plain(finding.id, "bold"), (f"  room for {duration(middle)}", "bold"))
+            found.append(line.append(f" ({' to '.join(between)})", style="dim"))
+    return found

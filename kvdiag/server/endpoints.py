@@ -1,0 +1,140 @@
+"""What the daemon answers: from the newest snapshot, each page rendered once however often it is asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from time import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from kvdiag.ledger import ledger
+from kvdiag.model import Sample, Snapshot
+from kvdiag.outputs.documents import diagnosis_document
+from kvdiag.outputs.html import status_page
+from kvdiag.outputs.metrics.exporter import registry
+from kvdiag.server.admission_api import Admissions
+from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
+
+STATUS_SECONDS = 2.0
+"""How long the status page is kept: who asks more often gets the same one."""
+
+NOT_KEPT = ("Cache-Control", "no-store")
+"""Advice is for the one who asked."""
+
+STATUS_HEADERS = (
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+    ("Cache-Control", "no-store"),
+)
+"""The page has no script, loads nothing, and stands in no other's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is answered."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Pages:
+    """Answers from snapshots."""
+
+    newest: Callable[[], Snapshot]
+    history: Callable[[], tuple[Sample, ...]] = tuple
+    """The samples of the last hours, in ascending time."""
+    now_seconds: Callable[[], float] = time
+    refused_total: int = 0
+    """Connections that were closed without an answer, for want of places."""
+    _admissions: Admissions = field(init=False, default_factory=Admissions)
+    _registry: CollectorRegistry = field(init=False)
+    _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
+    _of: Snapshot | None = field(init=False, default=None)
+    _status: tuple[float, Answer] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Make the registry once."""
+        self._registry = registry(self._shown)
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to a request."""
+        if request.method not in ("GET", "HEAD"):
+            return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is served", ("Allow", "GET, HEAD"))
+        if request.path == "/metrics":
+            return self._metrics(request)
+        if request.path == "/api/v1/diagnosis":
+            diagnosis = self.newest().diagnosis
+            if diagnosis is None:
+                return problem(HTTPStatus.SERVICE_UNAVAILABLE, "there is no diagnosis yet: ask again in some seconds")
+            return _json(diagnosis_document.document(diagnosis))
+        if request.path == "/api/v1/ledger":
+            now = self.newest()
+            return _json(
+                diagnosis_document.audit_document(now.facts, now.newest, ledger(now.newest, now.facts), now.newest.gaps)
+            )
+        if request.path == "/api/v1/admission":
+            try:
+                return _json(self._admissions.answer(request.query, self.newest(), self.now_seconds()), NOT_KEPT)
+            except ValueError as error:
+                return problem(HTTPStatus.BAD_REQUEST, str(error))
+        if request.path == "/-/healthy":
+            return Answer(body=b"kvdiag is healthy.\n")
+        if request.path == "/-/ready":
+            if self.newest().newest.at_seconds:
+                return Answer(body=b"kvdiag is ready.\n")
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
+        if request.path == "/":
+            return self._status_page()
+        return problem(HTTPStatus.NOT_FOUND, "there is no such page; / lists them")
+
+    def _shown(self) -> Snapshot:
+        return replace(self.newest(), refused_total=self.refused_total)
+
+    def _status_page(self) -> Answer:
+        now_seconds = self.now_seconds()
+        if self._status is None or not 0.0 <= now_seconds - self._status[0] < STATUS_SECONDS:
+            body = status_page.page(self.newest(), self.history(), now_seconds).encode()
+            answer = Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
+            self._status = (now_seconds, answer)
+        return self._status[1]
+
+    def _metrics(self, request: Request) -> Answer:
+        # Never the client's own words: what prometheus_client does not know of them it raises, or answers with.
+        encoder, content_type = choose_encoder(
+            f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
+        )
+        if request.names:
+            return _page(encoder(registry(self._shown, request.names)), content_type, packed=False)
+        now, key = self.newest(), (content_type, request.packed)
+        if self._of is not now:
+            self._of = now
+            self._rendered.clear()
+        if key not in self._rendered:
+            self._rendered[key] = _page(encoder(self._registry), content_type, packed=request.packed)
+        return self._rendered[key]
+
+
+def _page(text: bytes, content_type: str, *, packed: bool) -> Answer:
+    if not packed:
+        return Answer(body=text, content_type=content_type)
+    body = gzip.compress(text, compresslevel=1)
+    return Answer(body=body, content_type=content_type, headers=(("Content-Encoding", "gzip"),))
+
+
+def _json(value: Any, *headers: tuple[str, str]) -> Answer:
+    body = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return Answer(body=body, content_type="application/json", headers=headers)
+
+
+def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
+    """An answer that says what is wrong, as JSON."""
+    body = json.dumps({"error": text}).encode() + b"\n"
+    return Answer(status=status, body=body, content_type="application/json", headers=headers)

@@ -1,0 +1,230 @@
+"""The engine: a scheduler whose steps take time, and whose model, pool and activations take the GPU's memory.
+
+Single-threaded: everything here runs in the event loop that also serves HTTP. Whatever a story does wrong, it does here
+or in the scheduler by really keeping a block or a piece of memory; counters only count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvdiag.sim.blocks import BlockPool
+from kvdiag.sim.gpu import Block, CachingAllocator, DeviceFullError, Gpu, OutOfMemoryError, round_up
+from kvdiag.sim.model_folder import BFLOAT16_BYTES
+from kvdiag.sim.scenarios import Comb, Scenario
+from kvdiag.sim.scheduler import Batch, FinishReason, Request, Scheduler, SchedulerLimits
+from kvdiag.sim.statistics import Statistics
+
+STEP_SECONDS = 0.004
+DECODE_SECONDS_PER_REQUEST = 0.0002
+PREFILL_SECONDS_PER_TOKEN = 12e-6
+"""A decode step of ten requests takes 6 ms, a prefill of 2048 tokens about 29 ms: a small model on a 24-GiB card."""
+
+EOS_TOKEN = 2
+CONTEXT_STEP_TOKENS = 4096
+
+CUDA_OUT_OF_MEMORY = "CUDA error: out of memory"
+"""What a library's own cudaMalloc says, outside torch (cudaGetErrorString of cudaErrorMemoryAllocation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a step brought one request: a token, its end, or both; `error` is why it could not go on."""
+
+    request: Request
+    token: int | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+Outputs = asyncio.Queue[Output | None]
+"""The engine puts in what becomes of requests; their client puts in `None` when it has gone."""
+
+
+class Engine:
+    """One vLLM-like engine on one simulated GPU; `run` is its step loop."""
+
+    def __init__(self, story: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
+        """Take all the memory that a server takes before it serves; `seed` decides what tokens the model samples."""
+        self.story = story
+        self.gpu = gpu
+        self.process = gpu.join(pid, "VLLM::EngineCore")
+        self.allocator = CachingAllocator(gpu, self.process)
+        self._random = random.Random(seed)
+        self._resident: list[Block] = []
+        self._requests_seen = 0
+        self._kept_bytes = 0
+        self._kept_pages_bytes = 0
+        self._outputs: dict[Request, Outputs] = {}
+        self._aborts: list[Request] = []
+        self._work = asyncio.Event()
+        self.total_blocks = self._load()
+        self.scheduler = Scheduler(
+            BlockPool(self.total_blocks, prefix_caching=story.prefix_caching),
+            SchedulerLimits(
+                max_batched_tokens=story.max_batched_tokens,
+                max_running=story.max_running,
+                max_model_len_tokens=story.max_model_len_tokens,
+                block_tokens=story.block_tokens,
+                reserve_full_prompt=story.reserve_full_prompt,
+            ),
+            blocks_kept_at_finish=story.blocks_kept_per_request,
+        )
+        self.statistics = Statistics()
+        self.statistics.see(self.scheduler)
+
+    @property
+    def block_bytes(self) -> int:
+        """Device bytes of one KV block, all layers."""
+        return self.story.block_tokens * self.story.model.kv_bytes_per_token
+
+    def submit(self, request: Request, outputs: Outputs) -> None:
+        """Queue a request for the next step; what becomes of it arrives in `outputs`."""
+        self._outputs[request] = outputs
+        self.scheduler.add(request)
+        self._work.set()
+
+    def abort(self, request: Request) -> None:
+        """Have a request dropped at the end of the step under way, as when its client has gone."""
+        if request in self._outputs:
+            self._aborts.append(request)
+            self._work.set()
+
+    async def run(self) -> None:
+        """Step for as long as there is work, wait when there is none, until cancelled."""
+        while True:
+            self._apply_aborts()
+            if self.scheduler.idle:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            batch = self.scheduler.schedule()
+            # Seen between schedule() and its results, as with async scheduling: the blocks of the step under way count.
+            self.statistics.see(self.scheduler)
+            if batch.tokens:
+                await self._step(batch)
+            else:
+                # Nothing fits: vLLM's core busy-loops here, until an abort frees blocks.
+                await asyncio.sleep(STEP_SECONDS)
+            self.statistics.see(self.scheduler)
+
+    async def _step(self, batch: Batch) -> None:
+        fresh = sum(request.scheduled_seconds is None for request in batch.tokens)
+        self.statistics.scheduled(batch, time.monotonic())
+        held: list[Block] = []
+        try:
+            for _ in range(fresh):
+                self._first_touch()
+            for size_bytes in self._activations(batch):
+                held.append(self.allocator.allocate(size_bytes))  # noqa: PERF401 - what is held must be freed on failure
+            prefill = batch.total_tokens - len(batch.tokens)
+            await asyncio.sleep(
+                STEP_SECONDS + len(batch.tokens) * DECODE_SECONDS_PER_REQUEST + prefill * PREFILL_SECONDS_PER_TOKEN
+            )
+        except (OutOfMemoryError, DeviceFullError) as error:
+            text = str(error) if isinstance(error, OutOfMemoryError) else CUDA_OUT_OF_MEMORY
+            for request in self.scheduler.fail(batch):
+                self.statistics.finished(request, time.monotonic())
+                self._outputs.pop(request).put_nowait(Output(request, finish_reason="error", error=text))
+            return
+        finally:
+            for block in held:
+                self.allocator.free(block)
+        self._apply_aborts()
+        self._take_results(batch)
+
+    def _take_results(self, batch: Batch) -> None:
+        now = time.monotonic()
+        sampled = {request: self._random.randrange(self.story.model.vocab) for request in batch.sampling()}
+        before = {request: request.last_token_seconds for request in sampled}
+        finished = self.scheduler.complete(batch, sampled, eos_token=EOS_TOKEN, now_seconds=now)
+        self.statistics.sampled(before, now)
+        for request, token in sampled.items():
+            if request in self._outputs:
+                self._outputs[request].put_nowait(Output(request, token, request.finish_reason))
+        for request in finished:
+            self.statistics.finished(request, now)
+            del self._outputs[request]
+
+    def _apply_aborts(self) -> None:
+        for request in self._aborts:
+            # vLLM forgets an aborted request without counting it (output_processor.py: abort_requests).
+            if self._outputs.pop(request, None) is not None:
+                self.scheduler.abort(request)
+        if self._aborts:
+            self._aborts = []
+            self.statistics.see(self.scheduler)
+
+    def _load(self) -> int:
+        """Take all that a server takes before it serves; returns the pool's number of blocks."""
+        story = self.story
+        self.gpu.take(self.process, story.context_bytes)
+        # vLLM takes its first memory snapshot once the context is there (gpu_worker.py: init_device).
+        free_at_start = self.gpu.free_bytes
+        for _ in range(story.weight_copies):
+            for _name, shape in story.model.tensors():
+                self._keep(math.prod(shape) * BFLOAT16_BYTES)
+        if story.comb is not None:
+            self._comb(story.comb)
+        self._profile()
+        if story.kv_cache_memory_bytes is not None:
+            available = story.kv_cache_memory_bytes
+        else:
+            requested = math.ceil(self.gpu.usable_bytes * story.memory_fraction_ratio)
+            consumed = free_at_start - self.gpu.free_bytes
+            available = requested - consumed - sum(self._profiled_activations())
+        blocks = available // self.block_bytes
+        for _ in range(story.model.layers):
+            self._keep(blocks * story.block_tokens * story.model.kv_bytes_per_token_per_layer)
+        return blocks
+
+    def _keep(self, size_bytes: int) -> None:
+        self._resident.append(self.allocator.allocate(size_bytes))
+
+    def _comb(self, comb: Comb) -> None:
+        """Leave small tensors in what was one large buffer, as a loader that converts weights piece by piece does."""
+        buffer = self.allocator.allocate(comb.teeth * (comb.hole_bytes + comb.tooth_bytes))
+        self.allocator.free(buffer)
+        pieces: list[Block] = []
+        for _ in range(comb.teeth):
+            pieces.append(self.allocator.allocate(comb.hole_bytes))
+            self._keep(comb.tooth_bytes)
+        for piece in pieces:
+            self.allocator.free(piece)
+
+    def _profile(self) -> None:
+        """A dummy step of the largest batch; its activations are given back (mem_utils.py: memory_profiling)."""
+        held = [self.allocator.allocate(size_bytes) for size_bytes in self._profiled_activations()]
+        for block in held:
+            self.allocator.free(block)
+        self.allocator.empty_cache()
+
+    def _profiled_activations(self) -> Iterator[int]:
+        story = self.story
+        yield story.workspace_bytes
+        if story.activation_bytes_per_batched_token:
+            yield story.max_batched_tokens * story.activation_bytes_per_batched_token
+
+    def _activations(self, batch: Batch) -> Iterator[int]:
+        story = self.story
+        yield story.workspace_bytes
+        if story.activation_bytes_per_batched_token:
+            yield batch.total_tokens * story.activation_bytes_per_batched_token
+        if story.activation_bytes_per_context_token and batch.longest_prefill_tokens:
+            context = round_up(batch.longest_prefill_tokens, CONTEXT_STEP_TOKENS)
+            yield context * story.activation_bytes_per_context_token
+
+    def _first_touch(self) -> None:
+        """What a request makes libraries take outside torch: kernels once, and a leak each time."""
+        if self._requests_seen < len(self.story.lazy_bytes):
+            self.gpu.take(self.process, self.story.lazy_bytes[self._requests_seen])
+        self._requests_seen += 1
+        self._kept_bytes += self.story.device_bytes_kept_per_request
+        if self._kept_bytes > self._kept_pages_bytes:
+            # cudaMalloc serves what is small from a page that it has, and takes another when that is full.
+            self._kept_pages_bytes += self.gpu.take(self.process, self._kept_bytes - self._kept_pages_bytes)

@@ -1,0 +1,159 @@
+"""torch's allocator as the agents inside the server's processes publish it: JSON files in one folder.
+
+Names are matched, counts bounded, files opened by the rules of agent_folder.py, and every figure checked for its type
+and range. What does not pass is a `Gap`, and the other files are read. What the agent writes stands in kvdiag/agent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from kvdiag.model import Allocator, Gap, GapKind
+from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, content
+from kvdiag.sources.agent_publication import Publication, parse, plain
+from kvdiag.sources.black_boxes import NewestBlackBoxes
+
+SOURCE = "torch_allocator"
+
+NAME = re.compile(r"agent-([0-9]{1,10})-([0-9]{1,20})\.json", re.ASCII)
+MAX_FILES = 128
+"""A server of 16 engines with 8 workers each has fewer."""
+
+STALE_PERIODS = 3.0
+LEAST_STALE_SECONDS = 3.0
+FORGOTTEN_SECONDS = 600.0
+"""A file that nobody has renewed for so long is of a server that is long gone, and no news."""
+
+SPLIT_REQUEST = "summary-request"
+SPLIT_REQUEST_SECONDS = 10.0
+"""An agent looks at its blocks once a minute, and no more often than this when it is asked."""
+
+
+Reading = tuple[tuple[Allocator, ...] | None, tuple[Gap, ...]]
+
+
+class TorchAllocatorSource:
+    """The folder of a server's agents. What a file held before is remembered, to notice that it is renewed no more."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Touch nothing yet."""
+        self._folder = folder
+        self._clock = clock
+        self._renewed: dict[str, tuple[int, float]] = {}
+        self._boxes = NewestBlackBoxes()
+        self._asked_at_seconds = float("-inf")
+
+    def read(self) -> Reading:
+        """What each process with an agent holds of each device; `None` where no agent tells anything."""
+        try:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            reason = f"no folder of agents at {self._folder} ({error.strerror}): see `kvdiag agent install --help`"
+            return None, (_gap("absent", reason),)
+        try:
+            return self._read(folder)
+        except OSError as error:
+            return None, (_gap("failed", f"the agents' folder cannot be read: {error.strerror}"),)
+        finally:
+            os.close(folder)
+
+    def _read(self, folder: int) -> Reading:
+        with os.scandir(folder) as entries:
+            present = sorted(entry.name for entry in islice(entries, MAX_NAMES))
+        names = [name for name in present if NAME.fullmatch(name)]
+        gaps: list[Gap] = []
+        if len(names) > MAX_FILES:
+            gaps.append(_gap("failed", f"{len(names)} agent files, of which the first {MAX_FILES} are read"))
+        names = names[:MAX_FILES]
+        self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
+        found: list[Allocator] = []
+        living = 0
+        for name in names:
+            try:
+                publication, age_seconds = self._publication(folder, name)
+            except (RefusedError, ValueError) as problem:
+                gaps.append(_gap("failed", f"{name}: {plain(str(problem))}"))
+                continue
+            if age_seconds > FORGOTTEN_SECONDS:
+                continue
+            who = f"{publication.title} {publication.pid}"
+            seen = _is_the_process(publication)
+            if seen is False:
+                gaps.append(_gap("absent", f"{who} has ended; its file is {age_seconds:.0f} s old"))
+                continue
+            if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
+                state = "lives, and its agent is stuck" if seen else "died, or its agent is stuck"
+                gaps.append(_gap("failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
+                continue
+            living += 1
+            gaps += [_gap("failed", f"{who}: {problem}") for problem in publication.problems]
+            found += [
+                replace(allocator, age_seconds=round(age_seconds, 3), pid_seen=seen is True)
+                for allocator in publication.allocators
+            ]
+        failures, refused = self._boxes.read(folder, present, found)
+        gaps += refused
+        found = [replace(each, failure=failures.get(each.identity)) for each in found]
+        if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
+            self._ask_for_splits(folder)
+        if living and not found:
+            gaps.append(_gap("absent", "no process that has an agent holds GPU memory through torch"))
+        elif not names:
+            reason = f"no agent publishes in {self._folder}: has the server been started with it on its PYTHONPATH?"
+            gaps.append(_gap("absent", reason))
+        return tuple(found) if living else None, tuple(gaps)
+
+    def _ask_for_splits(self, folder: int) -> None:
+        """Have the agents look at their blocks again, where kvdiag may write in their folder; where not, they will."""
+        now_seconds = self._clock()
+        if now_seconds - self._asked_at_seconds < SPLIT_REQUEST_SECONDS:
+            return
+        self._asked_at_seconds = now_seconds
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with suppress(OSError):
+            file = os.open(SPLIT_REQUEST, flags, 0o640, dir_fd=folder)
+            try:
+                # When it was last written is the request; there is nothing in it.
+                os.utime(file)
+            finally:
+                os.close(file)
+
+    def _publication(self, folder: int, name: str) -> tuple[Publication, float]:
+        text, written_seconds = content(folder, name)
+        publication = parse(text)
+        if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
+            raise RefusedError(f"it says that it is process {publication.pid}'s")
+        # A clock that was set would make every file young or old: what counts as well is when it last changed here.
+        now_seconds = self._clock()
+        known = self._renewed.get(name)
+        if known is None or known[0] != publication.sequence:
+            known = self._renewed[name] = (publication.sequence, now_seconds)
+        return publication, max(time.time() - written_seconds, now_seconds - known[1], 0.0)
+
+
+def _is_the_process(publication: Publication) -> bool | None:
+    """Whether the process that published lives; `None` where it is in a pid namespace that cannot be seen from here."""
+    try:
+        if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
+            return None
+        told = Path(f"/proc/{publication.pid}/stat").read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    with suppress(IndexError, ValueError):
+        # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
+        state, *fields = told.rpartition(b")")[2].split()
+        return state != b"Z" and int(fields[18]) == publication.start_ticks
+    return None
+
+
+def _gap(kind: GapKind, reason: str) -> Gap:
+    return Gap(source=SOURCE, kind=kind, reason=reason)

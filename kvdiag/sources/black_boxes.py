@@ -1,0 +1,200 @@
+"""The black boxes that the agents in a server's processes have written (kvdiag/agent/black_box.py), as untrusted input.
+
+Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBoxes`. In a folder the rules of publications hold: names
+matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the
+user's choice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kvdiag.diagnosis.postmortem import Account
+from kvdiag.errors import KvdiagError
+from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap
+from kvdiag.oom.message import Shortage
+from kvdiag.sources import agent_publication
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, content
+
+SOURCE = "black_box"
+FORMAT = 1
+NAME = re.compile(r"oom-[0-9]{1,10}-[0-9]{1,20}-[0-9]{1,3}\.json", re.ASCII)
+MAX_BOXES = 256
+MAX_GPUS = 1024
+
+
+def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
+    """One black box as an account of its failure.
+
+    Raises:
+        ValueError: it is no black box that this version understands.
+
+    """
+    try:
+        told = json.loads(text, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(told, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
+    version = _whole(told, "kvdiag_black_box", most=2**31)
+    if version > FORMAT or version < 1:
+        raise ValueError(f"written in format {version}, this kvdiag reads {FORMAT}: use a newer kvdiag")
+    device, asked = _whole(told, "device", most=MAX_GPUS), _whole(told, "asked_bytes", most=2**63)
+    total, free = _whole(told, "allowed_bytes", most=MAX_BYTES), _whole(told, "free_bytes", most=MAX_BYTES)
+    document = told.get("document")
+    if not isinstance(document, dict):
+        raise ValueError("it has no document")  # noqa: TRY004 - as above
+    devices = document.get("devices")
+    own = [
+        # torch before 2.4 does not tell the device's identity, which nothing here needs.
+        {**each, "uuid": each.get("uuid") or "unknown"}
+        for each in (devices if isinstance(devices, list) else [])[: agent_publication.MAX_DEVICES]
+        if isinstance(each, dict) and each.get("index") == device
+    ]
+    # A publication but for its pace.
+    whole = {**document, "devices": own[:1], "sequence": 0, "period_seconds": 1.0}
+    seen = agent_publication.parse(json.dumps(whole))
+    allocator = seen.allocators[0] if seen.allocators else None
+    at = document.get("wall_seconds")
+    return Account(
+        origin=origin,
+        exact=True,
+        at_seconds=float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None,
+        process=f"{seen.title} {seen.pid}",
+        rank=None if allocator is None else allocator.tensor_rank,
+        shortage=Shortage(
+            kind="torch" if asked <= MAX_BYTES else "absurd",
+            message="",
+            device=device,
+            asked_bytes=asked if asked <= MAX_BYTES else None,
+            free_bytes=min(free, total) if total else free,
+            total_bytes=total or None,
+            allocated_bytes=None if allocator is None else allocator.allocated_bytes,
+            unallocated_bytes=None if allocator is None else allocator.reserved_bytes - allocator.allocated_bytes,
+            process_bytes=None if allocator is None else allocator.process_bytes,
+        ),
+        allocator=allocator,
+        split=None if allocator is None else allocator.split,
+    )
+
+
+def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
+    """Every black box in an agent's folder, the oldest first.
+
+    Raises:
+        KvdiagError: the folder cannot be read.
+
+    """
+    accounts: list[Account] = []
+    gaps: list[Gap] = []
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in islice(entries, MAX_NAMES) if NAME.fullmatch(entry.name))
+        if len(names) > MAX_BOXES:
+            gaps.append(_gap(f"{len(names)} black boxes, of which the first {MAX_BOXES} are read"))
+        for name in names[:MAX_BOXES]:
+            try:
+                accounts.append(parse(content(folder, name)[0], origin=f"the black box {name}"))
+            except (RefusedError, ValueError) as problem:
+                gaps.append(_gap(f"{name}: {agent_publication.plain(str(problem))}"))
+    except OSError as error:
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    finally:
+        os.close(folder)
+    accounts.sort(key=lambda account: account.at_seconds or 0.0)
+    return tuple(accounts), tuple(gaps)
+
+
+Owner = tuple[str, int, int]
+"""A process on a device: the device's identifier, the process's id and its start."""
+
+
+class NewestBlackBoxes:
+    """What living processes last failed to allocate. A box is read once, and again when it has been replaced."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._read: dict[str, tuple[int, Account | Gap]] = {}
+
+    def read(
+        self, folder: int, names: Sequence[str], allocators: Iterable[Allocator]
+    ) -> tuple[dict[Owner, FailedAllocation], tuple[Gap, ...]]:
+        """The newest box of each of these processes; boxes of others, which may be long gone, are left alone."""
+        living = {f"oom-{each.pid}-{each.start_ticks}-" for each in allocators}
+        wanted = [name for name in names if NAME.fullmatch(name) and name[: name.rindex("-") + 1] in living]
+        self._read = {name: self._box(folder, name) for name in wanted[:MAX_BOXES]}
+        newest: dict[Owner, Account] = {}
+        for _, box in self._read.values():
+            if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
+                continue
+            owner = box.allocator.identity
+            known = newest.get(owner)
+            if known is None or box.at_seconds > (known.at_seconds or 0.0):
+                newest[owner] = box
+        failures = {owner: _failure(box) for owner, box in newest.items()}
+        gaps = tuple(box for _, box in self._read.values() if isinstance(box, Gap))
+        return {owner: failure for owner, failure in failures.items() if failure is not None}, gaps
+
+    def _box(self, folder: int, name: str) -> tuple[int, Account | Gap]:
+        try:
+            changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+            known = self._read.get(name)
+            if known is not None and known[0] == changed_at:
+                return known
+            return changed_at, parse(content(folder, name)[0], origin=f"the black box {name}")
+        except (OSError, RefusedError, ValueError) as problem:
+            return 0, _gap(f"{name}: {agent_publication.plain(str(problem))}")
+
+
+def _failure(box: Account) -> FailedAllocation | None:
+    shortage = box.shortage
+    if shortage.asked_bytes is None or shortage.free_bytes is None or box.at_seconds is None:
+        return None
+    # Both clocks are this machine's wall clock, which may have been set in between.
+    return FailedAllocation(
+        age_seconds=round(max(time.time() - box.at_seconds, 0.0), 3),
+        asked_bytes=shortage.asked_bytes,
+        free_bytes=shortage.free_bytes,
+        split=box.split,
+    )
+
+
+def read_file(path: Path, text: bytes) -> Account:
+    """A black box that the user names.
+
+    Raises:
+        KvdiagError: it is none, or damaged.
+
+    """
+    if len(text) > MAX_FILE_BYTES:
+        raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB, which no black box has")
+    try:
+        return parse(text, origin=f"the black box {path.name}")
+    except ValueError as error:
+        raise KvdiagError(f"{path} is not a black box that can be read: {str(error)[:160]}") from error
+
+
+def _whole(told: dict[str, Any], name: str, *, most: int) -> int:
+    value = told.get(name)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{name} is {str(value)[:40]}, not a number within 0..{most}")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _gap(reason: str) -> Gap:
+    return Gap(source=SOURCE, kind="failed", reason=reason)

@@ -1,0 +1,141 @@
+"""An engine's log or a bare message, of any length: its beginning, what lies round the first failure, and its end.
+
+A server prints for weeks. Its start tells how it was set up, and what it died of may stand anywhere after it. What is
+read is bounded in bytes, and in the time that a pipe may keep silent.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import select
+import stat
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from kvdiag.errors import KvdiagError
+from kvdiag.oom.log import MAX_LINE_CHARACTERS, REQUEST_LINE
+from kvdiag.oom.message import ANCHORS
+
+CHUNK_BYTES = 2**20
+HEAD_CHUNKS = 3
+ROUND_CHUNKS = 1
+"""Kept before and after the one that tells the failure: a traceback has some 50 KB."""
+
+TAIL_CHUNKS = 3
+MAX_BYTES = 512 * 2**20
+SILENT_SECONDS = 60.0
+UNOPENED_SECONDS = 2.0
+GZIP_MAGIC = b"\x1f\x8b"
+
+_LITERALS = (
+    b"of memory", b"OutOfMemory", b"ALLOC_FAILED", b"NVML_SUCCESS", b"reemptive", b"MemoryAllocation", b"OUT_OF_MEMORY",
+    b"on startup is less", b"for the cache blocks", b"to serve at least", b"To serve at least", b"memory profiling.",
+    b"larger than the maximum", b"exceeds the capacity", b"would exceed allowed", b"graph failed",
+)  # fmt: skip
+"""One of them stands in every message of a device's memory; looking for them costs a hundredth of the patterns."""
+
+
+def read_long_log(path: Path) -> tuple[bytes, bool]:
+    """What is kept of the file at `path` (`-` is standard input), and whether that is all of it.
+
+    Raises:
+        KvdiagError: it cannot be read, or a pipe stays silent.
+
+    """
+    try:
+        if str(path) == "-":
+            return _kept(_chunks(sys.stdin.buffer.fileno(), "standard input"))
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISDIR(os.fstat(file).st_mode):
+                raise KvdiagError(f"{path} is a folder: give the file with the engine's log")
+            with os.fdopen(os.dup(file), "rb") as opened:
+                if stat.S_ISREG(os.fstat(file).st_mode) and opened.read(2) == GZIP_MAGIC:
+                    opened.seek(0)
+                    return _kept(_unpacked(opened))
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                os.lseek(file, 0, os.SEEK_SET)
+            return _kept(_chunks(file, str(path)))
+        finally:
+            os.close(file)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvdiagError(f"cannot read {path}: {reason}") from error
+
+
+def _chunks(file: int, name: str) -> Iterator[bytes]:
+    """Whole chunks but for the last; a pipe's writer may take its time to come and to write, though not for ever."""
+    held, total = b"", 0
+    unopened_until = time.monotonic() + UNOPENED_SECONDS
+    while total < MAX_BYTES:
+        try:
+            read = os.read(file, CHUNK_BYTES)
+        except BlockingIOError:
+            if not select.select([file], [], [], SILENT_SECONDS)[0]:
+                raise KvdiagError(f"{name} has told nothing for {SILENT_SECONDS:.0f} s: give a log that ends") from None
+            continue
+        if not read:
+            # A named pipe that nobody has opened to write reads as one that has ended.
+            if not total and stat.S_ISFIFO(os.fstat(file).st_mode) and time.monotonic() < unopened_until:
+                time.sleep(0.05)
+                continue
+            break
+        held, total = held + read, total + len(read)
+        if len(held) >= CHUNK_BYTES:
+            yield held
+            held = b""
+    if held:
+        yield held
+
+
+def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+    total = 0
+    with gzip.open(file) as unpacked:
+        while total < MAX_BYTES and (chunk := unpacked.read(CHUNK_BYTES)):
+            total += len(chunk)
+            yield chunk
+
+
+def _kept(chunks: Iterator[bytes]) -> tuple[bytes, bool]:
+    kept: list[tuple[int, bytes]] = []
+    recent: deque[tuple[int, bytes]] = deque(maxlen=TAIL_CHUNKS)
+    found: int | None = None
+    number = -1
+    for number, chunk in enumerate(chunks):
+        before = recent[-1][1] if recent else b""
+        if found is None and _tells(before[-4096:] + chunk):
+            found = number
+            kept += [each for each in recent if number - each[0] <= ROUND_CHUNKS and each[0] >= HEAD_CHUNKS]
+        if number < HEAD_CHUNKS or (found is not None and number <= found + ROUND_CHUNKS):
+            kept.append((number, chunk))
+        recent.append((number, chunk))
+    numbers = {each[0] for each in kept}
+    kept += [each for each in recent if each[0] not in numbers]
+    parts = [(b"" if at == 0 or kept[at - 1][0] == each[0] - 1 else b"\n") + each[1] for at, each in enumerate(kept)]
+    return b"".join(parts), len(kept) == number + 1
+
+
+def _tells(chunk: bytes) -> bool:
+    if not any(literal in chunk for literal in _LITERALS):
+        return False
+    text = chunk.decode("utf-8", "replace")
+    return any(_is_the_servers_own(text, found.start()) for found in _found(text))
+
+
+def _found(text: str) -> Iterator[re.Match[str]]:
+    return chain.from_iterable(pattern.finditer(text) for kind, pattern in ANCHORS if kind != "host")
+
+
+def _is_the_servers_own(text: str, position: int) -> bool:
+    """Whether the line is not one that quotes what a user has written."""
+    end = text.find("\n", position)
+    line = text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
+    return REQUEST_LINE.search(line[:MAX_LINE_CHARACTERS]) is None

@@ -1,0 +1,177 @@
+"""Blocking calls that may hang: made on threads that are left behind where they do.
+
+A driver call that hangs cannot be interrupted, only left behind. Its thread is a daemon, so that it never keeps the
+process from ending; there is one per reader, so that what hangs is never asked a second time beside itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+MOST_THREADS = 32
+"""Of an event loop. Each attempt to connect to a name looks it up on one, whether an earlier look-up hangs or not."""
+
+
+class ReadTimeout(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
+    """The read has been under way for `since_seconds` and has not come back."""
+
+    def __init__(self, name: str, since_seconds: float) -> None:
+        """Say who has not answered, and since when."""
+        super().__init__(name, since_seconds)
+        self.name = name
+        self.since_seconds = since_seconds
+
+    def __str__(self) -> str:
+        return f"{self.name} has not answered for {self.since_seconds:.1f} s"
+
+
+class ThreadedReader(Generic[T]):
+    """Asks `read` from an event loop without ever blocking it; for any number of tasks of one loop."""
+
+    def __init__(self, read: Callable[..., T], name: str) -> None:
+        """Start nothing yet; `name` is what `ReadTimeout` and the thread are called after."""
+        self._read = read
+        self._name = name
+        self._call: _Call[T] | None = None
+        self._calls: SimpleQueue[_Call[T] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
+        """What `read(**kwargs)` returns or raises; `StillBusy` where this call or an earlier one takes longer.
+
+        An answer that came too late is dropped: it is as old as the call.
+        """
+        if self._closed:
+            raise RuntimeError(f"{self._name} is closed")
+        deadline_seconds = time.monotonic() + timeout_seconds
+        while self._call is not None:
+            await self._finish(self._call, deadline_seconds)
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work_off, args=(self._calls,), name=self._name, daemon=True)
+            self._thread.start()
+        call = self._call = _Call(partial(self._read, **kwargs))
+        self._calls.put(call)
+        await self._finish(call, deadline_seconds)
+        return call.outcome.result()
+
+    def close(self) -> None:
+        """Take no more questions and let the thread end, now or when its read comes back."""
+        self._closed = True
+        self._calls.put(None)
+
+    async def _finish(self, call: _Call[T], deadline_seconds: float) -> None:
+        if not await call.over(deadline_seconds):
+            raise ReadTimeout(self._name, time.monotonic() - call.begun_seconds)
+        if self._call is call:
+            self._call = None
+
+
+class _Call(Generic[T]):
+    """One run of a read: the thread runs it, any number of tasks wait for it, for as long as each wants."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self.begun_seconds = time.monotonic()
+        self.outcome: Future[T] = Future()
+        self._read = read
+        self._lock = threading.Lock()
+        self._wakers: set[Callable[[], None]] = set()
+
+    def run(self) -> None:
+        try:
+            self.outcome.set_result(self._read())
+        except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+            self.outcome.set_exception(error)
+        with self._lock:
+            wakers = tuple(self._wakers)
+        for wake in wakers:
+            wake()
+
+    async def over(self, deadline_seconds: float) -> bool:
+        """Wait until the read is over, at most until the deadline; whether it is.
+
+        asyncio.wrap_future is no help: a wait that is given up would cancel the outcome, or leave a callback behind for
+        every question asked while the read hangs.
+        """
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # The loop that asked may have ended long before the read did.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._lock:
+            self._wakers.add(wake)
+        try:
+            if not self.outcome.done():
+                async with asyncio.timeout(max(deadline_seconds - time.monotonic(), 0.0)):
+                    await woken.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._wakers.discard(wake)
+        return self.outcome.done()
+
+
+def _work_off(calls: SimpleQueue[_Call[T] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        # An answer may be large, and the next question far away.
+        del call
+
+
+class DaemonThreadPool(ThreadPoolExecutor):
+    """For an event loop's own calls, such as looking up a name: none that hangs keeps the process from ending."""
+
+    def __init__(self, most_threads: int = MOST_THREADS) -> None:
+        """Start nothing yet. Calls wait while `most_threads` are busy."""
+        super().__init__(max_workers=most_threads)
+        self._most_threads = most_threads
+        self._started = self._idle = 0
+        self._guard = threading.Lock()
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Have it called on a thread."""
+        outcome: Future[T] = Future()
+        with self._guard:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._most_threads:
+                self._started += 1
+                threading.Thread(target=self._work, name=f"loop-{self._started}", daemon=True).start()
+        self._waiting.put((outcome, partial(fn, *args, **kwargs)))
+        return outcome
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT002
+        """Let the threads end, each when its call comes back; nobody is waited for."""
+        super().shutdown(wait=False)
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            outcome, call = work
+            del work
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(call())
+                except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+                    outcome.set_exception(error)
+            del outcome, call
+            with self._guard:
+                self._idle += 1
+
+
+_Work = tuple[Future[Any], Callable[[], Any]]

@@ -1,0 +1,146 @@
+"""A soak against the embedded server with feed, server and clock in one event loop that jumps instead of waiting.
+
+Twelve minutes of readings then take as long as their work: the default plan can be run through, and a short one in a
+test. Everything but the clock is what `kvdiag run` uses; the GPU is read where it is, as no thread can wait for a loop
+that it runs beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import httpx2
+
+from kvdiag.diagnosis.steps import STEPS
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests
+from kvdiag.feeds.active.soak_plan import plan_soak
+from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
+from kvdiag.feeds.live.sampling import Clock, DeviceReading, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.model import Device, Facts, Memory, Process, Timeline
+from kvdiag.sim.api import Api
+from kvdiag.sim.gpu import Gpu
+from kvdiag.sim.http_server import HttpServer
+from kvdiag.sim.scenarios import Scenario
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.unit.feeds.virtual_time import now_seconds, run
+
+T = TypeVar("T")
+
+
+class _Host:
+    """This host, read at once: virtual time does not wait for threads."""
+
+    async def ask(self, _: float, **kwargs: Any) -> Facts:
+        """As its reader does."""
+        return read_facts(**kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nvml:
+    """The simulated GPU, read at once."""
+
+    gpu: Gpu
+
+    async def ask(self, timeout_seconds: float, *, processes: bool) -> DeviceReading:
+        """The device now."""
+        gpu = self.gpu
+        listed = tuple(Process(pid=one.pid, used_bytes=one.used_bytes, name=one.name) for one in gpu.processes)
+        memory = Memory(
+            total_bytes=gpu.total_bytes, free_bytes=gpu.free_bytes, driver_reserved_bytes=gpu.driver_reserved_bytes
+        )
+        device = Device(uuid=gpu.uuid, index=0, name=gpu.name, memory=memory, processes=listed if processes else None)
+        return (device,), ()
+
+
+class _Inline(ThreadPoolExecutor):
+    """Threads that are none: the loop's clock would run on while they work."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+class _LoopClock(Clock):
+    def now_seconds(self) -> float:
+        return 1_000.0 + now_seconds()
+
+
+def soak_run(
+    story: Scenario,
+    *,
+    seconds: float = 300.0,
+    cycle_seconds: float | None = None,
+    all_steps: bool = False,
+    pace: Pace | None = None,
+    told: list[Progress] | None = None,
+) -> tuple[Timeline, Facts]:
+    """The baseline, or all steps, and a soak of so many seconds, against a story."""
+    with tempfile.TemporaryDirectory(prefix="kvdiag-soak-") as folder:
+        work = _soaked(
+            story,
+            Path(folder),
+            steps=len(STEPS) if all_steps else 1,
+            seconds=seconds,
+            cycle_seconds=cycle_seconds,
+            pace=pace or Pace(engine_seconds=0.2),
+            told=[] if told is None else told,
+        )
+        return run(work)
+
+
+async def _soaked(
+    story: Scenario,
+    root: Path,
+    *,
+    steps: int,
+    seconds: float,
+    cycle_seconds: float | None,
+    pace: Pace,
+    told: list[Progress],
+) -> tuple[Timeline, Facts]:
+    asyncio.get_running_loop().set_default_executor(_Inline())
+    story.model.write(root, max_positions=story.max_model_len_tokens)
+    api = Api(story, root)
+    server = HttpServer(api.handle)
+    url = f"http://127.0.0.1:{await server.start(0)}"
+    engine = asyncio.create_task(api.engine.run())
+    recorder, clock = TimelineBuilder(), _LoopClock()
+    try:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+            source = EngineClient(HttpReader(client))
+            facts, _ = await gather_facts(source, url, cast("ThreadedReader[Facts]", _Host()))
+            requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS)
+            feed = ActiveFeed(
+                steps=STEPS[:steps],
+                facts=facts,
+                sampler=Sampler(
+                    vllm=source,
+                    nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
+                    facts=facts,
+                    recorder=recorder,
+                    pace=pace,
+                    clock=clock,
+                    load=requests.load,
+                ),
+                requests=requests,
+                recorder=recorder,
+                clock=clock,
+                progress=told.append,
+                soak=partial(plan_soak, seconds, facts, cycle_seconds=cycle_seconds),
+            )
+            return await feed.run(), facts
+    finally:
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        await server.stop()

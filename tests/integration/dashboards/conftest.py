@@ -1,0 +1,118 @@
+"""A Prometheus with two hours of four replicas: alone on a host, in a pod, without its vLLM, and silent for an hour."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from kvdiag.sim import SCENARIOS, Drill
+from tests.fixtures.hostile import eventually
+from tests.integration.prometheus.conftest import require_prometheus
+from tests.integration.prometheus.openmetrics import line
+from tests.integration.prometheus.server import serving, write_history
+from tests.unit.commands.test_serve import daemon
+from tests.unit.outputs.test_metrics import GOLDEN, page
+from tests.unit.server.shell import STARTING
+
+END_SECONDS = 1_770_000_000.0
+HISTORY_SECONDS = 2 * 3600
+STEP_SECONDS = 60
+SCRAPES = Path(__file__).parents[2] / "fixtures" / "scrapes"
+
+Labels = Mapping[str, str]
+Ask = Callable[..., list[dict[str, Any]]]
+
+HOST = {"job": "kvdiag", "instance": "10.0.0.1:9743"}
+POD = {"job": "kvdiag", "instance": "10.0.0.2:9743", "namespace": "llm", "pod": "vllm-0"}
+ALONE = {"job": "kvdiag", "instance": "10.0.0.3:9743"}
+SILENT = {"job": "kvdiag", "instance": "10.0.0.4:9743"}
+HOST_VLLM = {"job": "vllm", "instance": "10.0.0.1:8000"}
+POD_VLLM = {"job": "vllm", "instance": "10.0.0.2:8000", "namespace": "llm", "pod": "vllm-0"}
+SILENT_VLLM = {"job": "vllm", "instance": "10.0.0.4:8000"}
+
+
+def told(text: str) -> list[Sample]:
+    """The series of a page."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def healthy_page() -> str:
+    """What a daemon beside a simulated server says of it, once it has judged."""
+    with Drill(SCENARIOS["healthy"]) as drill, daemon(drill.url) as serving:
+        assert eventually(serving.says("ok"))
+        return serving.client.get("/metrics")[1]
+
+
+def history(page: list[Sample], target: Labels, until_seconds: float = END_SECONDS) -> Iterator[str]:
+    """A page, scraped again and again: counters rise, moments are a little ago, everything else stands still."""
+    steps = HISTORY_SECONDS // STEP_SECONDS
+    for step in range(steps + 1):
+        at_seconds = END_SECONDS - HISTORY_SECONDS + step * STEP_SECONDS
+        if at_seconds > until_seconds:
+            return
+        for one in page:
+            value = one.value
+            if one.name.endswith(("_total", "_bucket", "_sum", "_count")):
+                value *= 1 + step / steps
+            elif one.name.endswith("_timestamp_seconds"):
+                value = at_seconds - 5
+            elif one.name == "process_start_time_seconds":
+                value = END_SECONDS - (1800 if step > steps - 30 else 100_000)
+            escaped = {name: text.replace("\\", "\\\\").replace('"', '\\"') for name, text in one.labels.items()}
+            yield line(one.name, {**target, **escaped}, value, at_seconds)
+
+
+def alerts() -> Iterator[str]:
+    """Two alerts that fire, as Prometheus itself writes them."""
+    firing = [
+        Sample("ALERTS", {"alertname": name, "alertstate": "firing", "severity": severity}, 1.0)
+        for name, severity in (("KvdiagKvLeak", "critical"), ("KvdiagMemoryPressure", "warning"))
+    ]
+    yield from history(firing, POD)
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address."""
+    require_prometheus()
+    storage = tmp_path_factory.mktemp("boards") / "data"
+    vllm = told((SCRAPES / "vllm-0.32.0-cpu-load.prom").read_text())
+    sick = told(GOLDEN.read_text())
+    pages = (
+        history(told(healthy_page()), HOST),
+        history(vllm, HOST_VLLM),
+        history(sick, POD),
+        history(vllm, POD_VLLM),
+        history(told(page(STARTING)), ALONE),
+        history(sick, SILENT, until_seconds=END_SECONDS - 1800),
+        history([one for one in vllm if one.name == "vllm:num_requests_running"], SILENT_VLLM),
+        alerts(),
+    )
+    write_history((each for lines in pages for each in lines), storage)
+    with serving(storage) as url:
+        yield url
+
+
+@pytest.fixture
+def ask(prometheus: str) -> Ask:
+    """The result of a query, as of the end, or over the last hour."""
+
+    def query(expr: str, *, instant: bool = True) -> list[dict[str, Any]]:
+        asked: dict[str, Any] = {"query": expr, "time": END_SECONDS}
+        if not instant:
+            asked = {"query": expr, "start": END_SECONDS - 3600, "end": END_SECONDS, "step": STEP_SECONDS}
+        path = "query" if instant else "query_range"
+        request = urllib.request.Request(f"{prometheus}/api/v1/{path}", data=urlencode(asked).encode())
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
+
+    return query

@@ -1,0 +1,170 @@
+"""The Kustomize components: what they refer to is there, and kubectl makes of them what the tests of pods look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kvdiag
+from tests.fixtures.require import require
+from tests.integration.deploy.manifests import DEPLOY, ROOT, Manifest, built, documents, patched
+
+KUSTOMIZATIONS = sorted(str(path.parent.relative_to(DEPLOY)) for path in DEPLOY.rglob("kustomization.yaml"))
+KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "images"}
+RENDERED = "rendered.yaml"
+"""Made by helm, not in the repository."""
+
+RULES = ROOT / "alerts" / "prometheusrule.yaml"
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing here")
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_what_it_refers_to_is_there(folder: str) -> None:
+    """Its fields are known ones, and files and folders that it names exist."""
+    settings = documents(f"{folder}/kustomization.yaml")[0]
+
+    assert set(settings) <= KNOWN
+    kind = {"kustomize.config.k8s.io/v1alpha1": "Component", "kustomize.config.k8s.io/v1beta1": "Kustomization"}
+    assert kind[settings["apiVersion"]] == settings["kind"]
+    named = [*settings.get("resources", ()), *settings.get("components", ()), *_patches(settings)]
+    missing = {name for name in named if not (DEPLOY / folder / name).exists()}
+    assert missing <= {RENDERED}
+    for name in settings.get("components", ()):
+        assert "Component" == documents(f"{folder}/{name}/kustomization.yaml")[0]["kind"]
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_a_patch_has_a_target_and_changes_pods_alone(folder: str) -> None:
+    """Patches go to Deployments with the label, whatever their name, and touch nothing but their pods."""
+    for patch in documents(f"{folder}/kustomization.yaml")[0].get("patches", ()):
+        assert {"group": "apps", "kind": "Deployment", "labelSelector": "kvdiag=watch"} == patch["target"]
+        content = documents(f"{folder}/{patch['path']}")[0]
+        assert {"template"} == set(content["spec"])
+
+
+def test_a_deployment_without_the_label_stays_as_it_is() -> None:
+    """Who is not asked to be watched is not."""
+    manifest = documents("kustomize/base/deployment.yaml")[0]
+    del manifest["metadata"]["labels"]["kvdiag"]
+    assert manifest == patched(manifest, "component")
+
+
+@pytest.mark.parametrize("folder", ["charts/production-stack", "kustomize/example"])
+def test_the_image_has_this_version(folder: str) -> None:
+    """The image that is put in the place of the name has the version of this repository."""
+    assert [("kvdiag", kvdiag.__version__)] == [
+        (image["name"], image["newTag"]) for image in documents(f"{folder}/kustomization.yaml")[0]["images"]
+    ]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("more", [(), ("gpu-dra",), ("gpu-runtime",)])
+def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tmp_path: Path) -> None:
+    """The merge of the tests is kustomize's own, order of init containers included."""
+    # GIVEN a Kustomization with these components
+    require(RULES.exists(), str(RULES.relative_to(ROOT)))
+    components = ("component", *more)
+    _write(tmp_path, [DEPLOY / "kustomize" / "base"], [DEPLOY / "kustomize" / name for name in components])
+
+    # WHEN
+    found = {manifest["kind"]: manifest for manifest in _build(tmp_path)}
+
+    # THEN
+    expected = built(*components)
+    assert _sorted(expected) == _sorted(found["Deployment"])
+    expected_order = [one["name"] for one in expected["spec"]["template"]["spec"]["initContainers"]]
+    assert expected_order == [one["name"] for one in found["Deployment"]["spec"]["template"]["spec"]["initContainers"]]
+    assert documents("kustomize/component/podmonitor.yaml")[0] == found["PodMonitor"]
+    assert documents(RULES)[0]["spec"] == found["PrometheusRule"]["spec"]
+
+
+@needs_kubectl
+def test_kubectl_builds_the_example() -> None:
+    """What the README says to apply can be applied."""
+    require(RULES.exists(), str(RULES.relative_to(ROOT)))
+    images = {
+        one["image"]
+        for manifest in _build(DEPLOY / "kustomize" / "example")
+        if manifest["kind"] == "Deployment"
+        for one in manifest["spec"]["template"]["spec"]["initContainers"]
+    }
+    assert {f"registry.example.com/kvdiag:{kvdiag.__version__}"} == images
+
+
+@needs_kubectl
+def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
+    """An engine as the chart renders it (env there, no init containers) gets the sidecar; the router stays."""
+    # GIVEN deploy/ with what helm renders
+    require(RULES.exists(), str(RULES.relative_to(ROOT)))
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    shutil.copytree(ROOT / "alerts", tmp_path / "alerts")
+    folder = tmp_path / "deploy" / "charts" / "production-stack"
+    values = documents("charts/production-stack/values.yaml")[0]
+    spec = values["servingEngineSpec"]["modelSpec"][0]
+    engine = _deployment(f"stack-{spec['name']}-deployment-vllm", spec["labels"], "vllm")
+    router = _deployment("stack-deployment-router", {"environment": "router"}, "router-container")
+    (folder / RENDERED).write_text(yaml.safe_dump_all([engine, router]), encoding="utf-8")
+
+    # WHEN
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in _build(folder)
+        if one["kind"] == "Deployment"
+    }
+
+    # THEN
+    assert router["spec"]["template"]["spec"] == pods["stack-deployment-router"]
+    watched = pods[engine["metadata"]["name"]]
+    assert ["kvdiag-agent", "kvdiag"] == [one["name"] for one in watched["initContainers"]]
+    assert {"KVDIAG_AGENT_DIR", "PYTHONPATH", "HF_HOME"} == {one["name"] for one in watched["containers"][0]["env"]}
+
+
+def _deployment(name: str, labels: dict[str, str], container: str) -> Manifest:
+    template = {
+        "metadata": {"labels": {"model": "qwen"}},
+        "spec": {"containers": [{"name": container, "image": "x:1", "env": [{"name": "HF_HOME", "value": "/data"}]}]},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": {"matchLabels": {"model": "qwen"}}, "template": template},
+    }
+
+
+def _patches(settings: Manifest) -> list[str]:
+    return [patch["path"] for patch in settings.get("patches", ())]
+
+
+def _write(folder: Path, resources: list[Path], components: list[Path]) -> None:
+    settings = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(path, folder) for path in resources],
+        "components": [os.path.relpath(path, folder) for path in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+def _build(folder: Path) -> list[Manifest]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert 0 == done.returncode, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def _sorted(value: Any) -> Any:
+    """The same without the order of lists, which the merge of maps does not keep."""
+    if isinstance(value, dict):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    if isinstance(value, list):
+        return sorted((_sorted(part) for part in value), key=repr)
+    return value

@@ -1,0 +1,74 @@
+"""The systemd unit: systemd itself finds nothing wrong, and it is closed as far as NVML allows."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.deploy.manifests import DEPLOY
+
+UNIT = DEPLOY / "systemd" / "kvdiag.service"
+MOST_EXPOSED = 20
+"""Tenths of systemd's own score, where 100 is a service without any protection."""
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing here")
+
+
+def settings() -> Iterator[tuple[str, str]]:
+    """Every setting in order."""
+    for line in UNIT.read_text(encoding="utf-8").splitlines():
+        name, is_setting, value = line.partition("=")
+        if is_setting and not line.startswith("#"):
+            yield name, value
+
+
+def test_it_is_closed() -> None:
+    """No root, no capability, nothing to write, and of the devices NVIDIA's alone."""
+    told = dict(settings())
+
+    assert "yes" == told["DynamicUser"] == told["NoNewPrivileges"]
+    assert "" == told["CapabilityBoundingSet"] == told["AmbientCapabilities"]
+    assert "strict" == told["ProtectSystem"]
+    assert told["ExecStart"].endswith(f"--record-dir /var/lib/{told['StateDirectory']}")
+    assert ("closed", "char-nvidia* rw") == (told["DevicePolicy"], told["DeviceAllow"])
+
+
+def test_a_reload_is_a_hangup() -> None:
+    """`systemctl reload` has it read its files again, as SIGHUP does."""
+    assert "/bin/kill -HUP $MAINPID" == dict(settings())["ExecReload"]
+
+
+@needs_systemd
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    """With a program that exists in the place of /opt's, the unit is valid to the last setting."""
+    # GIVEN
+    program = Path(sys.executable).with_name("kvdiag")
+    text = UNIT.read_text(encoding="utf-8").replace("/opt/kvdiag/bin/kvdiag serve", f"{program} serve")
+    unit = tmp_path / UNIT.name
+    unit.write_text(text, encoding="utf-8")
+
+    # WHEN
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    # THEN
+    assert "" == "".join(line for line in done.stderr.splitlines() if UNIT.name in line)
+
+
+@needs_systemd
+def test_systemd_calls_it_safe() -> None:
+    """Its own score of how much a service is exposed, which it can tell without running it."""
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(UNIT)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout[-500:]

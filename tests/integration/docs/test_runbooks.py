@@ -1,0 +1,170 @@
+"""The runbooks say what the tool can be asked and what it answers."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from kvdiag.commands import cli
+from kvdiag.diagnosis import soak_verdicts
+from kvdiag.diagnosis.fleet import verdicts as fleet_verdicts
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
+from kvdiag.diagnosis.postmortem import case
+from kvdiag.diagnosis.rules import RULES
+from tests.integration.alerts.rules import alerts
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "alerts" / "runbooks"
+SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
+LONGEST_LINES = 55
+
+
+ALERTS = (
+    "alert.device_memory",
+    "alert.kvdiag_down",
+    "alert.memory_pressure",
+    "alert.oom",
+    "alert.prefill_chunk",
+    "alert.prefix_cache",
+    "alert.source_down",
+    "alert.speculative_decoding",
+)
+"""Runbooks of alerts that stand on no verdict."""
+
+ALL = (*KNOWLEDGE, *ALERTS)
+
+
+def runbook(title: str) -> str:
+    """The text of a verdict's runbook, or of an alert's that has no verdict."""
+    return (FOLDER / f"{title}.md").read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands under one heading."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every quoted kvdiag command line, in a block or in a sentence; where a shell would end it."""
+    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", text)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"(?ms)^```.*?^```$", "", text))
+    for line in (*"\n".join(blocks).replace("\\\n", " ").splitlines(), *spans):
+        if re.search(r"(^|\s)kvdiag\s", line) and "kvdiag" in (words := shlex.split(line, comments=True)):
+            arguments = words[words.index("kvdiag") + 1 :]
+            end = next((at for at, word in enumerate(arguments) if word in {"|", "&", "&&", ";", ">"}), None)
+            yield arguments[:end]
+
+
+def evidence_names() -> dict[str, set[str]]:
+    """Every name a rule gives its evidence, by the verdicts of its module (names made at run time are left out)."""
+    names: dict[str, set[str]] = {}
+    for rule in (*POSTMORTEM_RULES, *RULES):
+        module = sys.modules[rule.__module__]
+        for verdict in vars(module).values():
+            if isinstance(verdict, str) and verdict in KNOWLEDGE:
+                names[verdict] = names_given(module)
+    return names
+
+
+def names_given(module: ModuleType) -> set[str]:
+    """Every name that a module gives its evidence."""
+    return {
+        node.args[0].value
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "number"
+        if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
+
+
+def test_folder_holds_one_runbook_for_each_verdict_and_alert_and_no_other() -> None:
+    """Every verdict has a runbook and every alert without one, and there is none for what does not exist."""
+    asked = {rule["annotations"]["runbook_url"] for rule in alerts()}
+    assert {f"alerts/runbooks/{title}.md" for title in ALERTS} == {url for url in asked if "/alert." in url}
+    assert {path.name for path in FOLDER.iterdir()} == {f"{title}.md" for title in ALL} | {"README.md"}
+    assert all((ROOT / entry.runbook).parent == FOLDER for entry in KNOWLEDGE.values())
+
+
+def test_index_links_every_runbook() -> None:
+    """The index has a link to each runbook, and no link that leads nowhere."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)]+)\)", index)) == {f"{title}.md" for title in ALL}
+
+
+@pytest.mark.parametrize("verdict", ALL)
+def test_runbook_names_its_verdict_and_has_every_section(verdict: str) -> None:
+    """A runbook's title begins with its verdict, and its sections are all there, in order, with words in them."""
+    text = runbook(verdict)
+    assert text.startswith(f"# {verdict}: ")
+    assert tuple(re.findall(r"(?m)^## (.+)$", text)) == SECTIONS
+    assert all(section(text, title).strip() for title in SECTIONS)
+
+
+@pytest.mark.parametrize("verdict", ALL)
+def test_runbook_is_short(verdict: str) -> None:
+    """A runbook is read in one go, at night."""
+    assert len(runbook(verdict).splitlines()) <= LONGEST_LINES
+
+
+@pytest.mark.parametrize("verdict", ALL)
+def test_runbook_links_lead_to_headings_that_exist(verdict: str) -> None:
+    """A link from one runbook to another finds the file, and the section where it names one."""
+    for file, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", runbook(verdict))):
+        target = (FOLDER / file).read_text(encoding="utf-8")
+        assert not anchor or anchor in {
+            title.lower().replace(" ", "-") for title in SECTIONS if f"## {title}" in target
+        }
+
+
+@pytest.mark.parametrize("verdict", ALL)
+def test_runbook_confirms_with_a_kvdiag_command(verdict: str) -> None:
+    """The way to confirm a verdict has a kvdiag command line among its own."""
+    assert any(commands(section(runbook(verdict), "Confirm")))
+
+
+@pytest.mark.parametrize("verdict", ALL)
+def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
+    """Every kvdiag command line in a runbook names a command that exists and options that it has."""
+    for name, *arguments in commands(runbook(verdict)):
+        with click.Context(cli) as context:
+            command = cli.get_command(context, name)
+            if isinstance(command, click.Group):
+                command = command.get_command(context, arguments.pop(0))
+        assert command is not None, name
+        with command.make_context(name, arguments) as parsed:
+            assert not parsed.args
+
+
+@pytest.mark.parametrize("verdict", KNOWLEDGE)
+def test_every_evidence_name_is_explained(verdict: str) -> None:
+    """What a verdict can show as evidence is explained where its runbook says how to read it."""
+    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
+    assert evidence_names()[verdict] <= explained
+
+
+def test_every_figure_of_a_soak_is_explained() -> None:
+    """The leaks that a soak calls share one list of evidence, which the index explains."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    explained = index.partition("## What a soak shows")[2].partition("\n## ")[0]
+    assert names_given(soak_verdicts) <= set(re.findall(r"`([a-z_]+)`", explained))
+
+
+def test_every_figure_of_a_post_mortem_is_explained() -> None:
+    """The verdicts on a death share one list of evidence, which the index explains."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert names_given(case) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a post-mortem shows")[2]))
+
+
+def test_every_figure_of_a_fleet_is_explained() -> None:
+    """So do the verdicts on many replicas."""
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert names_given(fleet_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a fleet shows")[2]))

@@ -1,0 +1,79 @@
+"""A real Alertmanager and its amtool: Debian's package, fetched and unpacked by a plain user, as Prometheus is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fixtures.once import cache, made_once
+from tests.integration.prometheus.server import free_port, unpack_package, wait_until_ready
+
+NAMES = ("prometheus-alertmanager", "amtool")
+
+SHARE = b"/usr/share/prometheus/alertmanager"
+HERE = b"./alertmanager".ljust(len(SHARE), b"/")
+"""Debian's program has the path of its templates within, where only root could put them: here they lie beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertPrograms:
+    """The server, and amtool."""
+
+    alertmanager: Path
+    amtool: Path
+
+
+def alert_programs() -> AlertPrograms:
+    """Alertmanager as it is installed, else Debian's package unpacked in the cache; about 10 s the first time.
+
+    Raises:
+        PrometheusEnvError: it cannot be had.
+
+    """
+    installed = [shutil.which(name) for name in NAMES]
+    if all(installed):
+        return AlertPrograms(alertmanager=Path(installed[0] or ""), amtool=Path(installed[1] or ""))
+    folder = made_once(cache() / "alertmanager", _fetch)
+    return AlertPrograms(alertmanager=folder / NAMES[0], amtool=folder / NAMES[1])
+
+
+def _fetch(folder: Path) -> None:
+    parts = (*(f"usr/bin/{name}" for name in NAMES), SHARE.decode().strip("/"))
+    unpack_package(folder, "prometheus-alertmanager", parts)
+    program = folder / NAMES[0]
+    program.write_bytes(program.read_bytes().replace(SHARE, HERE))
+
+
+@contextmanager
+def alerting(folder: Path, config: str) -> Iterator[str]:
+    """An Alertmanager of this configuration on a loopback port, alone in its cluster; its address."""
+    settings, log = folder / "alertmanager.yml", folder / "alertmanager.log"
+    settings.write_text(config)
+    port = free_port()
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [
+                str(alert_programs().alertmanager),
+                f"--config.file={settings}",
+                f"--storage.path={folder / 'alertmanager'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--cluster.listen-address=",
+                "--log.level=warn",
+            ],
+            cwd=alert_programs().alertmanager.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(url, process, log)
+            yield url
+        finally:
+            process.terminate()

@@ -1,0 +1,144 @@
+"""A real Prometheus with a history that the tests wrote: Debian's package, fetched and unpacked by a plain user.
+
+By hand: `python -m tests.integration.prometheus.server` fetches it and prints where it is.
+"""
+
+from __future__ import annotations
+
+import http
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fixtures.debian import NoPackageError, unpack
+from tests.fixtures.once import cache, made_once
+
+READY_SECONDS = 60.0
+BLOCKS_SECONDS = 300.0
+"""For promtool to make blocks of a history."""
+
+
+class PrometheusEnvError(Exception):
+    """Prometheus cannot be had on this machine; the message is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The server, and promtool."""
+
+    prometheus: Path
+    promtool: Path
+
+
+def programs() -> Programs:
+    """Prometheus as it is installed, else Debian's package unpacked in the cache; about 15 s the first time."""
+    installed = [shutil.which(name) for name in ("prometheus", "promtool")]
+    if all(installed):
+        return Programs(prometheus=Path(installed[0] or ""), promtool=Path(installed[1] or ""))
+    folder = made_once(cache() / "prometheus", _fetch)
+    return Programs(prometheus=folder / "prometheus", promtool=folder / "promtool")
+
+
+def _fetch(folder: Path) -> None:
+    unpack_package(folder, "prometheus", ("usr/bin/prometheus", "usr/bin/promtool"))
+
+
+def unpack_package(folder: Path, package: str, parts: tuple[str, ...]) -> None:
+    """Make the folder, with these programs and folders of a Debian package in it."""
+    try:
+        root = unpack([package], folder)
+    except NoPackageError as error:
+        raise PrometheusEnvError(str(error)) from error
+    for part in parts:
+        (root / part).rename(folder / Path(part).name)
+    shutil.rmtree(root)
+
+
+def write_history(lines: Iterable[str], storage: Path) -> None:
+    """Make blocks of a Prometheus' storage from lines of OpenMetrics."""
+    text = storage.with_suffix(".om")
+    with text.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.write("# EOF\n")
+    # With blocks of the usual two hours promtool would read the whole file once for each.
+    make = [
+        str(programs().promtool),
+        "tsdb",
+        "create-blocks-from",
+        "--max-block-duration=24h",
+        "openmetrics",
+        "--quiet",
+    ]
+    subprocess.run([*make, str(text), str(storage)], check=True, stdout=subprocess.DEVNULL, timeout=BLOCKS_SECONDS)
+    text.unlink()
+
+
+@contextmanager
+def serving(storage: Path, *options: str, config: str = "") -> Iterator[str]:
+    """A Prometheus on a loopback port over this storage; its address."""
+    settings = storage.with_suffix(".yml")
+    settings.write_text(config)
+    port = free_port()
+    with (
+        storage.with_suffix(".log").open("w") as log,
+        subprocess.Popen(
+            [
+                str(programs().prometheus),
+                f"--config.file={settings}",
+                f"--storage.tsdb.path={storage}",
+                "--storage.tsdb.retention.time=100y",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--log.level=warn",
+                *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        ) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(url, process, storage.with_suffix(".log"))
+            yield url
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once the server answers; its end, or a minute without an answer, is an error."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PrometheusEnvError(f"{log.stem} ended: {log.read_text()[-300:]}")
+        try:
+            urllib.request.urlopen(f"{url}/-/ready", timeout=5.0).close()
+        except urllib.error.HTTPError as answer:
+            # Behind TLS, a password or a path prefix it answers something else, and is ready all the same.
+            if answer.code != http.HTTPStatus.SERVICE_UNAVAILABLE:
+                return
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        else:
+            return
+        time.sleep(0.05)
+    raise PrometheusEnvError(f"{log.stem} was not ready within {READY_SECONDS:g} s")
+
+
+if __name__ == "__main__":
+    found = programs()
+    print(found.prometheus, found.promtool, sep="\n")  # noqa: T201

@@ -1,0 +1,243 @@
+"""`kvdiag diagnose --prometheus` on servers that fail, and with options that cannot be meant: one line, exit 3."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from kvdiag.commands.histories import fleet_history
+from kvdiag.sources import prometheus_api
+from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
+from tests.integration.prometheus.conftest import Judged
+from tests.integration.prometheus.worlds import END_SECONDS
+
+Diagnose = Callable[..., Judged]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here becomes well by waiting."""
+    monkeypatch.setattr(prometheus_api, "PATIENCE_SECONDS", 0.0)
+
+
+def refusal(said: Judged) -> str:
+    """The one line that is said of bad input."""
+    assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n")), said.stderr
+    return said.stderr.removeprefix("kvdiag: ").removesuffix("\n")
+
+
+def pods(count: int) -> list[dict[str, str]]:
+    """An idle server's series, for so many pods, and the GPU of each."""
+    found: list[dict[str, str]] = []
+    for number in range(count):
+        own = {"pod": f"vllm-{number:02d}", "instance": f"10.0.0.{number}:8000"}
+        names = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+        found += [{"__name__": f"vllm:{name}", "engine": "0", **own} for name in names]
+        found.append({"__name__": "vllm:cache_config_info", "block_size": "16", "num_gpu_blocks": "101", **own})
+        gpu = {"exported_pod": own["pod"], "UUID": f"GPU-{number}", "instance": "node:9400"}
+        found += [{"__name__": f"DCGM_FI_DEV_FB_{name}", **gpu} for name in ("USED", "FREE")]
+    return found
+
+
+def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] = lambda _query: None) -> Hostile:
+    """A server that has these series, with a sample a minute; what `fails` gives for a query comes instead."""
+
+    def listed(peer: Peer) -> None:
+        reply_json({"status": "success", "data": series})(peer)
+
+    def queried(peer: Peer) -> None:
+        form = parse_qs(peer.request_body.decode())
+        query, end = form["query"][0], float(form["time"][0])
+        failure = fails(query)
+        if failure is not None:
+            failure(peer)
+            return
+        once = query.startswith("last_over_time")
+        values = [[end, "1"]] if once else [[end - 60.0 * number, "0"] for number in reversed(range(5))]
+        asked = [one for one in series if one["__name__"] in query]
+        wanted = [one for one in asked if "UUID" in query or one.get("pod", "no pod") in query]
+        result = [{"metric": one, "values": values} for one in wanted]
+        reply_json({"status": "success", "data": {"resultType": "matrix", "result": result}})(peer)
+
+    return Hostile({"/api/v1/series": listed, "/api/v1/query": queried})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(["--match", "up"], "--match 'up' is no selector: give it as", id="a metric"),
+        pytest.param(["--match", '{a="b"} or {c="d"}'], "is no selector", id="an expression"),
+        pytest.param(["--match", '{a="b"}[5m]'], "is no selector", id="a range"),
+        pytest.param(["--window", "yesterday"], "--window 'yesterday' is no duration", id="no duration"),
+        pytest.param(["--window", "10s"], "the window has to be a minute or more", id="a short window"),
+        pytest.param(["--window", "5000d"], "the window is longer than 31 days", id="a long window"),
+        pytest.param(["--start", "soon"], "--start 'soon' is no time", id="no time"),
+        pytest.param(["--start", "nan"], "--start 'nan' is no time", id="no number"),
+        pytest.param(["--start", "2026-11-21T00:00:00Z"], "to end after it starts", id="starts after its end"),
+        pytest.param(["--header", "X-Scope-OrgID"], "'X-Scope-OrgID' is no header: give it as NAME:VALUE", id="header"),
+        pytest.param(["--header", "A:b\nC:d"], "'A' is no header", id="two headers in one"),
+        pytest.param(["--token", "a", "--user", "b"], "give either --user or --token-file", id="two credentials"),
+        pytest.param(["--password", "a"], "a password needs --user", id="a password alone"),
+        pytest.param(["--key-file", "a"], "--key-file needs --cert-file", id="a key alone"),
+        pytest.param(["--token", "a\nb"], "has characters that no server takes", id="a token of two lines"),
+        pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere: No such file or directory", id="no file"),
+        pytest.param(["--cert-file", "/nowhere"], "cannot use /nowhere as --cert-file", id="no certificate"),
+        pytest.param(["trace.jsonl"], "give either a trace or --prometheus", id="two sources"),
+        pytest.param(["--timeout", "0"], "Invalid value for '--timeout'", id="no time at all"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_told(diagnose: Diagnose, options: list[str], message: str) -> None:
+    """Before anything is asked for."""
+    # THEN
+    with refused_port() as port:
+        assert message in refusal(diagnose("--prometheus", f"http://127.0.0.1:{port}", *options))
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://a:b@", "http://[::1", "http://x:99999"])
+def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
+    """Its password, if there is one, is not repeated."""
+    # THEN
+    said = refusal(diagnose("--prometheus", url))
+    assert "is not the address of a Prometheus" in said
+    assert "a:b" not in said
+
+
+def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
+    """Its address without the credentials in it."""
+    # THEN
+    with refused_port() as port:
+        said = refusal(diagnose("--prometheus", f"http://me:hush@127.0.0.1:{port}/graph"))
+    assert said.startswith(f"http://127.0.0.1:{port}: cannot connect")
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param(
+            reply("<html></html>", content_type="text/html"), "is this the address of a Prometheus", id="HTML"
+        ),
+        pytest.param(reply("", status=401), "401 on /api/v1/series: give --token-file, or --user", id="401"),
+        pytest.param(reply("", status=500), "500 on /api/v1/series", id="500"),
+        pytest.param(reply_json({"status": "success", "data": []}), "has no metrics of vLLM, DCGM", id="nothing"),
+        pytest.param(
+            reply_json({"status": "success", "data": [{"__name__": "node_load1"}]}),
+            "has no metrics of vLLM",
+            id="others",
+        ),
+    ],
+)
+def test_a_server_without_a_list_is_told(diagnose: Diagnose, answer: Answer, message: str) -> None:
+    """Nobody is known: nothing can be said."""
+    # THEN
+    with Hostile({"/api/v1/series": answer}) as server:
+        assert message in refusal(diagnose("--prometheus", server.url))
+
+
+def test_a_server_that_answers_no_query_is_told(diagnose: Diagnose) -> None:
+    """It lists series, and then nothing can be read."""
+    # THEN
+    with serving(pods(1), lambda _query: reply_json({"status": "error", "error": "disk gone"}, status=500)) as server:
+        said = refusal(diagnose("--prometheus", server.url))
+    assert f"{server.url}: no samples could be read: 2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be" in said
+    assert said.endswith("disk gone")
+
+
+def whole(said: Judged) -> dict[str, Any]:
+    """The document."""
+    decoded: dict[str, Any] = json.loads(said.stdout)
+    return decoded
+
+
+def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
+    """The engines were read, the GPUs were not: a gap, and no ok."""
+    # GIVEN a server that has lost DCGM's samples
+    lost = reply_json({"status": "error", "error": "block is corrupted"}, status=500)
+
+    # WHEN
+    with serving(pods(1), lambda query: lost if "DCGM" in query else None) as server:
+        said = diagnose("--prometheus", server.url, "--output", "json")
+
+    # THEN
+    replica = whole(said)["replicas"][0]
+    assert (3, "unknown") == (said.code, replica["worst"])
+    assert "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be read: block is corrupted" in [
+        gap["reason"] for gap in replica["gaps"]
+    ]
+    assert "ok" == next(one["status"] for one in replica["findings"] if one["id"] == "leak.kv_blocks")
+
+
+def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
+    """Thanos answers with what some of its stores have: what the others had is not known."""
+    # GIVEN
+    partly = reply_json(
+        {"status": "success", "data": {"resultType": "matrix", "result": []}, "warnings": ["store eu-1 is gone"]}
+    )
+
+    # WHEN
+    with serving(pods(1), lambda query: partly if "DCGM" in query else None) as server:
+        replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
+
+    # THEN
+    assert "unknown" == replica["worst"]
+    assert "the server warns: store eu-1 is gone" in [gap["reason"] for gap in replica["gaps"]]
+
+
+def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
+    diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read stays; the others are listed as unknown."""
+    # GIVEN a server that answers for the first two replicas
+    monkeypatch.setattr(fleet_history, "REPLICAS_AT_ONCE", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    dead = reply("", status=500)
+
+    # WHEN
+    with serving(pods(9), lambda query: dead if "vllm-00" not in query and "vllm-01" not in query else None) as server:
+        document = whole(diagnose("--prometheus", server.url, "--output", "json"))
+        queries = server.requests.count("/api/v1/query")
+
+    # THEN
+    assert {"fault": 0, "suspect": 0, "unknown": 7, "ok": 2} == document["fleet"]["by_worst"]
+    assert [0, 0, 0, 0, 0, 0, 0, 5, 5] == sorted(one["window"]["samples"] for one in document["replicas"])
+    assert queries < 20
+
+
+def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> None:
+    """A token from a file, its line end left out, and the header that Mimir tells tenants apart by."""
+    # GIVEN
+    heads: list[bytes] = []
+    (tmp_path / "token").write_text("sesame\n")
+
+    def listed(peer: Peer) -> None:
+        heads.append(peer.request_head)
+        reply_json({"status": "success", "data": []})(peer)
+
+    # WHEN
+    with Hostile({"/prometheus/api/v1/series": listed}) as server:
+        refusal(
+            diagnose(
+                *("--prometheus", f"{server.url}/prometheus/", "--token-file", str(tmp_path / "token")),
+                *("--header", "X-Scope-OrgID: team-a"),
+            )
+        )
+
+    # THEN
+    told = heads[0].decode().lower().split("\r\n")
+    assert {"authorization: bearer sesame", "x-scope-orgid: team-a"} <= set(told)
+
+
+def test_the_end_is_now_unless_told_otherwise(diagnose: Diagnose) -> None:
+    """Samples end at the window's end, which is the one that was given."""
+    # WHEN
+    with serving(pods(1)) as server:
+        replica = whole(diagnose("--prometheus", server.url, "--output", "json", "--start", "2026-11-19T12:00:00Z"))
+
+    # THEN
+    assert (END_SECONDS - 43_200.0, END_SECONDS) == (replica["source"]["start"], replica["source"]["end"])

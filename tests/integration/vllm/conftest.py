@@ -1,0 +1,188 @@
+"""Real vLLM servers for the tests beside this file.
+
+A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
+group, which one worker takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.require import require
+from tests.integration.vllm import capacities_run, engine_env, gauges
+from tests.integration.vllm.capacities_run import EngineTold
+from tests.integration.vllm.cli import Result, kvdiag
+from tests.integration.vllm.engine import Engine
+from tests.integration.vllm.meddling import Meddling
+from tests.integration.vllm.meddling import environment as meddling_env
+from tests.integration.vllm.side_by_side import completion
+
+API_KEY = "the-key-of-the-guarded-server"
+PLUGINS = Path(__file__).with_name("plugins")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmHome:
+    """Where the engine's environment, the models and the logs of this session are."""
+
+    env: Path
+    models: Path
+    logs: Path
+
+    def engine(
+        self,
+        name: str,
+        *args: str,
+        model: str = "llama",
+        env: Mapping[str, str] | None = None,
+        max_model_len_tokens: int = 20_000,
+    ) -> Engine:
+        """A server, not started; its log is called after `name`."""
+        return Engine(
+            self.env,
+            self.models / model,
+            self.logs / f"{name}.log",
+            args=args,
+            env=env,
+            max_model_len_tokens=max_model_len_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A server for one undisturbed run."""
+
+    model: str = "llama"
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRun:
+    """One undisturbed run, and what the server itself said after it."""
+
+    result: Result
+    block_tokens: int
+    held_blocks_after: int
+
+
+LEAKED_BLOCKS_PER_REQUEST = 2
+
+SUBJECTS: Mapping[str, Subject] = {
+    "leak": Subject(
+        args=("--block-size", "32", "--no-enable-prefix-caching"),
+        env={
+            "PYTHONPATH": str(PLUGINS),
+            "VLLM_PLUGINS": "leak_blocks",
+            "KVDIAG_TEST_LEAKED_BLOCKS": str(LEAKED_BLOCKS_PER_REQUEST),
+        },
+    ),
+    "sliding_window": Subject(model="mistral-sliding"),
+    "hybrid": Subject(model="gemma3", args=("--no-enable-prefix-caching",)),
+    # Without AMX, vLLM's latent attention on a CPU is a reference of quadratic cost: 16K tokens take over a minute.
+    "mla": Subject(model="mla", args=("--max-model-len", "4096")),
+    "fp8": Subject(args=("--kv-cache-dtype", "fp8", "--block-size", "64", "--no-enable-prefix-caching")),
+    "data_parallel": Subject(args=("--data-parallel-size", "2")),
+}
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests by the server, or the run, that they share."""
+    for item in items:
+        if HERE in item.path.parents and isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.xdist_group(_shared(item)))
+
+
+def _shared(item: pytest.Function) -> str:
+    subject = item.get_closest_marker("subject")
+    if subject is not None:
+        return f"vllm-{subject.args[0]}"
+    shared = [name for name in ("meddling", "guarded_server", "engine_told", "server") if name in item.fixturenames]
+    return f"vllm-{shared[0] if shared else item.name}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make this folder's own mark known."""
+    config.addinivalue_line("markers", "subject(name): awaits the run of this subject of conftest.py")
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
+    """What a server needs, built once; where it cannot be had, the tests are skipped with the reason."""
+    try:
+        env = engine_env.vllm_env()
+        models = engine_env.models(env)
+    except engine_env.EngineEnvError as error:
+        require(False, f"vLLM's CPU build ({error})")
+        raise
+    return VllmHome(env=env, models=models, logs=tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="session")
+def server(vllm: VllmHome) -> Iterator[Engine]:
+    """As vLLM comes: blocks of 128 tokens, prefix caching on. Left idle by every test that uses it."""
+    with vllm.engine("default") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
+    """A server that wants a key and admits no more than 2,048 tokens a request."""
+    with vllm.engine("guarded", "--api-key", API_KEY, max_model_len_tokens=2048) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def meddling(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
+    """A server of two workers that has the agent on its path, and what meddles with both.
+
+    Its agents publish in haste. Left as it was by every test but that which kills it.
+    """
+    work = tmp_path_factory.mktemp("agents")
+    installed = kvdiag("agent", "install", str(work))
+    env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
+    with vllm.engine("agents", "--tensor-parallel-size", "2", env=meddling_env(env, work / "meddle")) as engine:
+        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]))
+        meddling.tell("hasten_agent")
+        # The first request to a server takes it seconds.
+        completion(engine)
+        yield meddling
+
+
+@pytest.fixture(scope="session")
+def subject_runs(vllm: VllmHome) -> dict[str, SubjectRun]:
+    """The runs that were made so far, by their subject's name."""
+    return {}
+
+
+@pytest.fixture
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome, subject_runs: dict[str, SubjectRun]) -> SubjectRun:
+    """The run of the subject that the test's mark names, made once."""
+    name = request.node.get_closest_marker("subject").args[0]
+    if name not in subject_runs:
+        subject_runs[name] = _run_subject(vllm, name, SUBJECTS[name])
+    return subject_runs[name]
+
+
+@pytest.fixture(scope="session")
+def engine_told(vllm: VllmHome) -> EngineTold:
+    """What the engine says of an architecture."""
+    told = capacities_run.capacities(vllm.env)
+    return lambda config: told[config.name]
+
+
+def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:
+    with vllm.engine(name, *subject.args, model=subject.model, env=subject.env) as server:
+        result = kvdiag("run", "--url", server.url, "--output", "json")
+        return SubjectRun(
+            result=result,
+            block_tokens=gauges.block_tokens(server.url),
+            held_blocks_after=gauges.held_blocks(server.url),
+        )

@@ -1,0 +1,98 @@
+"""The test's end of plugins/meddle.py: words for every process of a server, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.integration.vllm.engine import Engine
+
+PLUGINS = Path(__file__).with_name("plugins")
+LIMIT_SECONDS = 60.0
+
+
+def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """What a server needs to have both the agent and the plugin, of the agent's environment."""
+    folder.mkdir()
+    return {
+        **agent,
+        "PYTHONPATH": f"{agent['PYTHONPATH']}:{PLUGINS}",
+        "VLLM_PLUGINS": "kvdiag_agent,meddle",
+        "KVDIAG_TEST_MEDDLE": str(folder),
+    }
+
+
+class Published(NamedTuple):
+    """One publication: when it was made, by the clock that all processes share, and the processor time it took."""
+
+    began_nanoseconds: int
+    ended_nanoseconds: int
+    busy_nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one process has noted: when each step of the model began, in a worker, and its agent's publications."""
+
+    begun: tuple[int, ...]
+    publications: tuple[Published, ...]
+
+
+@dataclass
+class Meddling:
+    """Gives one word after another to a server whose agents publish in a folder."""
+
+    server: Engine
+    folder: Path
+    published: Path
+    _number: int = field(default=0, init=False)
+
+    def tell(self, word: str) -> None:
+        """Have every process do it, and wait until all have."""
+        self._number += 1
+        draft = self.folder / "word.new"
+        draft.write_text(f"{self._number} {word}")
+        draft.replace(self.folder / "word")
+        wait_for(lambda: all(answer["done"] == self._number for answer in self.answers().values()))
+
+    def tried(self) -> dict[int, int]:
+        """How often each process's agent has tried to publish."""
+        return {pid: answer["tried"] for pid, answer in self.answers().items()}
+
+    def wait_for_tries(self, more: int) -> None:
+        """Wait until each process's agent has tried so many times more."""
+        before = self.tried()
+        wait_for(lambda: all(count >= before[pid] + more for pid, count in self.tried().items()))
+
+    def counted(self) -> list[Counted]:
+        """What each process has noted since it was told to count steps."""
+        self.tell("tell_steps")
+        told = [json.loads((self.folder / f"steps-{pid}.json").read_text()) for pid in self.answers()]
+        return [
+            Counted(begun=tuple(one["begun"]), publications=tuple(Published(*each) for each in one["publications"]))
+            for one in told
+        ]
+
+    def answers(self) -> dict[int, dict[str, Any]]:
+        """The newest answer of each living process."""
+        living = self.server.pids()
+        found = {pid: self.folder / f"answer-{pid}.json" for pid in living}
+        return {pid: json.loads(path.read_text()) for pid, path in found.items() if path.exists()}
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    """Poll until `reached`.
+
+    Raises:
+        TimeoutError: it is not.
+
+    """
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not reached():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not reached within {LIMIT_SECONDS} s")
+        time.sleep(0.05)

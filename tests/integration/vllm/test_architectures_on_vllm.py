@@ -1,0 +1,87 @@
+"""The cost model against vLLM 0.32's own engine, for models whose layers keep their tokens in different ways.
+
+Every `architectures/*.json` is the config of a model of some kind, as small as the CPU kernels take it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
+from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.residency import decode_blocks, prefill_peak_blocks
+from tests.integration.vllm.capacities_run import CONFIGS, EngineTold
+from tests.integration.vllm.cli import kvdiag
+
+pytestmark = pytest.mark.real_vllm
+
+CONTEXT_TOKENS = 20_000
+
+of_each_architecture = pytest.mark.parametrize("config", CONFIGS, ids=[config.stem for config in CONFIGS])
+
+
+def asked_blocks(architecture: Architecture, reported: dict[str, Any]) -> int | None:
+    """The block size to plan with; without AMX a CPU takes another for latent attention, as the plan's note says."""
+    return 16 if architecture.uses_mla and not reported["has_amx"] else None
+
+
+@of_each_architecture
+def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_told: EngineTold) -> None:
+    """Of a pool of so many bytes the model makes the very numbers that the engine reports."""
+    # GIVEN
+    reported = engine_told(config)
+    block = asked_blocks(parse_architecture(json.loads(config.read_text(encoding="utf-8"))), reported)
+
+    # WHEN
+    result = kvdiag(
+        "fit",
+        str(config),
+        *("--kv-pool-bytes", str(reported["pool_bytes"]), "--context", str(CONTEXT_TOKENS), "--platform", "cpu"),
+        *("--max-num-batched-tokens", str(reported["max_num_batched_tokens"]), "--output", "json"),
+        *(() if block is None else ("--block-size", str(block))),
+    )
+
+    # THEN
+    figures = ("num_blocks", "block_size", "capacity_tokens", "max_concurrency")
+    assert {name: reported[name] for name in figures} == {name: result.document[name] for name in figures}
+
+
+@of_each_architecture
+def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_told: EngineTold) -> None:
+    """After every step of a request its blocks are those predicted for its tokens, and at most those of its prefill."""
+    # GIVEN
+    reported = engine_told(config)
+    architecture = parse_architecture(json.loads(config.read_text(encoding="utf-8")))
+    deployment = Deployment(
+        platform=Platform.CPU,
+        max_num_batched_tokens=reported["max_num_batched_tokens"],
+        block_size_tokens=asked_blocks(architecture, reported),
+    )
+    layout, serving = deployed_layout(architecture, deployment), deployment.serving_terms(architecture)
+
+    for prompt_tokens, steps in reported["steps"].items():
+        decoding = [(tokens, held) for tokens, held in steps if tokens > int(prompt_tokens)]
+        filling = [held for tokens, held in steps if tokens <= int(prompt_tokens)]
+
+        # WHEN
+        predicted = [(tokens, decode_blocks(layout, resident_tokens=tokens, serving=serving)) for tokens, _ in decoding]
+
+        # THEN
+        assert len(decoding) > 10
+        assert decoding == predicted
+        assert max(filling) == prefill_peak_blocks(layout, prompt_tokens=int(prompt_tokens), serving=serving)
+
+
+def test_the_architectures_are_of_many_kinds() -> None:
+    """Heads of all groupings, windows of all mixtures, latent attention and two kinds of state."""
+    # GIVEN
+    parsed: list[Any] = [parse_architecture(json.loads(config.read_text(encoding="utf-8"))) for config in CONFIGS]
+
+    # THEN
+    assert len(CONFIGS) == len({one.model_type for one in parsed})
+    assert {"full", "sliding", "mla", "gated_delta_net", "short_conv"} <= {kind for one in parsed for kind in one.kinds}

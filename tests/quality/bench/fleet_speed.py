@@ -1,0 +1,152 @@
+"""How long `kvdiag diagnose --prometheus` takes for a fleet, and how much memory, on a real Prometheus.
+
+By hand: `python -m tests.quality.bench.fleet_speed [REPLICAS [HOURS [SECONDS]]]`; 1,000 replicas, a day, every 30
+seconds
+unless told otherwise. The history is made once (minutes) and kept in the cache. Exit 1: over budget, 3: no Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.builders.series import seeded
+from tests.fixtures.once import cache, made_once
+from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
+
+END_SECONDS = 1_795_132_800
+GROUP = 50
+"""Replicas whose history is written at once: promtool keeps a whole block in memory."""
+
+LEAKING_EVERY = 100
+LEAK_MIB_PER_HOUR = 200.0
+TOTAL_MIB, RESERVED_MIB, USED_MIB = 81_559, 560, 74_000
+
+BUDGET_SECONDS, BUDGET_BYTES = 120.0, 2**30
+POLL_SECONDS = 0.2
+
+CONFIG = (
+    'vllm:cache_config_info{%s,engine="0",block_size="16",num_gpu_blocks="27001",cache_dtype="auto",'
+    'gpu_memory_utilization="0.92",enable_prefix_caching="True",kv_cache_size_tokens="432000",'
+    'kv_cache_max_concurrency="13.18359375"} 1 %d'
+)
+
+
+def _lines(replica: int, hours: float, step: int) -> Iterator[str]:
+    """A replica's page and its GPU's, every `step` seconds: bursts of load on an idle server."""
+    draw = seeded(f"replica {replica}")
+    target = f'namespace="prod",pod="vllm-{replica:04d}",instance="10.{replica >> 8}.{replica & 255}.7:8000",job="vllm"'
+    engine = f'{target},engine="0",model_name="llama"'
+    node = replica // 8
+    gpu = (
+        f'namespace="gpu",pod="dcgm-{node}",instance="node-{node}:9400",job="dcgm",Hostname="node-{node}",'
+        f'gpu="{replica % 8}",UUID="GPU-{replica:04d}",modelName="NVIDIA H100",exported_namespace="prod",'
+        f'exported_pod="vllm-{replica:04d}"'
+    )
+    prompt = generated = 0
+    running = 0
+    for second in range(END_SECONDS - int(hours * 3600), END_SECONDS + 1, step):
+        at = second + replica % step * 0.9
+        if draw.random() < 0.2:
+            running = draw.choice((0, 0, 4, 9, 16))
+        usage = running * 0.0123
+        prompt += running * 2000
+        generated += running * 600
+        grown = LEAK_MIB_PER_HOUR * (second - END_SECONDS + hours * 3600) / 3600 if replica % LEAKING_EVERY == 0 else 0
+        used = min(USED_MIB + int(grown / 2) * 2, TOTAL_MIB - RESERVED_MIB)
+        yield f"vllm:kv_cache_usage_perc{{{engine}}} {usage:.4f} {at}"
+        yield f"vllm:num_requests_running{{{engine}}} {running} {at}"
+        yield f"vllm:num_requests_waiting{{{engine}}} 0 {at}"
+        yield f"vllm:num_preemptions_total{{{engine}}} 0 {at}"
+        yield f"vllm:prompt_tokens_total{{{engine}}} {prompt} {at}"
+        yield f"vllm:generation_tokens_total{{{engine}}} {generated} {at}"
+        yield f"vllm:prefix_cache_queries_total{{{engine}}} {prompt} {at}"
+        yield f"vllm:prefix_cache_hits_total{{{engine}}} {prompt // 3} {at}"
+        yield CONFIG % (target, at)
+        yield f"process_resident_memory_bytes{{{target}}} {3_000_000_000 + second % 977 * 4096} {at}"
+        yield f"process_start_time_seconds{{{target}}} {END_SECONDS - 400_000} {at}"
+        yield f"up{{{target}}} 1 {at}"
+        yield f"DCGM_FI_DEV_FB_USED{{{gpu}}} {used} {at}"
+        yield f"DCGM_FI_DEV_FB_FREE{{{gpu}}} {TOTAL_MIB - RESERVED_MIB - used} {at}"
+        yield f"DCGM_FI_DEV_FB_RESERVED{{{gpu}}} {RESERVED_MIB} {at}"
+
+
+def _write(folder: Path, replicas: int, hours: float, step: int) -> None:
+    folder.mkdir()
+    for first in range(0, replicas, GROUP):
+        some = range(first, min(first + GROUP, replicas))
+        write_history((line for replica in some for line in _lines(replica, hours, step)), folder / "data")
+        sys.stderr.write(f"history of {some.stop} of {replicas} replicas written\n")
+
+
+def _measured(url: str, hours: float) -> tuple[float, int, float, dict[str, int]]:
+    """Seconds, peak resident bytes of all its processes together, their processor seconds, and what came out."""
+    command = [sys.executable, "-m", "kvdiag", "diagnose", "--prometheus", url, "--output", "json"]
+    command += ["--end", str(END_SECONDS), "--window", f"{round(hours * 60)}m"]
+    began = time.monotonic()
+    peak = 0
+    spent: dict[int, float] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        watched = psutil.Process(process.pid)
+        pipe = _Collected(process)
+        while process.poll() is None:
+            try:
+                family = [watched, *watched.children(recursive=True)]
+                peak = max(peak, sum(one.memory_info().rss for one in family))
+                spent |= {one.pid: sum(one.cpu_times()[:2]) for one in family}
+            except psutil.Error:
+                pass  # one of them has just ended
+            time.sleep(POLL_SECONDS)
+        seconds = time.monotonic() - began
+    by_worst: dict[str, int] = json.loads(pipe.text())["fleet"]["by_worst"]
+    return seconds, peak, sum(spent.values()), by_worst
+
+
+class _Collected:
+    """What a process prints, read beside it, so that a full pipe does not stop it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._parts: list[bytes] = []
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._parts.append(process.stdout.read())
+
+    def text(self) -> bytes:
+        self._thread.join()
+        return b"".join(self._parts)
+
+
+def main() -> int:
+    """Measure, and print beside the budget."""
+    told = [float(argument) for argument in sys.argv[1:]]
+    replicas, hours, step = (int(told[0]) if told else 1000), (told[1:2] or [24.0])[0], int((told[2:3] or [30.0])[0])
+    try:
+        programs()
+    except PrometheusEnvError as error:
+        sys.stderr.write(f"fleet_speed: not run: no Prometheus here ({error})\n")
+        return 3
+    folder = made_once(
+        cache() / f"fleet-{replicas}-{hours:g}h-{step}s", lambda target: _write(target, replicas, hours, step)
+    )
+    with serving(folder / "data") as url:
+        seconds, peak, spent, by_worst = _measured(url, hours)
+    sys.stdout.write(
+        f"{replicas} replicas, {hours:g} h, every {step} s: {by_worst}\n"
+        f"  {seconds:.1f} s (budget {BUDGET_SECONDS:g}), {spent:.1f} s of processors, {peak / 2**20:.0f} MiB at most\n"
+    )
+    whole = (replicas, hours, step) == (1000, 24.0, 30)
+    return int(whole and (seconds > BUDGET_SECONDS or peak > BUDGET_BYTES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Incidents in which host memory grew without end."""
+
+from __future__ import annotations
+
+from tests.quality.corpus.incident import CORE, SERVER, WORKER, Incident, Shape, lone, server
+from tests.quality.corpus.recording import HostMemory, Recording, serving
+from tests.quality.corpus.tape import GIB, MIB, Tape, capped, running_total, scaled, total
+
+LLAMA = "llama-server"
+
+
+def _ucx(tape: Tape) -> Recording:
+    demand = tape.traffic(0.6)
+    mean = sum(demand) / len(demand)
+    per_tick = 400.0 * MIB * tape.tick_seconds / 60.0
+    grown = running_total(scaled(demand, per_tick / mean))
+    return server(tape, demand=demand, host_grown={CORE: grown}, host_limit_bytes=128 * GIB)
+
+
+def _nccl(tape: Tape) -> Recording:
+    grown = total(tape.line(640.0 * 160.0 * 3600.0), tape.noise(8.0 * MIB, 4.0))
+    return lone(tape, name="python", host=scaled(grown, 1.0, 6.0 * GIB), gpu=tape.flat(18.0 * GIB), total_gib=24.0)
+
+
+def _tgi(tape: Tape) -> Recording:
+    demand = tape.traffic(0.6)
+    grown = running_total(scaled(demand, 3.8 * GIB * tape.tick_seconds / 3600.0 / 0.6))
+    host = total(scaled(grown, 1.0, 14.0 * GIB), tape.noise(60.0 * MIB, 3.0), scaled(demand, 400.0 * MIB))
+    return lone(
+        tape,
+        name="text-generation-server",
+        host=capped(host, 63.5 * GIB),
+        gpu=tape.flat(45.6 * GIB),
+        total_gib=48.0,
+        host_limit_gib=64.0,
+    )
+
+
+def _per_request(tape: Tape, *, kib: float, per_hour: float, shape: Shape, pid: int) -> Recording:
+    """A leak of so many KiB with each request, under traffic."""
+    demand = tape.traffic(0.6, swing=0.2)
+    done = running_total(tape.events(scaled(demand, per_hour / 0.6)))
+    pages = serving(tape, demand, shape.pool, requests_per_hour=per_hour)
+    return server(tape, shape, demand=demand, pages=pages, host_grown={pid: scaled(done, kib * 1024.0)})
+
+
+def _n_gt_1(tape: Tape) -> Recording:
+    return _per_request(tape, kib=48.0, per_hour=14_400.0, shape=Shape(version="0.7.2"), pid=SERVER)
+
+
+def _embed(tape: Tape) -> Recording:
+    shape = Shape(engine_name="sglang", asked=None, version="0.4.6", host_limit_bytes=64 * GIB)
+    return _per_request(tape, kib=130.0, per_hour=36_000.0, shape=shape, pid=CORE)
+
+
+def _pipeline(tape: Tape) -> Recording:
+    shape = Shape(gpus=2, total_bytes=24 * GIB, weights_bytes=12 * GIB, version="0.21.1.dev")
+    demand = tape.pauses(tape.flat(0.2), every=1.0, lasting=0.25)
+    requests = tape.events([40.0 if value else 0.0 for value in demand])
+    per_request = [count * tape.random.uniform(23.0, 40.0) * MIB for count in requests]
+    pages = serving(tape, demand, shape.pool, most_running=5, requests_per_hour=200.0)
+    return server(tape, shape, demand=demand, pages=pages, host_grown={WORKER: running_total(per_request)})
+
+
+def _graph_nccl(tape: Tape) -> Recording:
+    shape = Shape(gpus=8, weights_bytes=11 * GIB, version="0.2.7", host_limit_bytes=512 * GIB)
+    demand = tape.traffic(0.9, swing=0.0, bursts=0.05)
+    grown = {WORKER + rank: total(tape.line(6.8 * GIB), tape.noise(30.0 * MIB, 5.0)) for rank in range(8)}
+    pages = serving(tape, demand, shape.pool, most_running=192, request_tokens=900, requests_per_hour=2_500.0)
+    return server(tape, shape, demand=demand, pages=pages, host_grown=grown)
+
+
+def _cache_ram(tape: Tape) -> Recording:
+    states = running_total(tape.events(45_000.0 / 354.0), by=354.0 * MIB)
+    host = total(scaled(states, 1.0, 3.0 * GIB), tape.noise(20.0 * MIB, 4.0))
+    return lone(tape, name=LLAMA, host=host, gpu=tape.flat(88.0 * GIB), total_gib=96.0, host_limit_gib=768.0)
+
+
+def _one_token(tape: Tape) -> Recording:
+    demand = tape.flat(0.5)
+    done = running_total(tape.events(180_000.0))
+    shape = Shape(version="0.6.6")
+    pages = serving(tape, demand, shape.pool, request_tokens=400, requests_per_hour=360_000.0)
+    return server(tape, shape, demand=demand, pages=pages, host_grown={CORE: scaled(done, 4_000.0)})
+
+
+def _block_ids(tape: Tape) -> Recording:
+    shape = Shape(weights_bytes=2 * GIB, version="0.22.0")
+    demand = tape.flat(0.25)
+    pages = serving(tape, demand, shape.pool, request_tokens=300, requests_per_hour=2_000_000.0)
+    done = running_total(tape.events(500_000.0))
+    grown = scaled(done, 570.0 * 1.024 * MIB / 6_000_000.0)
+    recording = server(tape, shape, demand=demand, pages=pages)
+    host = tuple(
+        one if one.pid != CORE else HostMemory(pid=CORE, name=one.name, anonymous=_from_six(tape, grown))
+        for one in recording.host
+    )
+    return Recording(tape=tape, pages=recording.pages, gpus=recording.gpus, host=host, facts=recording.facts)
+
+
+def _from_six(tape: Tape, grown: list[float]) -> list[float]:
+    return total(scaled(grown, 1.0, 6.0 * GIB), tape.noise(6.0 * MIB, 4.0))
+
+
+def _schemas(tape: Tape) -> Recording:
+    jumps = [tape.random.uniform(0.9, 1.5) * GIB * count for count in tape.events(20.0)]
+    return server(tape, host_grown={CORE: capped(running_total(jumps), 118.0 * GIB)}, host_limit_bytes=128 * GIB)
+
+
+HOST_LEAKS = (
+    Incident(
+        id="host-ucx-nixl",
+        reported="host RSS of the decode side +400 MB/min, linear under production-like traffic; OOM after hours",
+        assumed="400 MiB/min on average, in proportion to the traffic, in the engine core; 128 GiB for the pod",
+        record=_ucx,
+        hours=4.0,
+    ),
+    Incident(
+        id="host-nccl-ws1",
+        reported="160 bytes of RSS with every all_reduce, world size 1",
+        assumed="640 calls a second (64 reductions a step, 10 steps a second); no metrics page; device flat",
+        record=_nccl,
+        hours=8.0,
+    ),
+    Incident(
+        id="host-tgi-974",
+        reported="pod RAM rises over hours of continuous requests to the pod's limit; the GPU stays at 0.95",
+        assumed="3.8 GiB/h in proportion to traffic, 60 MiB of noise, limit 64 GiB; no vLLM page",
+        record=_tgi,
+        hours=10.0,
+    ),
+    Incident(
+        id="host-n-gt-1",
+        reported="host memory rises with each request of n > 1, never released, until the server dies",
+        assumed="48 KiB a request, 4 requests a second (690 MB/h), in the API server",
+        record=_n_gt_1,
+        hours=10.0,
+    ),
+    Incident(
+        id="host-sglang-embed",
+        reported="the scheduler's RSS grows with each request to about 60 GB, then it is killed",
+        assumed="130 KiB a request, 10 requests a second (4.6 GB/h), the last 10 hours",
+        record=_embed,
+        hours=10.0,
+    ),
+    Incident(
+        id="host-llm-scaler-pp",
+        reported="23 to 40 MB a request on pipeline rank 0, kept with 0 running, 0 waiting, KV 0 %",
+        assumed="40 requests an hour, an idle quarter of each hour",
+        record=_pipeline,
+        hours=8.0,
+    ),
+    Incident(
+        id="host-cudagraph-nccl",
+        reported="TP8, 192 concurrent requests: host memory 14.5 % to 21 % in 20,000 calls, OOM about every 8 h",
+        assumed="a host of 512 GiB: 6.8 GiB/h in each of eight workers, the first seven hours",
+        record=_graph_nccl,
+        hours=7.0,
+    ),
+    Incident(
+        id="host-ik-cacheram",
+        reported="prompt cache 222 GB in 5 h under a limit of 8192 MiB; killed at 750 GB; slot KV 354 MiB",
+        assumed="states of 354 MiB arrive at random, 45,000 MiB/h on average; a host of 768 GiB",
+        record=_cache_ram,
+        hours=5.0,
+    ),
+    Incident(
+        id="host-max-tokens-1",
+        reported="host memory grows without bound with max_tokens=1 in a loop",
+        assumed="4,000 bytes a request, 50 requests a second (720 MB/h)",
+        record=_one_token,
+        hours=8.0,
+    ),
+    Incident(
+        id="host-new-block-ids",
+        reported="6.0 to 6.57 GiB in 12 h at constant load, no plateau; about 90 bytes a request",
+        assumed="the reported 49 MiB/h for 14 h; 6 MiB of noise; 500,000 requests an hour",
+        record=_block_ids,
+        hours=14.0,
+    ),
+    Incident(
+        id="host-outlines-fsm",
+        reported="to 128 GB in about 100 structured calls",
+        assumed="20 such calls an hour among others, 0.9 to 1.5 GiB each, kept",
+        record=_schemas,
+        hours=5.0,
+    ),
+)

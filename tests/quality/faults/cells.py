@@ -1,0 +1,155 @@
+"""What may happen to each source of the daemon, and what it promises then: the fault matrix.
+
+A source that is lost is named as a gap, counts as down, shows nothing as if it were there, holds up no other, and is
+there again by itself when it is mended. A Prometheus is no source of the daemon:
+tests/integration/prometheus/test_bad_server.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.quality.faults.stage import Stage
+
+SHOWN: Mapping[str, str | None] = {
+    "engine": "kvdiag_kv_usage_ratio",
+    "nvml": "kvdiag_gpu_memory_used_bytes",
+    "torch_allocator": "kvdiag_torch_allocated_bytes",
+    "host": "kvdiag_host_resident_bytes",
+    "recorder": None,
+}
+"""A figure of each source: the recorder writes alone."""
+
+COLUMNS = (("nvml",), ("engine", "host"), ("torch_allocator",), ("recorder",))
+"""What is played side by side; the server's page and its processes go and come together."""
+
+NO_SUCH_THING: Mapping[tuple[str, str], str] = {
+    (
+        "torch_allocator",
+        "slow",
+    ): "a file is there or not; a folder that answers late is tests/unit/sources/test_patience.py",
+    ("host", "slow"): "/proc is the kernel's own memory",
+    ("host", "hanging"): "no process can be made to hang in a driver; tests/unit/feeds/test_live.py",
+    ("host", "garbage"): "as slow; names of processes are any bytes in tests/unit/sources/test_host.py",
+    ("recorder", "slow"): "a thread of its own writes; tests/unit/feeds/test_recorder.py",
+    ("recorder", "hanging"): "a disk cannot be made to hang without root; tests/unit/feeds/test_recorder.py",
+    (
+        "recorder",
+        "garbage",
+    ): "it is not read while it runs; tests/unit/feeds/test_recorder.py reads torn and broken folders",
+}
+LIMIT_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A source in a condition. `up` is its `kvdiag_source_up` then, `None` where it has none or either by turns.
+
+    `named` is in the reason of its gap.
+    """
+
+    source: str
+    condition: str
+    up: float | None
+    named: str = ""
+
+
+CELLS: tuple[Cell, ...] = (
+    Cell(source="nvml", condition="hanging", up=0.0, named="the driver has not answered for"),
+    Cell(source="nvml", condition="slow", up=1.0),
+    Cell(source="nvml", condition="garbage", up=1.0, named="its memory cannot be told"),
+    Cell(source="nvml", condition="flapping", up=None),
+    Cell(source="nvml", condition="absent", up=0.0, named="the NVIDIA kernel module is not loaded"),
+    Cell(source="engine", condition="slow", up=1.0),
+    Cell(source="engine", condition="garbage", up=0.0, named="malformed"),
+    Cell(source="engine", condition="flapping", up=None),
+    Cell(source="engine", condition="hanging", up=0.0, named="5 s"),
+    Cell(source="engine", condition="absent", up=0.0, named="connect"),
+    Cell(source="host", condition="absent", up=0.0, named="none of the server's processes lives any more"),
+    Cell(source="host", condition="flapping", up=None),
+    Cell(source="torch_allocator", condition="garbage", up=0.0, named="agent-"),
+    Cell(source="torch_allocator", condition="flapping", up=None),
+    Cell(source="torch_allocator", condition="absent", up=None, named="no folder of agents"),
+    Cell(source="torch_allocator", condition="hanging", up=0.0, named="its agent is stuck"),
+    Cell(source="recorder", condition="full", up=0.0, named=""),
+    Cell(source="recorder", condition="flapping", up=None),
+    Cell(source="recorder", condition="absent", up=0.0, named=""),
+)
+
+
+def play(stage: Stage, cell: Cell) -> str:
+    """Break one source, watch what the daemon makes of it, mend it, and watch again; what was not as promised."""
+    before = _ticks(stage)
+    errors_before = _errors(stage, cell.source)
+    stage.set(cell.source, cell.condition)
+    try:
+        if not _comes(lambda: _is_as_told(stage, cell, errors_before)):
+            return f"is not as promised: {_seen(stage, cell.source)}"
+        if not _comes(lambda: _all_go_on(stage, before, cell)):
+            return f"holds up others: {before} then {_ticks(stage)}"
+        if stage.serving.client.get("/-/healthy")[0] != 200 or stage.serving.process.poll() is not None:
+            return "ends the daemon"
+        if cell.source == "engine" and cell.up == 0.0 and not _comes(lambda: not stage.serving.says("ok")()):
+            return "is called healthy"
+    finally:
+        stage.set(cell.source, "well")
+    if not _comes(lambda: is_well(stage, cell.source)):
+        return f"does not heal: {_seen(stage, cell.source)}"
+    return ""
+
+
+def is_well(stage: Stage, source: str) -> bool:
+    """Whether a source is up, shown and without a gap."""
+    return stage.serving.up().get((source,)) == 1.0 and _shown(stage, source) is not False and not _gaps(stage, source)
+
+
+def _is_as_told(stage: Stage, cell: Cell, errors_before: float) -> bool:
+    up = stage.serving.up().get((cell.source,))
+    if cell.condition == "flapping":
+        return _errors(stage, cell.source) > errors_before + 1
+    gone = cell.up != 1.0 or bool(cell.named)
+    return (
+        up == cell.up
+        and (_shown(stage, cell.source) is not gone or SHOWN[cell.source] is None)
+        and (cell.source == "recorder" or any(cell.named in reason for reason in _gaps(stage, cell.source)) is gone)
+    )
+
+
+def _all_go_on(stage: Stage, before: Mapping[str, float], cell: Cell) -> bool:
+    return all(count > before.get(source, 0.0) + 2 for source, count in _ticks(stage).items() if source != cell.source)
+
+
+def _ticks(stage: Stage) -> dict[str, float]:
+    """Of each source, the ticks that were not missed."""
+    due, missed = (stage.serving.series(f"kvdiag_ticks{name}_total") for name in ("", "_missed"))
+    return {source: count - missed.get((source,), 0.0) for (source,), count in due.items()}
+
+
+def _errors(stage: Stage, source: str) -> float:
+    return stage.serving.series("kvdiag_source_errors_total").get((source,), 0.0)
+
+
+def _shown(stage: Stage, source: str) -> bool | None:
+    name = SHOWN[source]
+    return None if name is None else bool(stage.serving.series(name))
+
+
+def _gaps(stage: Stage, source: str) -> list[str]:
+    gaps = stage.serving.get("/api/v1/ledger")["gaps"]
+    known = ("files are not visible here",)
+    return [gap["reason"] for gap in gaps if gap["source"] == source and not any(k in gap["reason"] for k in known)]
+
+
+def _seen(stage: Stage, source: str) -> str:
+    return f"up {stage.serving.up().get((source,))}, shown {_shown(stage, source)}, gaps {_gaps(stage, source)}"
+
+
+def _comes(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.15)
+    return True

@@ -1,0 +1,211 @@
+"""Everything that reads what others wrote, as functions of bytes: each reads them, or refuses them in the one way."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvdiag import comparison
+from kvdiag.commands import main
+from kvdiag.commands.options.durations import Duration
+from kvdiag.commands.options.sizes import Size
+from kvdiag.diagnosis.request_failures_text import parse_oom
+from kvdiag.engines.vllm.lengths import parse_lengths
+from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_pools, parse_version
+from kvdiag.engines.vllm.settings import parse_settings
+from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.postmortem_inputs import recognise
+from kvdiag.feeds.recording.folder_timeline import read_segments
+from kvdiag.feeds.recording.trace import read_trace
+from kvdiag.kv.calibration.profiles import parse_profiles
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.page_specs import parse_page_specs
+from kvdiag.kv.weights.module_names import parse_module_names
+from kvdiag.kv.weights.quantization import parse_weight_format
+from kvdiag.oom.log import read_failures
+from kvdiag.oom.message import ANCHORS, parse_shortage
+from kvdiag.server.request import BadRequestError, parse_request
+from kvdiag.server.web_config import read_web_config
+from kvdiag.sources import agent_publication, black_boxes, daemon_client, prometheus_api
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.model_files import read_model
+from kvdiag.sources.prometheus_text import parse_page
+
+Reader = Callable[[bytes], None]
+
+USAGE = 3
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _json(data: bytes) -> Any:
+    """What a JSON text holds; a ValueError, as all that call it have, for what is none."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError from error
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = _json(data)
+    if not isinstance(found, dict):
+        raise ValueError  # noqa: TRY004  what is no object never comes so far
+    return found
+
+
+def _page(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        page = parse_page(_text(data))
+        parse_engines(page)
+        parse_pools(page, "0.32.0")
+        parse_pools(page, None)
+        parse_lengths(page)
+        parse_caches(page)
+
+
+def _log(data: bytes) -> None:
+    text = _text(data)
+    parse_settings(text.splitlines())
+    with contextlib.suppress(KvdiagError):
+        parse_log(text)
+    read_failures(text)
+    parse_oom(text)
+    for kind in sorted({kind for kind, _ in ANCHORS}):
+        parse_shortage(kind, text)
+
+
+def _config(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_architecture(_object(data))
+
+
+def _specs(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_page_specs(_object(data))
+
+
+def _profiles(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_profiles(_json(data))
+
+
+def _baseline(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        comparison.parse(_json(data))
+
+
+def _publication(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        agent_publication.parse(data)
+
+
+def _box(data: bytes) -> None:
+    with contextlib.suppress(ValueError, KvdiagError):
+        black_boxes.parse(data)
+
+
+def _daemon(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        document = _object(data)
+        page = parse_page('kvdiag_build_info{version="1"} 1\n')
+        with contextlib.suppress(ValueError):
+            daemon_client.parse(page, document, None)
+        daemon_client.parse_diagnosis(document)
+
+
+def _request(data: bytes) -> None:
+    with contextlib.suppress(BadRequestError):
+        parse_request(data)
+
+
+def _history(data: bytes) -> None:
+    """The body of an answer of Prometheus."""
+    answer = prometheus_api._decoded(data, "x")  # noqa: SLF001  no other way in without a server
+    if answer is None:
+        return
+    with contextlib.suppress(Unreadable):
+        prometheus_api._add(answer, 0.0, 1e9, prometheus_api.History())  # noqa: SLF001
+    prometheus_api._warnings(answer)  # noqa: SLF001
+    str(prometheus_api._error(400, "/", answer))  # noqa: SLF001
+
+
+def _file(data: bytes, name: str, read: Callable[[Path], object]) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvdiag-fuzz-") as folder, contextlib.suppress(KvdiagError):
+        path = Path(folder) / name
+        path.write_bytes(data)
+        read(path)
+
+
+def _trace(data: bytes) -> None:
+    _file(data, "trace.jsonl", read_trace)
+
+
+def _segments(data: bytes) -> None:
+    _file(data, "kvdiag-00000001.jsonl.gz", lambda path: read_segments(path.parent))
+
+
+def _remains(data: bytes) -> None:
+    _file(data, "remains", recognise)
+
+
+def _web_config(data: bytes) -> None:
+    _file(data, "web.yml", lambda path: read_web_config(path).tls())
+
+
+def _settings_file(data: bytes) -> None:
+    def read(path: Path) -> None:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            code = main(["--config", str(path), "explain", "no.such.verdict"])
+        if code != USAGE:
+            raise AssertionError(code)
+
+    _file(data, "kvdiag.toml", read)
+
+
+def _model(data: bytes) -> None:
+    _file(data, "config.json", lambda path: read_model(str(path.parent), offline=True))
+
+
+def _options(data: bytes) -> None:
+    text = _text(data)
+    for option in (Size(4 * 2**20), Duration(60.0, 7200.0)):
+        with contextlib.suppress(click.BadParameter):
+            option.convert(text, None, None)
+    with contextlib.suppress(ValueError):
+        parse_module_names(text.splitlines(), field="it")
+    with contextlib.suppress(ValueError):
+        parse_weight_format(text)
+    parse_version(text)
+
+
+READERS: Mapping[str, Reader] = {
+    "baseline": _baseline,
+    "black_box": _box,
+    "config": _config,
+    "daemon": _daemon,
+    "history": _history,
+    "log": _log,
+    "model": _model,
+    "options": _options,
+    "page": _page,
+    "profiles": _profiles,
+    "publication": _publication,
+    "remains": _remains,
+    "request": _request,
+    "segments": _segments,
+    "settings_file": _settings_file,
+    "specs": _specs,
+    "trace": _trace,
+    "web_config": _web_config,
+}
+"""Each by the name of its folder in the corpus."""

@@ -1,0 +1,115 @@
+"""Logs: where they go, and that nobody who logs ends or waits because they cannot go there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from kvdiag.commands.logging_setup import configure, structlog
+from kvdiag.sim import SCENARIOS, Drill
+from tests.fixtures.hostile import eventually
+from tests.unit.sim.client import Client
+
+
+def full_disk() -> tuple[int, ...]:
+    """Writing fails at once."""
+    return (os.open("/dev/full", os.O_WRONLY),)
+
+
+def reader_gone() -> tuple[int, ...]:
+    """Writing fails, with a signal where that is not ignored."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return (writing,)
+
+
+def nobody_reads() -> tuple[int, ...]:
+    """Writing would wait for ever."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    return writing, reading
+
+
+@pytest.fixture(params=[full_disk, reader_gone, nobody_reads], ids=lambda made: made.__name__)
+def stderr(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A place that takes no lines."""
+    descriptors = request.param()
+    yield descriptors[0]
+    for each in descriptors:
+        os.close(each)
+
+
+def says_ok(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a daemon on a port of its own choice has come to a verdict."""
+    for one in psutil.Process(process.pid).net_connections("tcp4"):
+        if one.status == psutil.CONN_LISTEN:
+            return '"worst":"ok"' in Client(f"http://127.0.0.1:{one.laddr.port}").get("/api/v1/diagnosis")[1]
+    return False
+
+
+def test_a_daemon_outlives_its_log(stderr: int) -> None:
+    """Whatever becomes of stderr: it samples, judges and serves, and ends as it should."""
+    # GIVEN
+    with Drill(SCENARIOS["healthy"]) as drill:
+        arguments = ["serve", "--url", drill.url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1"]
+        command = [sys.executable, "-m", "kvdiag", *arguments]
+
+        # WHEN
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr) as process:
+            try:
+                # THEN
+                assert eventually(lambda: says_ok(process))
+                process.send_signal(signal.SIGTERM)
+                assert 0 == process.wait(30)
+            finally:
+                process.kill()
+
+
+def test_lines_go_to_the_stderr_of_that_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who puts another in its place reads what comes from then on; one that was closed costs lines."""
+    # GIVEN
+    configure(1)
+    log = structlog.get_logger()
+    log.info("one")
+
+    # WHEN
+    closed = io.StringIO()
+    closed.close()
+    with contextlib.redirect_stderr(closed):
+        log.info("two")
+    log.info("three")
+    configure(0)
+
+    # THEN
+    shown = capsys.readouterr().err
+    assert (True, False, True) == tuple(f'"event": "{word}"' in shown for word in ("one", "two", "three"))
+
+
+def test_a_traceback_is_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake of our own is to be reported with its log, which has to say where it was made."""
+    # GIVEN
+    configure(2)
+
+    # WHEN
+    try:
+        int("unforeseen")
+    except ValueError:
+        structlog.get_logger().debug("mistake", exc_info=True)
+    configure(0)
+
+    # THEN
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("with base 10: 'unforeseen'")

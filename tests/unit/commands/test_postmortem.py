@@ -1,0 +1,190 @@
+"""`kvdiag diagnose --postmortem` as a user runs it: verdicts, exit codes, and bad input in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from kvdiag.feeds.recording.trace import TraceWriter
+from tests.builders.runs import run
+from tests.builders.worlds import World
+from tests.builders.worlds import facts as facts_of
+from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.refusals import refusal
+
+ROOT = Path(__file__).parents[3]
+FAILURES = ROOT / "tests" / "fixtures" / "failures"
+SCHEMA = json.loads((ROOT / "kvdiag" / "outputs" / "documents" / "diagnosis.schema.json").read_text())
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
+    "of which 1.00 GiB is free.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("vllm-0.32-capture.log", "spike.graph_capture"),
+        ("vllm-0.11-logprobs.log", "spike.activation"),
+        ("vllm-0.8-sampler.log", "spike.activation"),
+    ],
+)
+def test_log_gets_its_verdict(name: str, verdict: str) -> None:
+    """The headline is the cause, the exit code that of a fault, the document as its schema says."""
+    # WHEN
+    text = kvdiag("diagnose", "--postmortem", str(FAILURES / name))
+    document = kvdiag("diagnose", "--postmortem", str(FAILURES / name), "--output", "json")
+
+    # THEN
+    jsonschema.validate(document.document, SCHEMA)
+    assert (2, 2) == (text.code, document.code)
+    assert text.stdout.startswith(f"FAULT  {verdict}: ")
+    assert "fault" == document.finding(verdict)["status"]
+    assert "by 0." in document.finding(verdict)["remedy"]
+
+
+def test_message_on_standard_input() -> None:
+    """A bare message, piped in, is enough for a verdict."""
+    # WHEN
+    command = [sys.executable, "-m", "kvdiag", "diagnose", "--postmortem", "-"]
+    done = subprocess.run(command, input=OOM, capture_output=True, text=True, check=False, timeout=60)
+
+    # THEN
+    assert (2, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith("FAULT  spike.activation: 2.00 GiB asked for on GPU 0, 1.00 GiB free")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_trace_is_known_by_its_content(tmp_path: Path, packed: bool) -> None:
+    """A trace without an agreeing name is read as one, and what it shows stands beside the message's verdict."""
+    # GIVEN
+    world = World(device_growth_bytes=64 * 2**20)
+    trace = tmp_path / ("kept.gz" if packed else "kept")
+    with TraceWriter(trace, facts_of(world)) as writer:
+        timeline = run(world)
+        for sample in timeline.samples:
+            writer.add(sample)
+        for mark in timeline.marks:
+            writer.add(mark)
+    (tmp_path / "log").write_text(OOM)
+
+    # WHEN
+    alone = kvdiag("diagnose", "--postmortem", str(trace), "--output", "json")
+    both = kvdiag("diagnose", "--postmortem", str(trace), str(tmp_path / "log"), "--output", "json")
+
+    # THEN
+    assert {"leak.device_torch", "leak.device_non_torch"} & {
+        one["id"] for one in alone.document["findings"] if one["status"] == "fault"
+    }
+    assert ("suspect", 2) == (both.finding("spike.activation")["status"], both.code)
+
+
+def test_packed_log_is_read(tmp_path: Path) -> None:
+    """A rotated log needs no unpacking."""
+    # GIVEN
+    (tmp_path / "log.1.gz").write_bytes(gzip.compress(OOM.encode()))
+
+    # THEN
+    assert 2 == kvdiag("diagnose", "--postmortem", str(tmp_path / "log.1.gz")).code
+
+
+def test_log_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+    """Where a log's end does not tell what the server was doing, its beginning is asked for, and no other log."""
+    # GIVEN the message alone
+    (tmp_path / "log").write_text(OOM)
+
+    # WHEN
+    actual = kvdiag("diagnose", "--postmortem", "--log", str(tmp_path / "log"), "--output", "json")
+
+    # THEN
+    assert "--log" not in actual.not_ok
+    assert "is not told; the log from the engine's start would" in actual.finding("spike.activation")["summary"]
+
+
+def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
+    """A healthy log says nothing about memory that ran out; that is not ok, and not an error."""
+    # GIVEN
+    (tmp_path / "log").write_text("INFO all is well\n")
+
+    # WHEN
+    actual = kvdiag("diagnose", "--postmortem", str(tmp_path / "log"), "--output", "json")
+
+    # THEN
+    assert (3, "unknown") == (actual.code, actual.document["worst"])
+    assert "log tells of no failure for want of memory" in actual.not_ok
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    """Every file that is nothing of the kind is named with its reason."""
+    # GIVEN
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "blank").write_bytes(b" \n")
+    (tmp_path / "binary").write_bytes(os.urandom(64) + b"\0" * 64)
+    (tmp_path / "box").write_text('{"kvdiag_black_box": 1}')
+    (tmp_path / "later").write_text('{"kvdiag_black_box": 9}')
+    (tmp_path / "agent").write_text('{"kvdiag_agent": 1}')
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(OOM.encode())[:20])
+    os.mkfifo(tmp_path / "pipe")
+    told = {
+        name: str(tmp_path / name) for name in ("none", "empty", "blank", "binary", "box", "later", "agent", "torn.gz")
+    }
+
+    # WHEN
+    actual = {name: refusal("diagnose", "--postmortem", path) for name, path in told.items()}
+
+    # THEN
+    expected = {
+        "none": "cannot read {}: No such file or directory",
+        "empty": "{} is empty",
+        "blank": "{} is empty",
+        "binary": "{} is binary: give a black box, a trace, an engine's log or its message",
+        "box": "{} is not a black box that can be read: device is None, not a number within 0..1024",
+        "later": "{} is not a black box that can be read: written in format 9, this kvdiag reads 1: use a newer kvdiag",
+        "agent": "{} is what an agent publishes of a living process: give the folder, or an oom-….json",
+        "torn.gz": "cannot read {}: Compressed file ended before the end-of-stream marker was reached",
+    }
+    assert {name: text.format(told[name]) for name, text in expected.items()} == actual
+    assert "pipe is empty" == refusal("diagnose", "--postmortem", str(tmp_path / "pipe"))
+    assert f"{tmp_path} is a folder: give the file with the engine's log" == refusal(
+        "diagnose", "--postmortem", "--log", str(tmp_path)
+    )
+
+
+def test_folder_without_a_black_box_is_unknown(tmp_path: Path) -> None:
+    """A server with an agent that did not run out of memory leaves none; so does any other folder."""
+    # WHEN
+    actual = kvdiag("diagnose", "--postmortem", str(tmp_path), "--output", "json")
+
+    # THEN
+    assert 3 == actual.code
+    assert "no agent has seen an allocation fail, or it is the wrong folder" in actual.not_ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--postmortem"], "give what the server left: --black-box, --trace, --log, or files of any of them"),
+        (["--log", "x"], "--log, --black-box and --trace are for --postmortem"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
+    """The options belong together."""
+    assert f"{message} (see kvdiag diagnose --help)" == refusal("diagnose", *arguments)
+
+
+def test_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    """The reason is the system's."""
+    # GIVEN a link to itself, which root cannot open either
+    (tmp_path / "log").symlink_to(tmp_path / "log")
+
+    # THEN
+    assert f"cannot read {tmp_path}/log: Too many levels of symbolic links" == refusal(
+        "diagnose", "--postmortem", str(tmp_path / "log")
+    )

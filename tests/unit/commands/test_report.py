@@ -1,0 +1,280 @@
+"""`--report FILE`: refused before anything begins, whole or not there, and nothing in it that is secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from kvdiag.commands import main
+from kvdiag.commands.diagnose import command
+from kvdiag.commands.options.report_file import ReportFile
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.model import Mark, Sample
+from kvdiag.outputs.html.report_page import Making
+from tests.builders.runs import run
+from tests.builders.values import OOM
+from tests.builders.worlds import World, facts
+from tests.unit.commands.conftest import Run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A leaking server's trace."""
+    return written(tmp_path / "leak.jsonl", World(leaked_blocks_per_request=4))
+
+
+def written(path: Path, world: World) -> Path:
+    """The trace of a run."""
+    timeline = run(world)
+    entries: list[Sample | Mark] = [*timeline.samples, *timeline.marks]
+    entries.sort(key=lambda one: one.at_seconds)
+    with TraceWriter(path, facts(world)) as writer:
+        for entry in entries:
+            writer.add(entry)
+    return path
+
+
+def test_a_trace_gives_a_report(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict is printed as ever, with its exit code, and the page is beside it."""
+    # GIVEN what is said without a report
+    assert 2 == main(["diagnose", str(trace)])
+    before = capsys.readouterr()
+
+    # WHEN one is asked for
+    report = tmp_path / "report.html"
+    assert 2 == main(["diagnose", str(trace), "--report", str(report)])
+
+    # THEN
+    assert before == capsys.readouterr()
+    page = report.read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.endswith("</html>\n")
+    assert "leak.kv_blocks" in page
+    assert f"<code>kvdiag diagnose {trace} --report {report}</code>" in page
+    assert ["leak.jsonl", "report.html"] == sorted(one.name for one in tmp_path.iterdir())
+
+
+def test_a_report_needs_a_file(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output has the verdict: a report is neither put there nor into a file of that name."""
+    # GIVEN a folder to write in
+    monkeypatch.chdir(tmp_path)
+
+    # WHEN
+    assert 3 == main(["diagnose", str(trace), "--report", "-"])
+
+    # THEN
+    told = "kvdiag: cannot write a report to -: the verdict goes to standard output; give a file\n"
+    assert ("", told) == capsys.readouterr()
+    assert [trace] == list(tmp_path.iterdir())
+
+
+def test_json_and_a_report_go_together(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A report changes nothing of the document."""
+    # WHEN
+    main(["diagnose", str(trace), "--output", "json", "--report", str(tmp_path / "report.html")])
+
+    # THEN
+    assert "fault" == json.loads(capsys.readouterr().out)["worst"]
+
+
+def test_several_traces_give_one_report(tmp_path: Path, trace: Path) -> None:
+    """All replicas in a table, the worst in full with its plots."""
+    # GIVEN a second, healthy replica
+    healthy = written(tmp_path / "healthy.jsonl", World())
+
+    # WHEN
+    report = tmp_path / "report.html"
+    assert 2 == main(["diagnose", str(healthy), str(trace), "--report", str(report)])
+
+    # THEN
+    page = report.read_text(encoding="utf-8")
+    assert "2 replicas: 1 fault, 1 ok" in page
+    assert f"In full: {trace}" in page
+    assert "GPU 0 memory" in page
+
+
+def test_a_post_mortem_gives_a_report(tmp_path: Path) -> None:
+    """What a dead server left makes a page with its cause; without a trace it has no plots, and says so."""
+    # GIVEN a message alone
+    log = tmp_path / "log"
+    log.write_text(OOM)
+
+    # WHEN
+    report = tmp_path / "report.html"
+    code = main(["diagnose", "--postmortem", str(log), "--report", str(report)])
+
+    # THEN
+    page = report.read_text(encoding="utf-8")
+    assert code in (1, 2)
+    assert "There are not enough readings over time to draw." in page
+    assert "no readings" in page
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("nowhere/report.html", "No such file or directory"),
+        (".", "it is there, and not a file"),
+        ("fifo", "it is there, and not a file"),
+        ("loop", "loop"),
+        ("x" * 300, "name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str
+) -> None:
+    """One line says which file and why, and nothing is read or run before."""
+    # GIVEN places where no file can be
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    path = tmp_path / place
+
+    # WHEN: neither the trace nor the server is there, which would be told if they were looked for
+    for called in (["diagnose", str(tmp_path / "no.jsonl")], ["run", "--url", "http://127.0.0.1:1"]):
+        code = main([*called, "--report", str(path)])
+        out, err = capsys.readouterr()
+
+        # THEN
+        assert (3, "", 1) == (code, out, err.count("\n"))
+        assert err.startswith(f"kvdiag: cannot write a report to {path}: ")
+        assert reason.lower() in err.lower()
+
+
+def test_what_was_there_is_kept_where_nothing_comes_of_it(tmp_path: Path) -> None:
+    """A call that fails leaves the report before it as it was, and nothing beside it."""
+    # GIVEN an older report
+    report = tmp_path / "report.html"
+    report.write_text("older")
+
+    # WHEN the trace is not there
+    assert 3 == main(["diagnose", str(tmp_path / "no.jsonl"), "--report", str(report)])
+
+    # THEN
+    assert "older" == report.read_text()
+    assert [report] == list(tmp_path.iterdir())
+
+
+def test_a_link_stays_one(tmp_path: Path, trace: Path) -> None:
+    """What a link points to is written, with the mode that files have here."""
+    # GIVEN a link to a file that is not there yet
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    plain = tmp_path / "plain"
+    plain.touch()
+
+    # WHEN
+    main(["diagnose", str(trace), "--report", str(tmp_path / "link.html")])
+
+    # THEN
+    assert (tmp_path / "link.html").is_symlink()
+    assert plain.stat().st_mode == (tmp_path / "real.html").stat().st_mode
+
+
+def test_a_page_that_fails_half_way_leaves_nothing(tmp_path: Path, trace: Path) -> None:
+    """Whatever happens while it is made, there is the older report or the new one."""
+    # GIVEN a page that is interrupted while it is made
+    report = tmp_path / "report.html"
+
+    def interrupted(making: Making) -> str:
+        raise KeyboardInterrupt
+
+    # WHEN
+    with click.Context(click.Command("x")), pytest.raises(KeyboardInterrupt):
+        ReportFile(report).write(interrupted)
+
+    # THEN
+    assert [trace] == list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_after_the_verdict(trace: Path) -> None:
+    """Where there is no room for the report the verdict is printed all the same, and one line says what is missing."""
+    # GIVEN files of 1 KiB at most
+    limited = f"ulimit -f 1; exec python -m kvdiag diagnose {trace} --report {trace.parent / 'report.html'}"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    # WHEN
+    done = subprocess.run(["sh", "-c", limited], env=environment, capture_output=True, text=True, check=False)
+
+    # THEN
+    assert 3 == done.returncode
+    assert done.stdout.startswith("FAULT  leak.kv_blocks")
+    assert f"kvdiag: cannot write a report to {trace.parent / 'report.html'}: File too large\n" == done.stderr
+    assert [trace] == list(trace.parent.iterdir())
+
+
+def test_a_trace_and_a_report_need_files_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file cannot be both."""
+    # WHEN
+    path = str(tmp_path / "one")
+    assert 3 == main(["run", "--url", "http://127.0.0.1:1", "--record", path, "--report", path])
+
+    # THEN
+    assert "--record and --report need files of their own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [(), ("--postmortem",), ("--postmortem", "--trace")], ids=" ".join)
+def test_a_report_is_not_written_over_what_it_is_made_of(
+    trace: Path, capsys: pytest.CaptureFixture[str], how: tuple[str, ...]
+) -> None:
+    """Neither under its own name nor under another one of it."""
+    # GIVEN
+    kept = trace.read_bytes()
+    link = trace.with_name("link")
+    link.symlink_to(trace)
+    # WHEN
+    codes = [main(["diagnose", *how, str(trace), "--report", str(target)]) for target in (trace, link)]
+    # THEN
+    assert [3, 3] == codes
+    told = capsys.readouterr()
+    assert ("", 2) == (told.out, told.err.count("it is what is judged; give another file\n"))
+    assert kept == trace.read_bytes()
+
+
+def test_no_secret_stands_in_a_report(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a key, a password or a header it is told that they were given, from the environment too, and no more."""
+    # GIVEN a command with every kind of secret
+    report = tmp_path / "report.html"
+    monkeypatch.setenv("KVDIAG_DIAGNOSE_TOKEN", "hunter3")
+    given = ["--prometheus", "http://me:hunter2@host:9090/", "--password", "hunter4", "--header", "X-Key:hunter5"]
+    context = command.make_context("diagnose", [*given, "--report", str(report)], auto_envvar_prefix="KVDIAG_DIAGNOSE")
+
+    # WHEN
+    with context:
+        ReportFile(report).write(lambda making: making.command)
+
+    # THEN
+    assert "hunter" not in report.read_text()
+    assert "diagnose --prometheus http://host:9090/ --password ... --token ... --header ..." in report.read_text()
+
+
+@pytest.mark.parametrize("story", ["healthy", "kv-leak"])
+def test_a_run_writes_its_report(story: str, run: Run) -> None:
+    """Beside the verdict of a run lies its page, with the plots of what it saw."""
+    # GIVEN a story's run
+    page = run.report.read_text(encoding="utf-8")
+
+    # THEN
+    assert run.document["worst"].upper() in page
+    assert "KV pool in use" in page
+    assert f"--simulate {story}" in page
+
+
+def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+    """A folder that takes no files is known beforehand."""
+    if os.geteuid() == 0:
+        # Root may write anywhere: a file in the place of the folder stands for it.
+        (tmp_path / "folder").touch()
+    else:
+        (tmp_path / "folder").mkdir(mode=0o500)
+
+    # THEN
+    with pytest.raises(KvdiagError, match=r"cannot write a report to .*: (Not a directory|Permission denied)"):
+        ReportFile(tmp_path / "folder" / "report.html")

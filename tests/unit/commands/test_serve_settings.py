@@ -1,0 +1,201 @@
+"""`kvdiag serve` by file: what comes first, what is refused at the start, and what SIGHUP changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from kvdiag.commands import main
+from kvdiag.sim import SCENARIOS, Drill
+from tests.fixtures.hostile import eventually
+from tests.integration.vllm.cli import started
+from tests.unit.commands.test_serve import Daemon
+from tests.unit.sim.client import Client
+
+LONG_SECONDS = 60.0
+THRESHOLDS = "kvdiag_memory_pressure_threshold_ratio"
+
+
+class Told:
+    """What a daemon logs, line by line."""
+
+    def __init__(self, daemon: Daemon, lines: Queue[dict[str, Any]]) -> None:
+        """Read from a queue that somebody fills."""
+        self.daemon = daemon
+        self._lines = lines
+
+    def next(self, event: str) -> dict[str, Any]:
+        """The next line of a kind."""
+        while (line := self._lines.get(timeout=LONG_SECONDS))["event"] != event:
+            pass
+        return line
+
+    def changed(self) -> dict[str, Any]:
+        """What it says to a SIGHUP."""
+        self.daemon.process.send_signal(signal.SIGHUP)
+        return self.next("configuration")
+
+
+@contextmanager
+def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Told]:
+    """A daemon with these arguments, and its log."""
+    with started("serve", *arguments, env=env) as process:
+        lines: Queue[dict[str, Any]] = Queue()
+        stream = process.stderr
+        assert stream is not None
+
+        def read() -> None:
+            for line in stream:
+                lines.put(json.loads(line))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            told = Told(Daemon(process, Client("http://127.0.0.1:1")), lines)
+            address = told.next("listening")["address"]
+            yield Told(Daemon(process, Client(address), address), lines)
+        finally:
+            process.kill()
+            thread.join(LONG_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('lisen = "127.0.0.1:0"', "serve has no option 'lisen'"),
+        ("listen = true", "'listen' of serve has to be a text or a number"),
+        ("listen = []", "'listen' of serve has to be a text, a number, true or false"),
+        ("insecure = 1", "'insecure' of serve has to be true or false"),
+        ("reserved-gap-bytes = true", "'reserved-gap-bytes' of serve has to be a text or a number"),
+        ("reserved-gap-bytes = 1.5", "'reserved-gap-bytes' of serve has to be a whole number"),
+        ("reserved-gap-bytes = -1", "Invalid value for '--reserved-gap-bytes': -1 is not in the range x>=0"),
+        ("pressure-warning = 0.9", "a warning at 0.9 has to be below the critical 0.9, both above 0 and at most 1"),
+        ("pressure-warning = 0.7\npressure-critical = 0.6", "a warning at 0.7 has to be below the critical 0.6"),
+        ("pressure-warning = 0", "a warning at 0 has to be below the critical 0.9, both above 0"),
+        ("pressure-critical = 80", "Invalid value for '--pressure-critical': 80.0 is not in the range 0.0<=x<=1.0"),
+        ("pressure-critical = nan", "has to be below the critical nan"),
+        ('config = "other.toml"', "serve has no option 'config'"),
+        ('record-max-size = "much"', "'much' is no size: give a number and its unit, such as 512MiB"),
+        ("record-max-size = 1000", "1000 is less than 4MiB"),
+        ('listen = "nowhere"', "'nowhere' is no address to listen on"),
+        ('url = "ftp://x"', "'ftp://x' is not the address of a server"),
+        ("listen = ", "is not TOML"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    """At the start, in one line that says what is wrong."""
+    # GIVEN
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(f"[serve]\n{text}\n")
+
+    # WHEN
+    code = main(["serve", "--config", str(config)])
+
+    # THEN
+    error = capsys.readouterr().err
+    assert (3, 1) == (code, len(error.splitlines()))
+    assert expected in error
+
+
+def test_flags_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
+    """Of an option that is given in several ways the nearest counts."""
+    # GIVEN
+    (tmp_path / "file").mkdir()
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(
+        f'[serve]\nlisten = "nowhere"\nrecord-dir = "{tmp_path}/file/record"\nurl = "http://127.0.0.1:1"\n'
+    )
+    env = {"KVDIAG_SERVE_CONFIG": str(config), "KVDIAG_SERVE_RECORD_DIR": str(tmp_path / "environment")}
+
+    # WHEN
+    with configured("--listen", "127.0.0.1:0", env=env) as told:
+        assert eventually(lambda: told.daemon.up() != {})
+
+    # THEN
+    assert (True, False) == ((tmp_path / "environment").is_dir(), (tmp_path / "file/record").exists())
+
+
+def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
+    """Another server and other thresholds hold at once; a bad file changes nothing, and is told; so is what cannot."""
+    # GIVEN a daemon that watches by a file
+    config = tmp_path / "kvdiag.toml"
+    with Drill(SCENARIOS["healthy"]) as one, Drill(SCENARIOS["healthy"]) as other:
+        config.write_text(f'[serve]\nurl = "{one.url}"\n')
+        pace = ("--listen", "127.0.0.1:0", "--tick-seconds", "0.1")
+        with configured(*pace, "--config", str(config)) as told:
+            assert one.url == told.next("watches")["url"]
+
+            # WHEN the file is wrong, THEN it stays with the server
+            config.write_text("[serve]\nurll = 1\n")
+            refused = told.changed()
+            assert "error" == refused["level"]
+            assert f"{config}: serve has no option 'urll'; everything stays as it was" == refused["reason"]
+            assert eventually(told.daemon.says("ok"))
+
+            # WHEN thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.95\n')
+            assert "error" == told.changed()["level"]
+            assert {("warning",): 0.8, ("critical",): 0.9} == told.daemon.series(THRESHOLDS)
+            config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.5\n')
+            assert "read again" == told.changed()["state"]
+            assert eventually(lambda: {("warning",): 0.5, ("critical",): 0.9} == told.daemon.series(THRESHOLDS))
+
+            # WHEN it names another server, and what takes a restart
+            config.write_text(
+                f'[serve]\nurl = "{other.url}"\nagent-dir = "{tmp_path}"\nrecord-dir = "{tmp_path}/record"\n'
+            )
+            assert "--record-dir takes a restart" == told.changed()["reason"]
+
+            # THEN that one is watched, and the agents are looked for
+            assert other.url == told.next("watches")["url"]
+            assert eventually(told.daemon.says("ok"))
+            assert eventually(
+                lambda: "torch_allocator" in {gap["source"] for gap in told.daemon.get("/api/v1/ledger")["gaps"]}
+            )
+            assert other.url == told.daemon.get("/api/v1/diagnosis")["subject"]["url"]
+
+
+def framed(told: Told) -> str | None:
+    """A header that the web configuration asks for."""
+    with urllib.request.urlopen(f"{told.daemon.address}/-/healthy", timeout=LONG_SECONDS) as answer:
+        found: str | None = answer.headers["X-Frame-Options"]
+        return found
+
+
+def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
+    """With a --config or without one; where that is wrong, the web configuration stays as it was, too."""
+    # GIVEN
+    web, config = tmp_path / "web.yml", tmp_path / "kvdiag.toml"
+
+    def ask_for(word: str) -> None:
+        web.write_text(f"http_server_config:\n  headers:\n    X-Frame-Options: {word}\n")
+
+    config.write_text('[serve]\nurl = "http://127.0.0.1:1"\n')
+    ask_for("deny")
+    options = ("--listen", "127.0.0.1:0", "--web-config", str(web))
+    with configured(*options) as told:
+        # WHEN there is no --config
+        assert "deny" == framed(told)
+        ask_for("sameorigin")
+
+        # THEN
+        assert "read again" == told.changed()["state"]
+        assert "sameorigin" == framed(told)
+
+    with configured(*options, "--config", str(config)) as told:
+        # WHEN the configuration names no server
+        ask_for("deny")
+        config.write_text('[serve]\nurl = "ftp://x"\n')
+
+        # THEN
+        assert told.changed()["reason"].endswith("; everything stays as it was")
+        assert "sameorigin" == framed(told)

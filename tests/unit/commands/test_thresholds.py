@@ -1,0 +1,53 @@
+"""Thresholds that can be set: by flag, by environment, by file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvdiag.feeds.recording.trace import TraceWriter
+from kvdiag.model import Facts, Sample
+from tests.builders.values import GIB, MIB, allocator
+from tests.integration.vllm.cli import kvdiag
+
+WAYS = {
+    "flag": (["--reserved-gap-bytes", "1000000"], {}, ""),
+    "environment": ([], {"KVDIAG_DIAGNOSE_RESERVED_GAP_BYTES": "1000000"}, ""),
+    "file": ([], {}, "[diagnose]\nreserved-gap-bytes = 1000000\n"),
+}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A process of which 2 MiB are reserved and not allocated, and why is not told."""
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path, Facts()) as writer:
+        held = allocator(allocated_bytes=8 * GIB - 2 * MIB)
+        writer.add(Sample(at_seconds=1.0, allocators=(held,)))
+    return path
+
+
+def test_usual_threshold_calls_a_small_gap_normal(trace: Path) -> None:
+    """Two gigabytes, unless told otherwise."""
+    # WHEN
+    actual = kvdiag("diagnose", str(trace), "--output", "json").finding("fragmentation.allocator")
+
+    # THEN
+    assert ("ok", True) == (actual["status"], actual["summary"].endswith("lie unused, which is normal"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lower_threshold_has_the_gap_judged(trace: Path, tmp_path: Path, way: str) -> None:
+    """A gap beyond it is judged by its parts, which here are not told."""
+    # GIVEN
+    flags, env, text = WAYS[way]
+    config = tmp_path / "kvdiag.toml"
+    config.write_text(text)
+
+    # WHEN
+    result = kvdiag("--config", str(config), "diagnose", str(trace), "--output", "json", *flags, env=env)
+
+    # THEN
+    actual = result.finding("fragmentation.allocator")
+    assert ("unknown", True) == (actual["status"], "2.00 MiB reserved by torch lie unused" in actual["summary"])

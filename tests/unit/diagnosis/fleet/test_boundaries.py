@@ -1,0 +1,385 @@
+"""A fleet's growths, changes and findings by hand: six replicas, a MB/h in each, and where each answer begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+
+from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas, compare
+from kvdiag.diagnosis.fleet.components import COMPONENTS, Unit
+from kvdiag.diagnosis.fleet.replica import ReplicaSummary
+from kvdiag.model import Finding
+from kvdiag.stats import Interval
+from tests.unit.diagnosis.fleet.replicas import MB, made, of
+
+NEW, OLD = (Version(engine="vllm", version=number, model="m") for number in ("0.32.0", "0.31.0"))
+SIX = (10.0, 12.0, 14.0, 16.0, 18.0, 20.0)
+TORCH, KV = "leak.device_torch", "leak.kv_blocks"
+
+
+def six(
+    slopes: Sequence[float] = SIX, component: str = "torch_live", prefix: str = "", **others: Any
+) -> list[ReplicaSummary]:
+    """A replica for each slope."""
+    return [made({component: slope}, f"{prefix}{place}", **others) for place, slope in enumerate(slopes)]
+
+
+def alone(summaries: list[ReplicaSummary]) -> VersionGrowth:
+    """The growth of the only component of the only version."""
+    (growth,) = compare(summaries).growths
+    return growth
+
+
+def two(older: Sequence[float], newer: Sequence[float], **others: Any) -> Fleet:
+    """Two versions of one model."""
+    return compare([*six(older, prefix="a", version="0.31.0", **others), *six(newer, prefix="b", **others)])
+
+
+def finding(summaries: list[ReplicaSummary], verdict: str = TORCH) -> Finding:
+    """What is said of one verdict of one version."""
+    (found,) = of(compare(summaries).findings, verdict)
+    return found
+
+
+def test_growth_of_a_version_is_its_middle_replicas() -> None:
+    """Six that grow by 10 to 20 MB/h: 15, by chance once in 64 times, between the least and the most of them."""
+    assert alone(six()) == VersionGrowth(
+        version=NEW,
+        component="torch_live",
+        replicas=6,
+        course="grows",
+        hours=23.0,
+        age_hours=24.0,
+        per_hour=Interval(low=10 * MB, middle=15 * MB, high=20 * MB),
+        later_per_hour=15 * MB,
+        chance=1 / 64,
+        false_ratio=1 / 64,
+        beside_load=True,
+    )
+
+
+def test_versions_are_counted_with_all_their_replicas() -> None:
+    """Those that are too young count, and their restarts do; hours are the middle replica's."""
+    # GIVEN
+    young = made({}, "young", hours=2.0, restarts=3)
+    empty = made({}, "empty", hours=3.0)
+
+    # WHEN
+    fleet = compare([*six(restarts=1), young, empty])
+
+    # THEN
+    expected = VersionReplicas(version=NEW, replicas=8, compared=6, hours=23.0, restarts=9)
+    assert (expected,) == fleet.versions
+
+
+@pytest.mark.parametrize(
+    ("summaries", "course"),
+    [
+        (six([2.0] * 6), "flat"),  # 2 MB/h do not count
+        (six([2.1] * 6), "grows"),
+        (six([*SIX[:5], -1.0]), "flat"),  # one of six that falls by the least: chance once in 32 times
+        (six(SIX, later=0.5), "ended"),  # half as fast later
+        (six(SIX, later=0.51), "grows"),
+        (six([3.0] * 6, later=2.0 / 3.0), "ended"),  # 2 MB/h of 3 do not count
+        (six([3.0] * 6, later=2.1 / 3.0), "grows"),
+        (six(SIX[:5]), "untested"),
+        (six([0.25 / MB] * 6, "kv_held_idle"), "flat"),  # a quarter of a block in an hour
+        (six([0.26 / MB] * 6, "kv_held_idle"), "grows"),
+        (six(SIX, floor=0.0, downs=3), "flat"),  # 18 falls and no rise: what comes back is no growth
+        ([*six(SIX[:5], floor=0.0, downs=0), made({"torch_live": 20.0}, "z")], "grows"),
+        ([*six(SIX[:5]), made({"torch_live": 20.0}, "z", floor=0.0, downs=3)], "grows"),  # three falls: 1 in 8
+        ([*six([*SIX[:3], 12.0, 12.0]), made({"torch_live": 0.0}, "z", floor=0.5, downs=4)], "flat"),
+    ],
+)
+def test_course_is_decided_at_its_bounds(summaries: list[ReplicaSummary], course: str) -> None:
+    """By significance, by what counts, by what is left of it later, and by falls."""
+    assert course == alone(summaries).course
+
+
+@pytest.mark.parametrize(("downs", "middle"), [(3, 15.0), (4, 7.5)])
+def test_floors_count_where_falls_are_the_rule(downs: int, middle: float) -> None:
+    """Three falls without a rise are chance once in eight times, four once in sixteen."""
+    # GIVEN one replica that falls, and floors that rise half as fast
+    summaries = [made({"torch_live": slope}, str(slope), floor=0.5, downs=downs * (slope == 10.0)) for slope in SIX]
+    assert middle * MB == alone(summaries).per_hour.middle
+    assert middle * MB == alone(summaries).later_per_hour
+
+
+@pytest.mark.parametrize(("told", "beside"), [(3, False), (4, True)])
+def test_load_is_told_where_most_tell_it(told: int, beside: bool) -> None:
+    """More than half of the replicas."""
+    summaries = [made({"torch_live": slope}, str(slope), load=place < told) for place, slope in enumerate(SIX)]
+    assert beside == alone(summaries).beside_load
+
+
+@pytest.mark.parametrize(("zeros", "ratio"), [(0, 2 / 64), (1, 1 / 64)])
+def test_what_could_never_be_called_is_no_comparison(zeros: int, ratio: float) -> None:
+    """Five figures that are not 0 reach one chance in 32, and never one in 50: they burden no other component."""
+    # GIVEN another component, which falls but for so many replicas
+    falls = [0.0] * zeros + [-1.0] * (6 - zeros)
+    each = [
+        made({"torch_live": slope, "host_anonymous": fall}, str(slope)) for slope, fall in zip(SIX, falls, strict=True)
+    ]
+
+    # WHEN
+    found = {growth.component: growth.false_ratio for growth in compare(each).growths}
+
+    # THEN
+    assert {"torch_live": ratio, "host_anonymous": 1.0} == found
+
+
+def test_change_between_versions_is_the_median_difference() -> None:
+    """Six that grow by 10 MB/h more than six others: chance once in 924 times."""
+    # WHEN
+    (change,) = two([5.0] * 6, [15.0] * 6).changes
+    chance: Any = pytest.approx(1 / 924)
+
+    # THEN
+    assert change == VersionChange(
+        older=OLD,
+        newer=NEW,
+        component="torch_live",
+        older_replicas=6,
+        newer_replicas=6,
+        per_hour=Interval(low=10 * MB, middle=10 * MB, high=10 * MB),
+        later_per_hour=10 * MB,
+        chance=chance,
+        false_ratio=chance,
+        faster=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "later", "faster"),
+    [
+        ([0.0] * 6, [2.0] * 6, 1.0, False),
+        ([0.0] * 6, [2.1] * 6, 1.0, True),
+        ([0.0] * 6, [10.0] * 6, 0.5, False),
+        ([0.0] * 6, [10.0] * 6, 0.51, True),
+        ([0.0] * 6, [3.0] * 6, 2.0 / 3.0, False),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 20.0], [10.0] * 6, 1.0, True),
+        ([0.0, 0.0, 0.0, 0.0, 20.0, 20.0], [10.0] * 6, 1.0, False),
+        ([10.0] * 6, [0.0] * 6, 1.0, False),
+    ],
+)
+def test_version_is_faster_past_every_gate(older: list[float], newer: list[float], later: float, faster: bool) -> None:
+    """By more than 2 MB/h, later as well, and not by chance."""
+    (change,) = two(older, newer, later=later).changes
+    assert faster == change.faster
+
+
+@pytest.mark.parametrize(("older", "newer", "pairs"), [(6, 6, 1), (5, 6, 0), (6, 5, 0)])
+def test_six_replicas_of_each_version_are_compared(older: int, newer: int, pairs: int) -> None:
+    """Five of either tell nothing of a difference."""
+    assert pairs == len(two([1.0] * older, [2.0] * newer).changes)
+
+
+def test_equal_figures_of_both_versions_are_no_comparison() -> None:
+    """Of what is the same in all replicas nothing could ever be called."""
+    (same,) = two([1.0] * 6, [1.0] * 6).changes
+    assert (1.0, False) == (same.false_ratio, same.faster)
+
+
+@pytest.mark.parametrize(
+    ("hours", "age", "load", "component", "status", "words"),
+    [
+        (
+            19.0,
+            20.0,
+            True,
+            "torch_live",
+            "fault",
+            "keep growing, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and do not come back",
+        ),
+        (19.0, 19.9, True, "torch_live", "suspect", "a bounded cache fills for up to 12 h"),
+        (19.0, 20.0, False, "torch_live", "suspect", "the replicas' load was not told"),
+        (19.0, 20.0, True, "torch_cache", "suspect", "cache that still reaches its largest shape looks the same"),
+        (19.0, 20.0, True, "device_beside_torch", "suspect", "a neighbour on every device would look the same"),
+        (19.0, 20.0, True, "device_beside_processes", "suspect", "processes of other containers are not listed"),
+        (19.0, 20.0, True, "process_beside_torch", "fault", "and do not come back"),
+    ],
+)
+def test_doubt_is_the_components_or_the_lifes(
+    hours: float, age: float, load: bool, component: str, status: str, words: str
+) -> None:
+    """Less than 20 hours of age, no load, or a lookalike leave a suspect."""
+    # WHEN
+    fleet = compare(six(SIX, component, hours=hours, age=age, load=load))
+
+    # THEN
+    (found,) = [one for one in fleet.findings if one.evidence]
+    assert status == found.status
+    assert words in found.summary
+
+
+@pytest.mark.parametrize(
+    ("component", "verdict", "source", "unit"),
+    [
+        ("torch_live", "leak.device_torch", "torch", "bytes"),
+        ("torch_cache", "fragmentation.allocator", "torch", "bytes"),
+        ("process_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("device_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("process", "leak.device_torch", "nvml", "bytes"),  # of vLLM, whose memory is torch's
+        ("device", "leak.device_torch", "nvml", "bytes"),
+        ("device_beside_processes", "baseline.foreign_memory", "nvml", "bytes"),
+        ("kv_held_idle", "leak.kv_blocks", "engine", "blocks"),
+        ("host_anonymous", "leak.host", "host", "bytes"),
+        ("host_resident", "leak.host", "host", "bytes"),
+    ],
+)
+def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: str, source: str, unit: str) -> None:
+    """What grows names the leak."""
+    # WHEN
+    (found,) = [one for one in compare(six(SIX, component)).findings if one.evidence]
+
+    # THEN
+    (shown,) = [one for one in found.evidence if one.name == "growth_per_hour"]
+    assert (verdict, source, unit) == (found.id, shown.source, shown.unit)
+
+
+def test_every_unit_is_some_components() -> None:
+    """Bytes and blocks, and no other."""
+    assert set(get_args(Unit)) == {one.unit for one in COMPONENTS}
+
+
+@pytest.mark.parametrize(
+    ("component", "status"),
+    [("device_beside_torch", "fault"), ("device", "fault"), ("device_beside_processes", "suspect")],
+)
+def test_older_version_acquits_what_is_around_both(component: str, status: str) -> None:
+    """A neighbour on every device would be around the older version as well; an unlisted container need not."""
+    # WHEN
+    fleet = compare([*six([0.0] * 6, component, "a", version="0.31.0"), *six(SIX, component, "b")])
+
+    # THEN
+    assert status == next(one.status for one in fleet.findings if "0.32.0" in one.summary and one.evidence)
+
+
+def test_held_blocks_fill_no_cache() -> None:
+    """Blocks of a young replica are a fault: nothing but requests takes them."""
+    found = finding(six([slope / MB for slope in SIX], "kv_held_idle", hours=7.0), KV)
+    assert "fault" == found.status
+    assert "KV blocks held at idle keep growing, 15 blocks/h (10 blocks to 20 blocks)" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("summaries", "status", "summary"),
+    [
+        (
+            six(SIX[:1]),
+            "unknown",
+            (
+                "cannot tell: 1 replica of vllm 0.32.0 tells torch's live bytes for long enough; 6 are needed, "
+                "12 are better"
+            ),
+        ),
+        (
+            six(SIX, ended=True),
+            "ok",
+            (
+                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and have come "
+                "to an end: warm-up or a cache that fills, not a leak"
+            ),
+        ),
+        (
+            six([-1.0] * 6),
+            "ok",
+            "vllm 0.32.0, 6 replicas: torch's live bytes do not grow together: -977 KiB/h (-977 KiB to -977 KiB)",
+        ),
+    ],
+)
+def test_what_is_no_growth_is_told(summaries: list[ReplicaSummary], status: str, summary: str) -> None:
+    """With its rate, and why it is none."""
+    found = finding(summaries)
+    assert (status, summary) == (found.status, found.summary)
+
+
+def test_evidence_has_every_figure_with_its_unit() -> None:
+    """The growth, its bounds and chances; and the same of the difference to the older version."""
+    # WHEN
+    (_, found) = of(two([0.0] * 6, [10.0] * 6).findings, TORCH)
+
+    # THEN
+    actual = [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+    assert actual == [
+        ("version", "vllm 0.32.0", "", "engine"),
+        ("model", "m", "", "engine"),
+        ("component", "torch's live bytes", "", "torch"),
+        ("replicas", 6, "replicas", "kvdiag"),
+        ("watched", 23.0, "hours", "kvdiag"),
+        ("age", 24.0, "hours", "kvdiag"),
+        ("growth_per_hour", 10 * MB, "bytes", "torch"),
+        ("growth_per_hour_low", 10 * MB, "bytes", "computed"),
+        ("growth_per_hour_high", 10 * MB, "bytes", "computed"),
+        ("growth_per_hour_of_later_half", 10 * MB, "bytes", "torch"),
+        ("chance_without_growth", 1 / 64, "ratio", "computed"),
+        ("false_discoveries", 1 / 64, "ratio", "computed"),
+        ("load_told", "yes", "", "engine"),
+        ("compared_with", "vllm 0.31.0", "", "engine"),
+        ("compared_with_replicas", 6, "replicas", "kvdiag"),
+        ("growth_beyond_older", 10 * MB, "bytes", "torch"),
+        ("growth_beyond_older_low", 10 * MB, "bytes", "computed"),
+        ("growth_beyond_older_high", 10 * MB, "bytes", "computed"),
+        ("chance_of_the_difference", pytest.approx(1 / 924), "ratio", "computed"),
+        ("false_discoveries_of_the_difference", pytest.approx(1 / 924), "ratio", "computed"),
+    ]
+
+
+def test_bounds_that_are_none_are_not_told() -> None:
+    """Four replicas bound nothing: neither the sentence nor the evidence has an infinity."""
+    # WHEN
+    found = finding(six(SIX[:4], load=False))
+
+    # THEN
+    shown = {one.name: one.value for one in found.evidence}
+    assert (None, None, "no") == (shown["growth_per_hour_low"], shown["growth_per_hour_high"], shown["load_told"])
+    assert math.isinf(alone(six(SIX[:4])).per_hour.low)
+
+
+def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
+    """A flat total acquits both leaks of a device; one that is not tested leaves both open, by the same words."""
+    # WHEN
+    flat, few = (compare(six(slopes, "process")).findings for slopes in ([0.0] * 6, SIX[:5]))
+
+    # THEN
+    for found in (flat, few):
+        parts = [of(found, one)[0] for one in (TORCH, "leak.device_non_torch")]
+        assert ({"ok"} if found is flat else {"unknown"}) == {one.status for one in parts}
+        assert 1 == len({one.summary for one in parts})
+    assert of(flat, TORCH)[0].evidence == of(flat, "leak.device_non_torch")[0].evidence != ()
+
+
+@pytest.mark.parametrize(
+    ("summaries", "worst"),
+    [
+        (six([0.0] * 6), "ok"),  # host, blocks and the device's rest are not told, and nobody asks for them
+        (six(SIX), "fault"),
+        (six(SIX, load=False), "suspect"),
+        (six(SIX[:5]), "unknown"),
+        (six([0.0] * 6) + six(SIX[:5], prefix="x", model="n"), "unknown"),
+        ([*six([0.0] * 6), made({}, "young", model="n", hours=2.0)], "ok"),
+        ([made({}, "young", hours=2.0)], "unknown"),
+    ],
+)
+def test_fleet_is_as_bad_as_the_worst_that_is_told(summaries: list[ReplicaSummary], worst: str) -> None:
+    """What was compared and stays open makes it unknown; what nobody tells does not, beside what is told."""
+    assert worst == compare(summaries).worst
+
+
+def test_replicas_that_are_many_need_twice_as_many() -> None:
+    """What may be chance among many comparisons is decided by twice the replicas, and by twelve at least."""
+    # GIVEN eight that grow among twenty components and versions that do not
+    noisy = [
+        summary for number in range(20) for summary in six([-1.0] * 6, prefix=str(number), model=f"quiet {number}")
+    ]
+    slopes = [20.0] * 6 + [-1.0, -2.0]
+
+    # WHEN
+    found = [one for one in compare([*noisy, *six(slopes)]).findings if one.id == TORCH and "chance" in one.summary]
+
+    # THEN
+    assert ["unknown"] == [one.status for one in found]
+    assert found[0].summary.endswith("; 16 replicas would decide")

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.postmortem import Account, Case
+from kvdiag.diagnosis.postmortem.case import agree, asked_for, evidence, serving
+from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.model import Engine, Sample, Timeline
+from kvdiag.oom.log import Work
+from kvdiag.oom.message import Shortage
+from tests.builders.values import allocator, engine
+from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, split
+
+BARE = Account(origin="the black box", exact=True, shortage=Shortage(kind="torch", message=""))
+FULL = Account(
+    origin="a log",
+    shortage=Shortage(
+        kind="torch",
+        message="",
+        device=3,
+        asked_bytes=1 * GIB,
+        free_bytes=2 * GIB,
+        total_bytes=80 * GIB,
+        allowed_bytes=70 * GIB,
+        allocated_bytes=60 * GIB,
+        unallocated_bytes=5 * GIB,
+        private_bytes=4 * GIB,
+        process_bytes=66 * GIB,
+        others=((7, 6 * GIB),),
+        needed_bytes=9 * GIB,
+        available_bytes=8 * GIB,
+        asked_tokens=131_072,
+        fitting_tokens=65_536,
+    ),
+    at_seconds=50.0,
+    process="Worker_TP3",
+    rank=3,
+    phase="prefill",
+    phase_told_by="traceback",
+    work=Work(scheduled_tokens=8192, requests=5, largest_request="r-1", largest_tokens=8000),
+    running=5,
+    waiting=2,
+    kv_usage_ratio=0.75,
+    max_num_seqs=256,
+    later=4,
+    allocator=allocator(),
+    split=split(pending_bytes=MIB, stranded_bytes=2 * MIB, releasable_bytes=3 * MIB, largest_free_block_bytes=4 * MIB),
+)
+
+
+def test_account_is_filled_in_whole_by_one_that_agrees() -> None:
+    """Everything that the more exact one leaves open, and nothing that it tells."""
+    # WHEN
+    chief = Case(accounts=(FULL, replace(BARE, later=1))).chief
+
+    # THEN the figures that only refusals tell are of the engine's message alone
+    expected = replace(
+        FULL,
+        origin="the black box",
+        exact=True,
+        at_seconds=None,
+        shortage=replace(
+            FULL.shortage, needed_bytes=None, available_bytes=None, asked_tokens=None, fitting_tokens=None
+        ),
+    )
+    assert expected == chief
+
+
+def test_what_an_account_tells_itself_stays() -> None:
+    """A zero is a figure."""
+    # GIVEN
+    own = replace(FULL, exact=True, rank=0, running=0, waiting=0, later=9)
+    own = replace(own, shortage=replace(own.shortage, free_bytes=0, others=((8, GIB),)))
+
+    # THEN
+    assert own == Case(accounts=(FULL, own)).chief
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"asked_bytes": 1_000_000}, {"asked_bytes": 990_000}, True),  # a hundredth
+        ({"asked_bytes": 1_000_000}, {"asked_bytes": 989_999}, False),
+        ({"asked_bytes": GIB + 1}, {"asked_bytes": GIB + 1 - 11 * MIB}, True),  # two decimals of GiB
+        ({"asked_bytes": GIB + 1}, {"asked_bytes": GIB - 11 * MIB}, False),
+        ({"asked_bytes": GIB}, {"asked_bytes": GIB - 11 * MIB}, False),  # up to 1 GiB the text says MiB
+        ({"asked_bytes": GIB}, {"asked_bytes": None}, True),
+        ({"asked_bytes": None}, {"asked_bytes": GIB}, True),
+        ({"total_bytes": 80 * GIB}, {"total_bytes": 79 * GIB}, False),
+        ({"total_bytes": 100 * GIB}, {"total_bytes": 99 * GIB}, True),
+        ({"device": 0}, {"device": 0}, True),
+        ({"device": 0}, {"device": 1}, False),
+        ({"device": 0}, {"device": None}, True),
+        ({"kind": "host"}, {"kind": "host"}, True),
+        ({"kind": "host"}, {"kind": "torch"}, False),
+        ({"kind": "torch"}, {"kind": "driver"}, True),
+        ({"kind": "budget"}, {"kind": "torch"}, False),
+        ({"kind": "blocks"}, {"kind": "torch"}, False),
+        ({"kind": "context"}, {"kind": "torch"}, False),
+        ({"kind": "profiling"}, {"kind": "torch"}, False),
+        ({"kind": "budget"}, {"kind": "blocks"}, True),
+    ],
+)
+def test_accounts_agree_as_far_as_they_are_printed(
+    one: dict[str, object], other: dict[str, object], expected: bool
+) -> None:
+    """Figures differ by their rounding; another device, another kind of memory, and a refusal are other failures."""
+    # GIVEN
+    first, second = (replace(account(), shortage=replace(account().shortage, **each)) for each in (one, other))  # type: ignore[arg-type]
+
+    # THEN
+    assert (expected, expected) == (agree(first, second), agree(second, first))
+
+
+def test_sources_are_named_by_whether_they_agree() -> None:
+    """The one that is judged, and all that tell of the same."""
+    # GIVEN
+    box, log, other = BARE, FULL, account(origin="another log", device=1)
+
+    # THEN
+    assert "" == Case().agreement
+    assert "a log" == Case(accounts=(log,)).agreement
+    assert "the black box; a log, standard input agree" == (
+        Case(accounts=(log, replace(log, origin="standard input"), box)).agreement
+    )
+    assert "a log" == Case(accounts=(log, other)).agreement
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (account("budget", origin="b", device=1), "a refusal to start on GPU 1"),
+        (account("host", origin="b", device=None), "the host's memory"),
+        (account("torch", origin="b", device=1, asked_bytes=None), "an allocation on GPU 1"),
+        (account("torch", origin="b", device=None, asked_bytes=3 * GIB), "3.00 GiB"),
+    ],
+    ids=["refusal", "host", "no size", "no device"],
+)
+def test_contradiction_says_what_the_other_tells(other: Account, told: str) -> None:
+    """By what ran out, how much was asked for, and where."""
+    (gap,) = Case(accounts=(account(origin="a"), other)).contradictions
+    assert f"b contradicts a: it tells of {told}, the other of 1.00 GiB on GPU 0; the latter is judged" == gap.reason
+    assert ("postmortem", "failed") == (gap.source, gap.kind)
+
+
+def test_what_contradicts_a_filled_account_is_not_said_to_agree() -> None:
+    """One that leaves the size open agrees with any; once one has told it, a third of another size is no witness."""
+    # GIVEN a box without a size, and two logs that differ in it
+    one = account(origin="one log", device=None, asked_bytes=GIB)
+    other = account(origin="another log", device=None, asked_bytes=3 * GIB)
+
+    # WHEN
+    case = Case(accounts=(BARE, one, other))
+
+    # THEN
+    assert case.chief is not None
+    assert GIB == case.chief.shortage.asked_bytes
+    assert "the black box; one log agrees" == case.agreement
+    (gap,) = case.contradictions
+    assert (
+        "another log contradicts the black box: it tells of 3.00 GiB, the other of 1.00 GiB; the latter is judged"
+    ) == gap.reason
+
+
+def test_evidence_has_every_figure_with_its_unit_and_source() -> None:
+    """The numbers that a finding on the failure stands on."""
+    # WHEN
+    actual = [(one.name, one.value, one.unit, one.source) for one in evidence(Case(accounts=(FULL,)))]
+
+    # THEN
+    assert actual == [
+        ("told_by", "a log", "", "kvdiag"),
+        ("phase", "prefill", "", "traceback"),
+        ("process", "Worker_TP3", "", "a log"),
+        ("rank", 3, "", "a log"),
+        ("device", 3, "", "a log"),
+        ("asked", 1 * GIB, "bytes", "a log"),
+        ("free_on_device", 2 * GIB, "bytes", "a log"),
+        ("device_total", 80 * GIB, "bytes", "a log"),
+        ("allowed", 70 * GIB, "bytes", "a log"),
+        ("allocated", 60 * GIB, "bytes", "a log"),
+        ("reserved", 65 * GIB, "bytes", "a log"),
+        ("reserved_but_unallocated", 5 * GIB, "bytes", "a log"),
+        ("private_pools", 4 * GIB, "bytes", "a log"),
+        ("this_process", 66 * GIB, "bytes", "a log"),
+        ("others", 12 * GIB, "bytes", "a log"),  # 80 - 2 - 66
+        ("needed", 9 * GIB, "bytes", "a log"),
+        ("available", 8 * GIB, "bytes", "a log"),
+        ("max_model_len", 131_072, "tokens", "a log"),
+        ("longest_that_fits", 65_536, "tokens", "a log"),
+        ("stranded", 2 * MIB, "bytes", "a log"),
+        ("releasable", 3 * MIB, "bytes", "a log"),
+        ("pending", 1 * MIB, "bytes", "a log"),
+        ("largest_free_block", 4 * MIB, "bytes", "a log"),
+        ("scheduled_tokens", 8192, "tokens", "a log"),
+        ("scheduled_requests", 5, "requests", "a log"),
+        ("largest_request", "r-1", "", "a log"),
+        ("running", 5, "requests", "a log"),
+        ("waiting", 2, "requests", "a log"),
+        ("kv_usage", 0.75, "ratio", "a log"),
+        ("later_failures", 4, "times", "a log"),
+    ]
+
+
+def test_evidence_leaves_out_what_nobody_tells() -> None:
+    """No empty name, and no count of failures that did not come."""
+    assert ["told_by"] == [one.name for one in evidence(Case(accounts=(BARE,)))]
+    assert () == evidence(Case())
+
+
+def test_phase_without_a_witness_is_the_sources_own() -> None:
+    """A phase that an account brings is told by where the account is from."""
+    (_, phase, *_) = evidence(Case(accounts=(replace(FULL, phase_told_by=None),)))
+    assert ("phase", "a log") == (phase.name, phase.source)
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (
+            account(phase="decode", process="Worker_TP1"),
+            (
+                "1.00 GiB asked for on GPU 0 by Worker_TP1 in a decode step, 256 MiB free and 128 MiB reserved but "
+                "unallocated"
+            ),
+        ),
+        (account(device=None, unallocated_bytes=None), "1.00 GiB asked for, 256 MiB free"),
+        (account(free_bytes=None), "1.00 GiB asked for on GPU 0, 128 MiB reserved but unallocated"),
+        (BARE, "memory was asked for"),
+        (
+            replace(BARE, shortage=Shortage(kind="masked", message="")),
+            "memory ran out (NVML refused the figures, as on MIG slices and Jetson)",
+        ),
+    ],
+)
+def test_failure_is_told_in_words(one: Account, expected: str) -> None:
+    """What was asked for, where, by whom and when, and what was there."""
+    assert expected == asked_for(Case(accounts=(one,)))
+    assert "nothing is told" == asked_for(Case())
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"), [("prefill", True), ("kv_growth", True), ("graph_capture", False), (None, False)]
+)
+def test_serving_is_known_by_the_phase(phase: str | None, expected: bool) -> None:
+    """A step of a request serves; the start, and what is not known, does not."""
+    assert expected is serving(Case(accounts=(account(phase=phase),)))
+    assert not serving(Case())
+
+
+def seen(busy_from_end: int, waiting: int = 0) -> Timeline:
+    """Forty readings of which one, counted from the end, saw a request running."""
+    pages: list[Engine] = [engine(running=0) for _ in range(40)]
+    pages[-busy_from_end] = replace(engine(running=1), requests_waiting=waiting)
+    return Timeline(samples=tuple(Sample(at_seconds=float(at), engines=(page,)) for at, page in enumerate(pages)))
+
+
+def test_trace_tells_that_it_served_where_the_failure_does_not() -> None:
+    """Requests in the last thirty readings before it; what the failure itself says goes first."""
+    # WHEN
+    late, early, told, none = (
+        Case(accounts=(one,), timeline=timeline).chief
+        for one, timeline in (
+            (account(), seen(30)),
+            (account(), seen(31)),
+            (account(phase="load", phase_told_by="progress"), seen(1)),
+            (account(), None),
+        )
+    )
+
+    # THEN
+    phases = [(one.phase, one.phase_told_by) for one in (late, early, told, none) if one is not None]
+    assert [("request", "the trace"), (None, None), ("load", "progress"), (None, None)] == phases
+
+
+def test_rank_is_the_one_that_failed_else_the_one_with_least() -> None:
+    """By its name in the log; where none has it, the smallest pool decides what every rank gets."""
+    # GIVEN
+    ranks = tuple(
+        RankReport(name=f"Worker_TP{number}", pool=None if size is None else Size(nominal_bytes=size * GIB))
+        for number, size in enumerate((None, 60, 50))
+    )
+    report = EngineReport(ranks=ranks)
+
+    # WHEN
+    named, unnamed = (
+        Case(accounts=(account(process=process),), report=report).rank for process in ("Worker_TP0", "APIServer")
+    )
+
+    # THEN
+    assert (ranks[0], ranks[2]) == (named, unnamed)
+    assert ranks[0] == Case(report=EngineReport(ranks=ranks[:1])).rank
+    assert Case().rank is None
+
+
+def test_total_is_the_messages_else_the_logs() -> None:
+    """The log's, of the device with least, where the message has none."""
+    # GIVEN
+    report = EngineReport(ranks=(RankReport(name="", total=Size(nominal_bytes=79 * GIB)),))
+
+    # THEN
+    assert 80 * GIB == Case(accounts=(account(),), report=report).total_bytes
+    assert 79 * GIB == Case(accounts=(account(total_bytes=None),), report=report).total_bytes
+    assert 79 * GIB == Case(report=report).total_bytes
+    assert Case(accounts=(account(total_bytes=None),)).total_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(memory_fraction_ratio=0.8), 0.8),
+        (Settings(version="0.19.1"), 0.9),
+        (Settings(version="0.20.0"), 0.92),
+        (Settings(), None),
+        (Settings(version="0.20.0", pool_bytes=GIB), None),
+    ],
+)
+def test_fraction_in_force_is_the_printed_one_or_the_versions(settings: Settings, expected: float | None) -> None:
+    """A version that is not known has no default, and a pool in bytes has no fraction."""
+    assert expected == Case(report=EngineReport(settings=settings)).fraction_ratio
+    assert Case().fraction_ratio is None

@@ -1,0 +1,44 @@
+"""Texts that were not looked at when the wordings were written: read, and judged, as they stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.diagnosis.postmortem import postmortem
+from kvdiag.oom.log import read_failures
+from tests.unit.diagnosis.postmortem.cases import case_of
+
+FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
+TEXTS: list[dict[str, Any]] = json.loads((FOLDER / "kept_aside.json").read_text())
+FAILURES = [text for text in TEXTS if text["kind"] is not None]
+OTHERS = [text for text in TEXTS if text["kind"] is None]
+
+
+@pytest.mark.parametrize("text", FAILURES, ids=lambda text: str(text["id"]))
+def test_text_is_read_and_judged(text: dict[str, Any]) -> None:
+    """What ran out, the figures that stand in the text and no others, and what can be said of it."""
+    # WHEN
+    found = read_failures(text["text"])
+    diagnosis = postmortem(case_of(text["text"]))
+
+    # THEN
+    assert found is not None
+    assert text["kind"] == found.shortage.kind
+    assert text["figures"] == {name: _plain(getattr(found.shortage, name)) for name in text["figures"]}
+    said = [one.id for one in diagnosis.findings if one.status == text["status"]]
+    assert text["status"] == diagnosis.worst
+    assert text["verdict"] in (said if text["status"] == "unknown" else said[:1])
+
+
+@pytest.mark.parametrize("text", OTHERS, ids=lambda text: str(text["id"]))
+def test_what_only_looks_like_it_is_no_failure_for_want_of_memory(text: dict[str, Any]) -> None:
+    """An assertion of the same library about something else."""
+    assert read_failures(text["text"]) is None
+
+
+def _plain(value: object) -> object:
+    return [list(each) for each in value] if isinstance(value, tuple) else value

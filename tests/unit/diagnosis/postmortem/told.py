@@ -1,0 +1,75 @@
+"""All that is told of the recorded failures, kept in a file whose changes are read: what was found, and each verdict.
+
+python -m tests.unit.diagnosis.postmortem.told    writes it again
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.postmortem import Case, postmortem
+from kvdiag.feeds.postmortem_inputs import gather
+from kvdiag.model import Finding
+from kvdiag.oom.log import read_failures
+from tests.unit.diagnosis.postmortem.cases import case_of
+
+FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
+TOLD = FOLDER / "told.txt"
+TEXTS: dict[str, str] = {
+    one["id"]: one["text"]
+    for name in ("incidents", "kept_aside")
+    for one in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+}
+LOGS = {path.name: path for path in sorted(FOLDER.glob("*.log"))}
+
+
+def told(name: str) -> str:
+    """What is told of one text or log, a line for each thing."""
+    if name in LOGS:
+        return _told(LOGS[name].read_text(encoding="utf-8"), gather([LOGS[name]]))
+    return _told(TEXTS[name], case_of(TEXTS[name]))
+
+
+def _told(text: str, case: Case) -> str:
+    diagnosis = postmortem(case)
+    (figures,) = {one.evidence for one in diagnosis.findings if one.evidence} or {()}  # every finding stands on one set
+    return "\n".join(
+        [
+            f"worst: {diagnosis.worst}",
+            f"read: {_read(text)}",
+            *(f"{one.name}: {_plain(one.value)} {one.unit}".rstrip() + f" ({one.source})" for one in figures),
+            *(line for one in diagnosis.findings for line in _of(one)),
+            *(f"gap: {gap.reason}" for gap in diagnosis.gaps),
+        ]
+    )
+
+
+def _read(text: str) -> str:
+    found = read_failures(text)
+    if found is None:
+        return "no failure"
+    parts = {one.name: getattr(found, one.name) for one in fields(found) if one.name != "shortage"}
+    return ", ".join([found.shortage.kind, *(f"{name} {_plain(part)}" for name, part in parts.items() if part)])
+
+
+def _plain(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _of(finding: Finding) -> list[str]:
+    """A finding, and the remedy that is this failure's own."""
+    own = finding.remedy != KNOWLEDGE[finding.id].remedy
+    return [f"{finding.id}: {finding.status}, {finding.summary}", *([f"    {finding.remedy}"] if own else [])]
+
+
+def kept() -> dict[str, str]:
+    """The file, by the names of the failures."""
+    parts = (part.partition("\n") for part in TOLD.read_text(encoding="utf-8").removeprefix("# ").split("\n\n# "))
+    return {name: rest.rstrip("\n") for name, _, rest in parts}
+
+
+if __name__ == "__main__":
+    TOLD.write_text("\n\n".join(f"# {name}\n{told(name)}" for name in (*TEXTS, *LOGS)) + "\n", encoding="utf-8")

@@ -1,0 +1,262 @@
+"""baseline.duplicate_model: what is held beyond the pool and one copy of the weights, or why that cannot be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_duplicate_model import judge
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+from tests.builders.answers import evidence
+from tests.builders.runs import run
+from tests.builders.values import GIB, KIB, MIB, NO_NVML, device, engine, pool, process
+from tests.builders.worlds import World, facts
+
+
+def verdict(world: World) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(run(world), facts(world), DEFAULT_LIMITS)
+    return found
+
+
+def test_weights_held_twice_are_a_fault() -> None:
+    """Six GiB beyond pool and weights of six GiB, on top of the usual overhead, are a second copy."""
+    # GIVEN a server that holds 6 GiB of weights twice
+    world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
+    # WHEN the run is judged
+    actual = verdict(world)
+    # THEN
+    pool_bytes = 6145 * 2 * MIB
+    expected = Finding(
+        id="baseline.duplicate_model",
+        status="fault",
+        summary="the idle server holds 7.00 GiB beyond its pool and one copy of its weights (6.00 GiB): "
+        "the weights are there 2 times",
+        evidence=(
+            Evidence(name="server_bytes", value=pool_bytes + 13 * GIB, unit="bytes", source="nvml"),
+            Evidence(name="pool_bytes", value=pool_bytes, unit="bytes", source="engine"),
+            Evidence(name="weights_bytes", value=6 * GIB, unit="bytes", source="host: checkpoint files"),
+            Evidence(name="beyond_pool_and_weights", value=7 * GIB, unit="bytes", source="computed"),
+            Evidence(name="allowance", value=1100 * MIB + int(0.08 * 32 * GIB), unit="bytes", source="computed"),
+        ),
+    )
+
+    assert expected == actual
+
+
+def test_one_copy_is_ok() -> None:
+    """Pool, one copy and a GiB of overhead explain a healthy server."""
+    # GIVEN a healthy server
+    actual = verdict(World())
+
+    # THEN
+    assert ("ok", 1 * GIB) == (actual.status, evidence(actual)["beyond_pool_and_weights"])
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(nvml=NO_NVML), NO_NVML.reason),
+        (World(weights_bytes=None), "the size of the weights is not known (the model's files are not visible here)"),
+        (
+            World(pools=(pool(pool_bytes=None),)),
+            "the engine does not report its pool's bytes, and the model's config.json is not visible from here",
+        ),
+        (World(server_seen=False), "the server's own bytes on the device are not visible"),
+        (World(server_bytes_told=False), "the server's own bytes on the device are not visible"),
+        (World(processes_told=False), "the server's own bytes on the device are not visible"),
+    ],
+    ids=["no NVML", "weights", "pool's bytes", "server", "server's bytes", "processes"],
+)
+def test_without_one_of_its_figures_it_is_unknown(world: World, reason: str) -> None:
+    """Weights, pool and the server's own bytes are all needed; the finding names the one that is missing."""
+    # WHEN such a run is judged
+    actual = verdict(world)
+
+    # THEN
+    assert Finding(id="baseline.duplicate_model", status="unknown", summary=f"cannot tell: {reason}") == actual
+
+
+@pytest.mark.parametrize("weights", [KIB, 100 * MIB, 512 * MIB, 1 * GIB, 2 * GIB])
+def test_overhead_of_a_small_model_is_not_a_second_copy(weights: int) -> None:
+    """Context, workspaces and graphs of a healthy small model weigh more than its weights: that accuses nobody."""
+    # GIVEN a small model with 2.5 GiB of ordinary overhead on an 80-GiB device
+    world = World(weights_bytes=weights, overhead_bytes=5 * GIB // 2, device_bytes=80 * GIB)
+
+    # THEN
+    assert verdict(world).status in {"ok", "unknown"}
+
+
+def test_a_second_copy_beyond_all_overhead_is_found_for_small_models_too() -> None:
+    """More than the largest ordinary overhead is suspect even where the weights are smaller than it."""
+    # GIVEN weights of 2 GiB on a device where 3 GiB of overhead are usual, and 6 GiB too much
+    world = World(weights_bytes=2 * GIB, overhead_bytes=6 * GIB)
+
+    # THEN
+    assert "suspect" == verdict(world).status
+
+
+def test_ranks_that_share_the_weights_are_no_copies() -> None:
+    """Tensor parallel: each of two ranks has a pool of its own and half of the weights."""
+    # GIVEN a healthy server on two GPUs
+    actual = verdict(World(gpus=2))
+
+    # THEN
+    assert ("ok", 2 * GIB) == (actual.status, evidence(actual)["beyond_pool_and_weights"])
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_engines_with_a_copy_each_are_no_duplicates(gpus: int) -> None:
+    """Data parallel: two engines hold the weights once each, be it on one GPU or on two."""
+    # GIVEN a healthy server of two engines
+    actual = verdict(World(pools=(pool("0"), pool("1")), gpus=gpus, device_bytes=80 * GIB))
+
+    # THEN
+    assert ("ok", 12 * GIB) == (actual.status, evidence(actual)["weights_bytes"])
+
+
+def test_no_weights_at_all_divide_nothing() -> None:
+    """A folder of empty files gives weights of zero bytes, which is no ground for a verdict against the server."""
+    # GIVEN weights of 0 bytes
+    actual = verdict(World(weights_bytes=0))
+
+    # THEN
+    assert actual.status in {"ok", "unknown"}
+
+
+def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
+    """Nineteen GiB beside six of weights are a pool, most likely, or copies."""
+    # GIVEN a server whose page has no pool
+    actual = verdict(World(pools=()))
+
+    # THEN
+    told = "the engine does not report its KV pool, and the 19.0"
+    assert ("unknown", True) == (actual.status, actual.summary.startswith(f"cannot tell: {told}")), actual.summary
+
+
+SMALL = 2 * MIB * 1001
+"""A pool of a thousand blocks and the null block."""
+
+ALLOWANCE = 1100 * MIB + int(0.08 * 24 * GIB)
+"""What one process on a GPU of 24 GiB may take beside pool and weights."""
+
+
+def idle_server(beyond: int, weights: int, *, engines: int = 1, ranks: int = 1, pids: int = 1) -> Finding:
+    """The rule's one finding on engines of some ranks, a GPU each, that hold so much beyond pool and weights."""
+    gpus = engines * ranks
+    bytes_each = SMALL + (beyond + engines * weights) // gpus
+    devices = tuple(
+        device(
+            gpu,
+            processes=(
+                process(100 + gpu, bytes_each),
+                *(process(200 + 8 * gpu + more, 0) for more in range(pids - 1)),
+                process(9, 3 * GIB),
+            ),
+        )
+        for gpu in range(gpus)
+    )
+    known = Facts(
+        pools=tuple(pool(str(number), usable_blocks=1000, pool_bytes=SMALL) for number in range(engines)),
+        server_pids=tuple(range(100, 300)),
+        weights_bytes=weights,
+    )
+    samples = (
+        Sample(at_seconds=1.0, engines=(engine(),)),
+        Sample(at_seconds=2.0, devices=(device(), device(1), device(2), device(3))),
+        Sample(at_seconds=3.0, devices=(*devices, device(7, processes=(process(8, 20 * GIB),)))),
+        Sample(at_seconds=4.0, devices=(device(0, processes=(process(100, 1),)),)),
+    )
+    (found,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("weights", "beyond", "status"),
+    [
+        (6 * GIB, 6 * GIB + 250 * MIB - 1, "ok"),
+        (6 * GIB, 6 * GIB + 250 * MIB, "fault"),
+        (1 * GIB, ALLOWANCE, "unknown"),
+        (1 * GIB, ALLOWANCE + 1, "suspect"),
+        (1 * GIB, 1 * GIB + 250 * MIB - 1, "ok"),
+        (1 * GIB, 1 * GIB + 250 * MIB, "unknown"),
+        (4_822_526_853, 5 * GIB, "fault"),
+        (4_822_526_852, 5 * GIB, "suspect"),
+    ],
+    ids=[
+        "less than a copy and a context",
+        "a copy and the smallest context",
+        "as much as overhead may be",
+        "a byte more than overhead may be",
+        "a small model's overhead",
+        "a small model's overhead or a copy",
+        "weights of one and a half times the overhead",
+        "a byte less",
+    ],
+)
+def test_a_copy_is_weighed_against_what_a_healthy_server_takes(weights: int, beyond: int, status: str) -> None:
+    """Beyond pool and weights: 250 MiB are any context's, 3,215,017,902 bytes the most that overhead is usual for."""
+    # GIVEN a hand calculation: 1100 MiB of context and 8 % of 24 GiB, of which 1.5 times are 4,822,526,853
+    assert 3_215_017_902 == ALLOWANCE
+
+    # THEN
+    assert status == idle_server(beyond, weights).status
+
+
+def test_every_further_copy_is_counted() -> None:
+    """Two copies too many beside 250 MiB: the weights are there three times."""
+    # WHEN
+    actual = idle_server(12 * GIB + 250 * MIB, 6 * GIB)
+
+    # THEN
+    told = "12.24 GiB beyond its pool and one copy of its weights (6.00 GiB): the weights are there 3 times"
+    assert f"the idle server holds {told}" == actual.summary
+
+
+def test_overhead_that_may_be_a_copy_is_told_with_both() -> None:
+    """A small model's context and graphs, or its weights once more: nobody can tell, and both figures are there."""
+    # WHEN
+    actual = idle_server(2 * GIB, 1 * GIB)
+
+    # THEN
+    told = "2.00 GiB beyond its pool and one copy of its weights (1.00 GiB)"
+    assert f"cannot tell: {told} may be a copy of them as well as ordinary overhead" == actual.summary
+    assert 2 * GIB == evidence(actual)["beyond_pool_and_weights"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "ranks", "pids", "pools", "weights", "allowance"),
+    [
+        (1, 1, 1, 1, 1, 1100 * MIB + int(0.08 * 24 * GIB)),
+        (1, 1, 3, 1, 1, 3 * 1100 * MIB + int(0.08 * 24 * GIB)),
+        (1, 2, 1, 2, 1, 2 * (1100 * MIB + int(0.08 * 24 * GIB))),
+        (2, 2, 1, 4, 2, 4 * (1100 * MIB + int(0.08 * 24 * GIB))),
+    ],
+    ids=["one process", "three processes", "two ranks", "two engines of two ranks"],
+)
+def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
+    engines: int, ranks: int, pids: int, pools: int, weights: int, allowance: int
+) -> None:
+    """Each engine has the weights once, each rank a pool, each process a context, each GPU its activations."""
+    # WHEN
+    actual = idle_server(4 * GIB, 6 * GIB, engines=engines, ranks=ranks, pids=pids)
+
+    # THEN what is left is the same, and no process or GPU of somebody else's is counted
+    assert {
+        "server_bytes": pools * SMALL + weights * 6 * GIB + 4 * GIB,
+        "pool_bytes": pools * SMALL,
+        "weights_bytes": weights * 6 * GIB,
+        "beyond_pool_and_weights": 4 * GIB,
+        "allowance": allowance,
+    } == evidence(actual)
+    assert ("ok", "pool, one copy of the weights and 4.00 GiB of overhead explain the server's memory") == (
+        actual.status,
+        actual.summary,
+    )
+
+
+def test_a_timeline_without_devices_says_so() -> None:
+    """No GPU was read, and nobody said why."""
+    # THEN
+    (actual,) = judge(Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), Facts(), DEFAULT_LIMITS)
+    assert "cannot tell: no device was read" == actual.summary

@@ -1,0 +1,369 @@
+"""baseline.foreign_memory at its thresholds, with its figures, and over many readings of several GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
+from kvdiag.model import Device, Evidence, Facts, Finding, Mark, Memory, Process, Sample, Timeline
+from tests.builders.answers import evidence
+from tests.builders.series import neighbour_part, timeline
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
+
+SERVER = Facts(server_pids=(100, 101))
+OWN = process(100, 10 * GIB, "VLLM::EngineCore")
+DRIVER = 464 * MIB
+CONTEXT = 256 * MIB
+
+
+def over(*readings: tuple[float, tuple[Device, ...]], of: Facts = SERVER, serving: bool = True) -> Finding:
+    """The rule's one finding on devices as they were at some times."""
+    samples = [Sample(at_seconds=at_seconds, devices=devices) for at_seconds, devices in readings]
+    if serving:
+        samples.insert(0, Sample(at_seconds=0.0, engines=(engine(),)))
+    (found,) = judge(Timeline(samples=tuple(samples)), of, DEFAULT_LIMITS)
+    return found
+
+
+def gpu(*listed: Process, index: int = 0, hidden: int = 0, reserved: int | None = DRIVER) -> Device:
+    """A GPU of 24 GiB that holds what its processes and its driver hold, and so much more."""
+    used = sum(one.used_bytes or 0 for one in listed) + DRIVER + hidden
+    return device(index, used_bytes=used, driver_reserved_bytes=reserved, processes=listed)
+
+
+def once(*devices: Device, of: Facts = SERVER, serving: bool = True) -> Finding:
+    """The finding on a single reading."""
+    return over((1.0, devices), of=of, serving=serving)
+
+
+def lists(*readings: tuple[float, tuple[Process, ...]]) -> Finding:
+    """The finding on one GPU's process lists at some times."""
+    return over(*((at_seconds, (gpu(*listed),)) for at_seconds, listed in readings))
+
+
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [(CONTEXT - 1, "ok"), (CONTEXT, "suspect"), (515_396_075, "suspect"), (515_396_076, "fault")],
+)
+def test_others_count_from_a_context_and_cost_from_a_fiftieth_of_the_device(size: int, status: str) -> None:
+    """256 MiB are the smallest context; 2 % of 24 GiB are 515,396,075.52 bytes."""
+    # WHEN
+    actual = once(gpu(OWN, process(7, size)))
+
+    # THEN
+    told = "GPU 0: nothing of note but the server" if status == "ok" else "belong to python3 (pid 7), not to the server"
+    assert told in actual.summary
+    assert status == actual.status
+
+
+def test_others_on_a_device_that_does_not_tell_its_size_are_suspect() -> None:
+    """Whether they cost the server a fiftieth of it is not known."""
+    # GIVEN
+    dark = device(used_bytes=None, processes=(OWN, process(7, 20 * GIB)))
+
+    # THEN
+    assert "suspect" == once(dark).status
+    assert "held_by_no_process" not in evidence(once(dark))
+
+
+def test_all_others_are_added_up_and_three_are_named() -> None:
+    """Four processes of 100 MiB are 400 MiB together; a name that is not told is none."""
+    # WHEN
+    actual = once(gpu(OWN, *(process(pid, 100 * MIB, None if pid == 8 else "job") for pid in (7, 8, 9, 10))))
+
+    # THEN
+    told = "400 MiB belong to job (pid 7), process (pid 8), job (pid 9), not to the server"
+    assert Finding(
+        id="baseline.foreign_memory",
+        status="suspect",
+        summary=f"GPU 0: {told}",
+        evidence=(
+            Evidence(name="gpu", value=0, unit="index", source="nvml"),
+            Evidence(name="foreign_bytes", value=400 * MIB, unit="bytes", source="nvml"),
+            Evidence(name="process 7", value=100 * MIB, unit="bytes", source="nvml: job"),
+            Evidence(name="process 8", value=100 * MIB, unit="bytes", source="nvml: name not told"),
+            Evidence(name="process 9", value=100 * MIB, unit="bytes", source="nvml: job"),
+            Evidence(name="process 10", value=100 * MIB, unit="bytes", source="nvml: job"),
+            Evidence(name="held_by_no_process", value=0, unit="bytes", source="computed"),
+        ),
+    ) == (actual)
+
+
+@pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - 1, "ok"), (CONTEXT, "suspect")])
+def test_bytes_of_no_process_count_from_a_context(hidden: int, status: str) -> None:
+    """What neither a process nor the driver holds, in a single reading."""
+    # THEN
+    actual = once(gpu(OWN, hidden=hidden))
+    assert (status, hidden) == (actual.status, evidence(actual)["held_by_no_process"])
+
+
+@pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - DRIVER - 1, "ok"), (CONTEXT - DRIVER, "unknown")])
+def test_bytes_that_may_be_the_drivers_are_left_open_from_a_context(hidden: int, status: str) -> None:
+    """Where the driver's share is not told, what no process holds is the driver's or somebody's."""
+    # WHEN
+    actual = once(gpu(OWN, hidden=hidden, reserved=None))
+
+    # THEN
+    assert status == actual.status
+    told = "cannot tell: NVML does not say whose 256 MiB on GPU 0 are, the server's or not"
+    assert told == actual.summary or status == "ok"
+
+
+def test_sizes_that_are_not_told_are_left_open() -> None:
+    """Of three others two do not tell: nobody is cleared by the third, and what is known to be large is told first."""
+    # THEN
+    untold = (process(7, None), process(8, None))
+    small = once(gpu(OWN, *untold, process(9, MIB)))
+    assert ("unknown", "cannot tell: NVML does not say how much is held by 2 other processes on GPU 0") == (
+        small.status,
+        small.summary,
+    )
+    assert {"gpu": 0, "foreign_bytes": MIB, "process 7": None, "process 8": None, "process 9": MIB} == evidence(small)
+    assert "fault" == once(gpu(OWN, *untold, process(9, 2 * GIB))).status
+    # what the server's own process does not tell may be all that is there
+    assert "unknown" == once(gpu(process(100, None), hidden=10 * GIB)).status
+
+
+@pytest.mark.parametrize(
+    ("of", "serving", "listed", "told"),
+    [
+        (Facts(), True, (process(1, GIB),), "GPU 0: nothing of note but the server, taken to be the only process"),
+        (Facts(pools=(pool(),)), False, (process(1, GIB),), "GPU 0: nothing of note but the server, taken to be"),
+        (Facts(), False, (process(1, GIB),), "cannot tell: GPU 0 has 1 process, and the server's are not seen"),
+        (Facts(), True, (process(1, GIB), process(2, 1)), "cannot tell: GPU 0 has 2 processes, and the server's are"),
+        (SERVER, True, (), "cannot tell: GPU 0 has 0 processes, and the server's are not seen"),
+        (SERVER, False, (), "cannot tell: GPU 0 has 0 processes, and the server's are not seen"),
+        (Facts(), True, (), "cannot tell: GPU 0 has 0 processes, and the server's are not seen"),
+    ],
+    ids=["answers", "has a pool", "no server", "two", "pids known, none listed", "no page either", "none listed"],
+)
+def test_whose_a_process_is_where_the_servers_are_not_listed(
+    of: Facts, serving: bool, listed: tuple[Process, ...], told: str
+) -> None:
+    """One alone beside a server that answers is its own; anything else is left open."""
+    # THEN
+    actual = once(gpu(*listed), of=of, serving=serving)
+    assert told in actual.summary
+    assert ("unknown" if told.startswith("cannot") else "ok") == actual.status
+
+
+@pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - 1, "ok"), (CONTEXT, "suspect")])
+def test_a_gpu_without_processes_or_server(hidden: int, status: str) -> None:
+    """Beyond the driver's share, from a context on it is a zombie's."""
+    # WHEN
+    actual = once(gpu(hidden=hidden), of=Facts(), serving=False)
+
+    # THEN
+    told = {
+        "ok": "GPU 0: nobody holds anything of note",
+        "suspect": "GPU 0: 256 MiB are held, no process is listed and no server is seen: a zombie, or processes that "
+        "only the host's own list shows",
+    }
+    assert (status, told[status]) == (actual.status, actual.summary)
+    assert [
+        ("gpu", 0, "index", "nvml"),
+        ("held_by_no_process", hidden, "bytes", "computed"),
+        ("driver_reserved", DRIVER, "bytes", "nvml"),
+    ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
+
+
+@pytest.mark.parametrize(
+    ("empty", "held"),
+    [
+        (device(2, used_bytes=20 * GIB, driver_reserved_bytes=None, processes=()), 20 * GIB),
+        (device(2, used_bytes=None, processes=()), 0),
+    ],
+    ids=["driver's share not told", "memory not told"],
+)
+def test_a_gpu_without_processes_whose_figures_are_missing_is_unknown(empty: Device, held: int) -> None:
+    """What the driver keeps would be called a zombie's."""
+    # WHEN
+    actual = once(empty, of=Facts(), serving=False)
+
+    # THEN
+    assert ("unknown", "cannot tell: what the driver keeps of GPU 2 is not told") == (actual.status, actual.summary)
+    assert {"gpu": 2, "held_by_no_process": held, "driver_reserved": None} == evidence(actual)
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ((Sample(at_seconds=1.0),), "no device was read"),
+        ((Sample(at_seconds=1.0, gaps=(NO_NVML,)),), NO_NVML.reason),
+        ((Sample(at_seconds=1.0, devices=(device(),)),), "NVML lists no processes here"),
+        ((Sample(at_seconds=1.0, devices=(device(),)), Sample(at_seconds=2.0, gaps=(NO_NVML,))), NO_NVML.reason),
+        ((), "no device was read"),
+    ],
+    ids=["nothing", "no NVML", "no lists", "no lists any more", "no samples"],
+)
+def test_why_nothing_is_seen_is_told(samples: tuple[Sample, ...], told: str) -> None:
+    """The reason of the newest gap, else what is missing."""
+    # THEN
+    (actual,) = judge(Timeline(samples=samples), SERVER, DEFAULT_LIMITS)
+    assert Finding(id="baseline.foreign_memory", status="unknown", summary=f"cannot tell: {told}") == actual
+
+
+def test_the_worst_gpu_is_told_and_of_equals_the_first() -> None:
+    """Fault before suspect before unknown before ok."""
+    # GIVEN GPUs of the server by what is on them
+    clean, open_ = gpu(process(101, GIB), index=0), gpu(process(101, GIB), process(7, None), index=1)
+    some, much = (
+        gpu(process(101, GIB), process(7, size), index=size // CONTEXT) for size in (2 * CONTEXT - 99 * MIB, 3 * GIB)
+    )
+
+    # THEN
+    assert ["unknown", "suspect", "fault"] == [
+        once(*devices).status for devices in ((clean, open_), (clean, open_, some), (much, some, open_, clean))
+    ]
+    twice = once(gpu(OWN, process(7, GIB), index=3), gpu(OWN, process(7, GIB), index=2))
+    assert 3 == evidence(twice)["gpu"]
+
+
+def test_a_gpu_of_the_server_that_lists_nobody_any_more_is_known_by_its_last_list() -> None:
+    """A reading without a process list takes nothing back; a GPU that never has one is left open."""
+    # GIVEN GPU 0 listed once, GPU 1 never, both the server's by what its slices say
+    listed, dark = gpu(OWN, process(7, GIB)), device(0, processes=None)
+
+    # THEN
+    assert "fault" == over((1.0, (listed,)), (2.0, (dark,))).status
+    beside = once(gpu(OWN), device(1, processes=None), of=Facts(server_pids=(5,)))
+    assert "unknown" == beside.status
+    never = once(gpu(process(1, GIB)), device(1, processes=None), of=Facts())
+    assert ("unknown", "cannot tell: NVML lists no processes of GPU 1") == (never.status, never.summary)
+
+
+ORPHAN = process(7, 6 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [
+        ((0.0, 60.0, 120.0), "suspect"),
+        ((0.0, 59.0, 120.0), "ok"),
+        ((0.0, 30.0, 90.0), "ok"),
+        ((0.0, 31.0, 90.0), "suspect"),
+    ],
+    ids=["a minute apart", "less", "less, before the last minute", "in the last minute"],
+)
+def test_two_lists_a_minute_apart_show_a_neighbour(times: tuple[float, ...], status: str) -> None:
+    """What starts a server comes and goes within a minute; the newest two lists count, however near."""
+    # GIVEN a neighbour in the first two of three lists
+    first, second, last = times
+
+    # THEN
+    assert status == lists((first, (OWN, ORPHAN)), (second, (OWN, ORPHAN)), (last, (OWN,))).status
+
+
+@pytest.mark.parametrize(("size", "status"), [(CONTEXT - 1, "ok"), (CONTEXT, "suspect")])
+def test_a_neighbour_that_is_gone_counts_from_a_context(size: int, status: str) -> None:
+    """As one that is there does."""
+    # GIVEN
+    beside = (OWN, process(7, size))
+
+    # THEN
+    assert status == lists((0.0, beside), (60.0, beside), (120.0, (OWN,)), (180.0, (OWN,))).status
+
+
+def test_a_neighbour_is_gone_since_it_held_half() -> None:
+    """Six GiB until a minute, half of that until two, less until three, and nothing at five."""
+    # WHEN
+    actual = lists(
+        (0.0, (OWN, ORPHAN)),
+        (60.0, (OWN, ORPHAN)),
+        (120.0, (OWN, process(7, 3 * GIB))),
+        (180.0, (OWN, process(7, 3 * GIB - 1))),
+        (240.0, (OWN, process(7, CONTEXT // 2))),
+        (300.0, (OWN, process(7, 9 * MIB))),
+    )
+
+    # THEN
+    told = "6.00 GiB belonged to python3 (pid 7), beside the server, until 3 minutes before the last reading"
+    assert Finding(
+        id="baseline.foreign_memory",
+        status="suspect",
+        summary=f"GPU 0: {told}",
+        evidence=(
+            Evidence(name="gpu", value=0, unit="index", source="nvml"),
+            Evidence(name="foreign_bytes", value=6 * GIB, unit="bytes", source="nvml"),
+            Evidence(name="foreign_bytes_now", value=9 * MIB, unit="bytes", source="nvml"),
+            Evidence(name="gone_for", value=180.0, unit="seconds", source="nvml"),
+        ),
+    ) == (actual)
+
+
+def test_a_process_seen_once_is_not_added_to_its_neighbours() -> None:
+    """Beside a neighbour of 100 MiB one comes and goes with 6 GiB: what stays is of no note."""
+    # GIVEN
+    small = process(8, 100 * MIB)
+
+    # THEN
+    assert "ok" == lists((0.0, (OWN, small)), (60.0, (OWN, small, ORPHAN)), (120.0, (OWN, small))).status
+
+
+def test_a_neighbour_where_the_servers_processes_are_not_known_is_not_told_after_it_left() -> None:
+    """Of a lone process nobody knows whether another was its neighbour, or itself before a restart."""
+    # GIVEN
+    one, other = gpu(process(1, 10 * GIB)), gpu(process(1, 10 * GIB), process(2, 6 * GIB))
+
+    # THEN
+    readings = ((0.0, (other,)), (60.0, (other,)), (120.0, (one,)), (180.0, (one,)))
+    assert "ok" == over(*readings, of=Facts()).status
+
+
+def test_bytes_between_two_readings_are_nobodys_only_if_both_show_them() -> None:
+    """Memory and process list are two questions: a server that starts takes gigabytes between them."""
+    # GIVEN readings in which a GiB is, and is not, explained
+    odd, even = gpu(OWN, hidden=GIB), gpu(OWN)
+    untold = gpu(process(100, None), hidden=10 * GIB)
+
+    # THEN
+    assert ["ok", "ok", "suspect", "suspect"] == [
+        over(*((60.0 * at, (one,)) for at, one in enumerate(told))).status
+        for told in ((odd, even), (even, odd), (odd, odd), (even, odd, odd))
+    ]
+    assert "held_by_no_process" not in evidence(over((0.0, (untold,)), (60.0, (even,))))
+    # the smaller of the two is told
+    two = over((0.0, (gpu(OWN, hidden=GIB),)), (60.0, (gpu(OWN, hidden=2 * GIB),)))
+    assert GIB == evidence(two)["held_by_no_process"]
+
+
+def test_readings_before_the_server_and_after_it_decide_nothing() -> None:
+    """While none of its processes is listed, everybody is a stranger."""
+    # THEN
+    assert "ok" == lists((0.0, (ORPHAN,)), (60.0, (ORPHAN,)), (120.0, (OWN,)), (180.0, (OWN,))).status
+    assert "ok" == lists((0.0, (OWN,)), (60.0, (OWN,)), (120.0, (ORPHAN,)), (180.0, (ORPHAN,))).status
+
+
+def smaller(whole: Device, less: int) -> Device:
+    """A device with so many bytes less, all of them free ones."""
+    assert whole.memory is not None
+    memory = Memory(total_bytes=whole.memory.total_bytes - less, free_bytes=whole.memory.free_bytes - less)
+    return replace(whole, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "steps", "status", "words"),
+    [
+        (80, False, "fault", "bytes that are not the server's keep growing"),
+        (80, True, "suspect", "1.40 GiB belong to python3 (pid 1000), not to the server"),
+        (40, False, "fault", "1.40 GiB belong to python3 (pid 1000), not to the server"),
+    ],
+    ids=["watched", "in a run of steps", "a fault already"],
+)
+def test_growth_of_others_is_told_where_it_says_more(total_gib: int, steps: bool, status: str, words: str) -> None:
+    """500 MB/h for three hours: on 80 GiB suspect by what is there now, by which a run of steps is judged."""
+    # GIVEN
+    seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
+    less = (80 - total_gib) * GIB
+    samples = tuple(
+        replace(sample, devices=tuple(smaller(one, less) for one in sample.devices or ())) for sample in seen.samples
+    )
+    marks = (Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin"),) if steps else ()
+    (actual,) = judge(Timeline(samples=samples, marks=marks), SERVER, DEFAULT_LIMITS)
+
+    # THEN
+    assert words in actual.summary
+    assert status == actual.status

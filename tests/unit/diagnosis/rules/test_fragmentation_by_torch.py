@@ -1,0 +1,215 @@
+"""fragmentation.allocator where the agents tell: the gap by its parts, and what makes it a problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.fragmentation_allocator import judge
+from kvdiag.model import Allocator, FailedAllocation, Finding, Sample, Timeline
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, MIB, engine, split
+from tests.builders.worlds import World, facts
+from tests.unit.diagnosis.rules.gaps import HELD, WHO, verdict
+
+HOLES = split(
+    reserved_bytes=8 * GIB,
+    live_bytes=5 * GIB,
+    releasable_bytes=0,
+    stranded_bytes=3 * GIB,
+    largest_free_block_bytes=64 * MIB,
+    fits=False,
+    unusable_ratio=1.0,
+)
+"""Forty-eight holes of 64 MiB, where 512 MiB are asked for."""
+
+
+def test_holes_that_cost_flushes_are_suspect() -> None:
+    """Torch that flushes its cache to go on, while a third of what it has lies between live blocks, is fragmented."""
+    # WHEN
+    actual = verdict(HELD, replace(HELD, split=HOLES, alloc_retries_total=4))
+
+    # THEN
+    assert "suspect" == actual.status
+    assert f"{WHO}: torch had to flush its cache 4 times to go on, while 3.00 GiB lie free between live blocks" == (
+        actual.summary
+    )
+    assert {"stranded": 3 * GIB, "alloc_retries": 4, "unusable_for_request": 1.0}.items() <= evidence(actual).items()
+
+
+def test_flushes_before_anybody_looked_are_not_counted() -> None:
+    """What was retried while the server loaded its model is over."""
+    # GIVEN
+    since_start = replace(HELD, alloc_retries_total=9, split=replace(HOLES, fits=True))
+
+    # WHEN / THEN
+    assert "ok" == verdict(since_start, since_start).status
+
+
+def test_holes_in_which_nothing_large_fits_are_suspect() -> None:
+    """Without any flush yet: 3 GiB in pieces, and 512 MiB would not fit."""
+    # WHEN
+    actual = verdict(replace(HELD, split=HOLES))
+
+    # THEN
+    parts = "0 B releasable, 0 B in graph pools, 3.00 GiB between live blocks"
+    sentence = f"{WHO}: 3.00 GiB reserved by torch lie unused ({parts}), and 512.00 MiB would not fit"
+    assert ("suspect", sentence.replace("512.00 MiB", "512 MiB")) == (actual.status, actual.summary)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        split(live_bytes=5 * GIB, releasable_bytes=3 * GIB),
+        split(live_bytes=5 * GIB, releasable_bytes=0, private_bytes=3 * GIB),
+        replace(HOLES, fits=True, unusable_ratio=0.3),
+    ],
+    ids=["cache", "graph pools", "holes that serve"],
+)
+def test_gap_that_is_of_use_is_shown_and_ok(harmless: object) -> None:
+    """Beyond 2 GB the gap is shown by its parts, and is no fault where the next request finds room."""
+    # WHEN
+    actual = verdict(replace(HELD, split=harmless))  # type: ignore[arg-type]
+
+    # THEN
+    assert "ok" == actual.status
+    assert "3.00 GiB reserved by torch lie unused, of use to the next request (" in actual.summary
+
+
+def test_threshold_of_the_plain_rule_can_be_set() -> None:
+    """Who wants to see smaller gaps by their parts lowers the limit."""
+    # GIVEN
+    small = replace(HELD, allocated_bytes=8 * GIB - MIB)
+
+    # WHEN
+    usual = verdict(small)
+    strict = verdict(small, limits=replace(DEFAULT_LIMITS, reserved_gap_bytes=0))
+
+    # THEN
+    assert ("ok", f"{WHO}: 1.00 MiB reserved by torch lie unused, which is normal") == (usual.status, usual.summary)
+    assert ("unknown", f"cannot tell: {WHO}: 1.00 MiB reserved by torch lie unused, and why is not told") == (
+        strict.status,
+        strict.summary,
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (
+            replace(HELD, backend="cudaMallocAsync"),
+            f"{WHO} allocates by cudaMallocAsync, which has no blocks to look at",
+        ),
+        (
+            replace(HELD, process_bytes=GIB),
+            f"{WHO} is asleep, or allocates past torch: what torch counts is not what is on the device",
+        ),
+        (HELD, f"{WHO}: 3.00 GiB reserved by torch lie unused, and why is not told"),
+    ],
+    ids=["no blocks", "asleep", "no split"],
+)
+def test_what_cannot_be_seen_is_unknown(held: Allocator, reason: str) -> None:
+    """Without blocks, with bytes that are not there, or without their split, nothing is said of holes."""
+    # WHEN
+    actual = verdict(held)
+
+    # THEN
+    assert ("unknown", f"cannot tell: {reason}") == (actual.status, actual.summary)
+
+
+def test_torchs_own_count_of_holes_serves_only_where_segments_do_not_expand() -> None:
+    """`inactive_split` stays 0 in expandable segments (pytorch#159564): there it says nothing."""
+    # GIVEN
+    fixed = replace(HELD, inactive_split_bytes=2 * GIB, alloc_retries_total=1)
+    expanding = replace(fixed, expandable_segments=True)
+
+    # WHEN / THEN
+    assert ["suspect", "unknown"] == [verdict(HELD, each).status for each in (fixed, expanding)]
+
+
+def test_worst_process_speaks() -> None:
+    """Of several ranks the one in trouble is told."""
+    # GIVEN
+    well, ill = replace(HELD, allocated_bytes=8 * GIB), replace(HELD, pid=101, split=HOLES)
+    timeline = Timeline(samples=(Sample(at_seconds=1.0, allocators=(well, ill)),))
+
+    # WHEN
+    (actual,) = judge(timeline, replace(facts(World()), server_pids=(100, 101)), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("suspect", "VLLM::Worker_TP0 101") == (actual.status, evidence(actual)["process"])
+
+
+FAILED = FailedAllocation(age_seconds=300.0, asked_bytes=512 * MIB, free_bytes=200 * MIB, split=HOLES)
+
+
+def test_failure_that_had_room_in_holes_is_confirmed_by_its_black_box() -> None:
+    """512 MiB failed five minutes ago with 3 GiB free in pieces of 64 MiB: no answer has to tell of it."""
+    # WHEN
+    actual = verdict(replace(HELD, failure=FAILED))
+
+    # THEN
+    sentence = (
+        f"{WHO}: 512.00 MiB could not be allocated 5 minutes ago, although 200.00 MiB were free and 3.00 GiB lay free "
+        "between live blocks: no hole fits"
+    ).replace(".00 MiB", " MiB")
+    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert {"asked": 512 * MIB, "free_on_device": 200 * MIB, "failed_before": 300.0}.items() <= evidence(actual).items()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        replace(FAILED, asked_bytes=4 * GIB),
+        replace(FAILED, asked_bytes=64 * MIB),
+        replace(FAILED, split=None),
+        replace(FAILED, age_seconds=2 * 3600.0),
+    ],
+    ids=["not enough together", "a block was there", "blocks not looked at", "long ago"],
+)
+def test_failure_that_holes_do_not_explain_confirms_nothing(failure: FailedAllocation) -> None:
+    """Exhaustion, a block in another stream, an unseen split, a failure of hours ago: none is a hole that fits not."""
+    # GIVEN nothing unused by now
+    held = replace(HELD, allocated_bytes=8 * GIB, failure=failure)
+
+    # WHEN / THEN
+    assert "ok" == verdict(held).status
+
+
+def working(*readings: Allocator, tokens: int, every_seconds: float = 60.0) -> Finding:
+    """The finding on a server that generates so many tokens between two readings."""
+    samples = tuple(
+        Sample(
+            at_seconds=1000.0 + number * every_seconds,
+            allocators=(one,),
+            engines=(replace(engine(), generation_tokens_total=number * tokens),),
+        )
+        for number, one in enumerate(readings)
+    )
+    (found,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(100, "suspect"), (0, "ok")], ids=["the server works", "the server does nothing"]
+)
+def test_flushes_count_while_the_server_works(tokens: int, expected: str) -> None:
+    """Flushes in minutes in which nothing is generated are those of a start or an end."""
+    # GIVEN
+    holes = replace(HOLES, fits=True)
+
+    # WHEN / THEN
+    flushed = replace(HELD, split=holes, alloc_retries_total=3)
+    assert expected == working(replace(HELD, split=holes), flushed, tokens=tokens).status
+
+
+def test_flushes_of_more_than_five_minutes_ago_are_over() -> None:
+    """Retries that stopped are no sign of pressure now."""
+    # GIVEN six readings, a minute apart, after the last flush
+    holes = replace(HELD, split=replace(HOLES, fits=True))
+    after = [replace(holes, alloc_retries_total=7)] * 7
+
+    # WHEN / THEN
+    assert "ok" == working(holes, *after, tokens=100).status

@@ -1,0 +1,141 @@
+"""isolation.prefix_cache: its figures, each with its unit, and the step's beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.isolation_prefix_cache import judge
+from kvdiag.diagnosis.steps import prefix_isolation
+from kvdiag.model import Finding, Quantity, StepResult, Timeline
+from tests.builders.isolation_timeline import REQUESTS, SALTLESS, Server, facts_of, probe
+
+HIT = 0.9922
+"""127 whole blocks of 2,048 tokens: 2,032 of them, to four places."""
+
+
+def verdict(server: Server, timeline: Timeline | None = None) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(probe(server) if timeline is None else timeline, facts_of(server), DEFAULT_LIMITS)
+    return found
+
+
+def result(server: Server, timeline: Timeline | None = None) -> StepResult:
+    """The step's result."""
+    return prefix_isolation.judge(probe(server) if timeline is None else timeline, facts_of(server), DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(("other_key", "keys"), [(False, 1), (True, 2)])
+def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys: int) -> None:
+    """Thirty requests in turns; a miss takes 40 ms and a hit 10, each a thousandth longer than the one before it."""
+    # GIVEN the middle place of new prompts is 14, as of own ones and another's salt, without one 16.5
+    milliseconds = (40 * 1.014, 10 * 1.014, 40 * 1.014, 10 * 1.0165)
+
+    # WHEN
+    actual = verdict(Server(other_key=other_key))
+
+    # THEN six hits are all the fastest of 18 times: 1 way of 18,564
+    assert [
+        ("requests_judged", 30, "requests", "kvdiag"),
+        ("new_prompts_hit", 0.0, "ratio", "engine"),
+        ("own_prompts_hit", HIT, "ratio", "engine"),
+        ("other_salt_hit", 0.0, "ratio", "engine"),
+        ("other_unsalted_hit", HIT, "ratio", "engine"),
+        ("keys", keys, "keys", "kvdiag"),
+        *(
+            (f"first_token_{name}", pytest.approx(value, abs=0.0051), "ms", "kvdiag")
+            for name, value in zip(("new", "own", "other_salt", "other_unsalted"), milliseconds, strict=True)
+        ),
+        ("chance_that_times_are_alike", pytest.approx(1 / 18_564), "ratio", "kvdiag"),
+    ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
+    assert "isolation.prefix_cache" == actual.id
+
+
+def test_times_are_told_to_a_hundredth_of_a_millisecond() -> None:
+    """A third of a millisecond, and 14 thousandths of it: 0.338."""
+    # WHEN
+    actual = verdict(Server(hit_seconds=1 / 3000, miss_seconds=0.01))
+
+    # THEN
+    assert 0.34 == {one.name: one.value for one in actual.evidence}["first_token_own"]
+
+
+def test_requests_that_failed_are_not_judged_and_have_no_time() -> None:
+    """Where the tenant's own repetitions all failed, there is nothing to compare by the clock."""
+    # GIVEN
+    own = [place for place, one in enumerate(REQUESTS) if one.probe is not None and one.probe.kind == "same_salt"]
+
+    # WHEN
+    actual = verdict(Server(failing=own))
+
+    # THEN
+    told = {one.name: one.value for one in actual.evidence}
+    assert (24, None, None, None) == (
+        told["requests_judged"],
+        told["own_prompts_hit"],
+        told["first_token_own"],
+        told["chance_that_times_are_alike"],
+    )
+
+
+def test_the_step_has_the_shares_that_must_be_nothing() -> None:
+    """Another tenant's salt, and none: nothing is expected from the cache, and what came is beside it."""
+    # GIVEN a note on the first mark
+    whole = probe(Server(hits=SALTLESS))
+    marks = (replace(whole.marks[0], notes=("scaled",)), *whole.marks[1:])
+    actual = result(Server(), Timeline(samples=whole.samples, marks=marks))
+
+    # THEN
+    assert ("isolation", "fault") == (actual.id, actual.status)
+    assert (
+        Quantity(name="other_salt_hit_ratio", value=0.0, unit="ratio"),
+        Quantity(name="other_unsalted_hit_ratio", value=0.0, unit="ratio"),
+    ) == actual.expected
+    assert (
+        Quantity(name="requests", value=30, unit="requests"),
+        Quantity(name="own_hit_ratio", value=HIT, unit="ratio"),
+        Quantity(name="other_salt_hit_ratio", value=HIT, unit="ratio"),
+        Quantity(name="other_unsalted_hit_ratio", value=HIT, unit="ratio"),
+    ) == actual.measured
+    assert "scaled" == actual.notes[0]
+
+
+def test_requests_that_could_not_be_judged_are_not_counted() -> None:
+    """Beside six of thirty somebody else's prompt was counted; one alone on the clock is told apart from none."""
+    # WHEN
+    actual = result(Server(other_prompts=range(6)))
+
+    # THEN
+    assert Quantity(name="requests", value=24, unit="requests") == actual.measured[0]
+
+
+def test_without_a_probe_nothing_is_said() -> None:
+    """Neither by the rule nor by the step."""
+    # GIVEN
+    nothing = Timeline(samples=())
+
+    # THEN
+    told = "cannot tell: no two tenants' requests were compared (kvdiag run --isolation)"
+    assert Finding(id="isolation.prefix_cache", status="unknown", summary=told) == verdict(Server(), nothing)
+    assert ("isolation", "unknown", ()) == (
+        result(Server(), nothing).id,
+        result(Server(), nothing).status,
+        result(Server(), nothing).notes,
+    )
+
+
+def test_what_the_probe_offers() -> None:
+    """Thirty requests, one after the other: 2,048 tokens in, and the first token out."""
+    # THEN
+    offered = prefix_isolation.STEP.workload
+    assert ("isolation", 30, 1, 2_048, 1) == (
+        prefix_isolation.STEP.id,
+        prefix_isolation.STEP.cycles,
+        offered.requests,
+        offered.prompt_tokens,
+        offered.max_tokens,
+    )
+    assert offered.probe is not None
+    assert "first" == offered.probe.kind

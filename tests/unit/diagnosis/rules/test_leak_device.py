@@ -1,0 +1,275 @@
+"""leak.device_torch and leak.device_non_torch by what the driver alone tells: whose memory grows, and how steadily."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_device import judge
+from kvdiag.model import Device, Evidence, Finding, Sample, Timeline
+from tests.builders.answers import evidence, statuses
+from tests.builders.runs import run
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, process
+from tests.builders.worlds import TRAINING, World, facts
+from tests.unit.diagnosis.rules.device_leaks import NON_TORCH, TORCH, verdicts
+
+
+def both(status: str) -> dict[str, str]:
+    """The same status for both ids."""
+    return {TORCH: status, NON_TORCH: status}
+
+
+def seen_otherwise(timeline: Timeline, change: object) -> Timeline:
+    """The timeline with every reading of the devices passed through `change`."""
+    samples = tuple(
+        sample if sample.devices is None else replace(sample, devices=change(sample.devices))  # type: ignore[operator]
+        for sample in timeline.samples
+    )
+    return Timeline(samples=samples, marks=timeline.marks)
+
+
+def test_growth_with_every_request_is_a_fault() -> None:
+    """Six MiB more after each of six judged cycles is a leak; whether torch holds them is said to be open."""
+    # GIVEN a server that keeps 6 MiB of device memory of each request
+    world = World(device_growth_bytes=6 * MIB)
+    # WHEN its run is judged
+    actual = verdicts(world)
+    # THEN the process is known to grow, and what inside it is not
+    undecided = "torch's allocator statistics would tell its allocations from others of the process"
+    expected = (
+        Finding(
+            id=TORCH,
+            status="fault",
+            summary=f"GPU 0: the server's process grows 6.00 MiB with each request and does not return; {undecided}",
+            evidence=(
+                Evidence(name="gpu", value=0, unit="index", source="nvml"),
+                Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="growth_over_judged_cycles", value=36 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
+                Evidence(name="rising_cycles", value=6, unit="cycles", source="nvml"),
+                Evidence(name="first_touch_growth", value=12 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="smallest_visible_leak", value=2 * MIB, unit="bytes per request", source="computed"),
+                Evidence(name="held_by", value="server", unit="", source="nvml"),
+            ),
+        ),
+        Finding(id=NON_TORCH, status="unknown", summary=f"cannot tell: {undecided}"),
+    )
+
+    assert expected == actual
+
+
+def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
+    """A healthy server's verdict names the smallest leak that it would have seen."""
+    # GIVEN a healthy server
+    actual = verdicts(World())
+
+    # THEN
+    sentence = "device memory is flat over 6 equal cycles; 2.00 MiB per request would show"
+    assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (World(nvml=NO_NVML), NO_NVML.reason),
+        (World(nvml=GPU_LOST), GPU_LOST.reason),
+        (World(memory_told=False), "5 equal cycles with device readings after each are needed"),
+        (World(lost_in="single_request"), "5 equal cycles with device readings after each are needed"),
+        (World(busy=True), "5 equal cycles with device readings after each are needed"),
+        (World(failing={"single_request": "HTTP 500"}), "5 equal cycles with device readings after each are needed"),
+    ],
+    ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],
+)
+def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason: str) -> None:
+    """No device, no idle moment or no request that worked: nothing was compared, and the finding says why."""
+    # WHEN such a run is judged
+    actual = verdicts(world)
+
+    # THEN
+    assert [("unknown", f"cannot tell: {reason}")] * 2 == [(one.status, one.summary) for one in actual]
+
+
+@pytest.mark.parametrize(
+    "first_touch",
+    [
+        (180 * MIB, 120 * MIB, 60 * MIB),
+        (0, 0, 2 * GIB),
+        (0, 0, 256 * MIB, 128 * MIB),
+    ],
+    ids=["with the first three requests", "in one step", "in the two cycles left for it"],
+)
+def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
+    """Lazily loaded kernels and workspaces that come with the first requests, however large, are no leak."""
+    # GIVEN device memory that grows with the first requests and then stands still
+    world = World(first_touch_bytes=first_touch)
+
+    # THEN
+    assert both("ok") == statuses(verdicts(world))
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        tuple(size * MIB for size in (512, 256, 128, 64, 32, 16, 8, 4, 2)),
+        (0,) * 6 + (50 * MIB,),
+        (0,) * 4 + (48 * MIB, 24 * MIB, 12 * MIB, 6 * MIB, 4 * MIB, 2 * MIB),
+    ],
+    ids=["decaying", "one step", "slowing down"],
+)
+def test_growth_that_is_not_steady_is_not_called_a_leak(growth: tuple[int, ...]) -> None:
+    """One event among flat cycles, or growth that comes to an end, is no leak; nor is it shown as flat."""
+    # GIVEN such growth among the judged cycles
+    world = World(first_touch_bytes=growth)
+
+    # THEN
+    assert both("unknown") == statuses(verdicts(world))
+
+
+def test_memory_that_is_given_back_is_no_leak() -> None:
+    """A server that shrinks is not growing."""
+    # GIVEN device memory that falls by 4 MiB in each cycle
+    world = World(foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: -4 * MIB})
+
+    # THEN
+    assert both("ok") == statuses(verdicts(world))
+
+
+def test_a_neighbour_that_grows_on_the_same_gpu_is_not_the_server() -> None:
+    """Another process that takes more in every cycle makes no fault of the server."""
+    # GIVEN a co-tenant that grows by 32 MiB in each cycle
+    world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
+
+    # THEN
+    assert "fault" not in statuses(verdicts(world)).values()
+
+
+def test_a_neighbour_that_grows_on_another_gpu_is_not_looked_at() -> None:
+    """On a host of several GPUs, those without a process of the server are nobody's business here."""
+    # GIVEN a server on GPU 0 and somebody else's growing job on GPU 1
+    world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
+
+    # THEN
+    assert both("ok") == statuses(verdicts(world))
+
+
+def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
+    """A leak on one of the server's GPUs is found although somebody else grows faster on another of them."""
+    # GIVEN tensor parallel on two GPUs: the server leaks on GPU 0, a co-tenant grows faster on GPU 1
+    world = World(
+        gpus=2, device_growth_bytes=6 * MIB, foreign={1: (process(7, GIB),)}, foreign_growth_bytes={1: 64 * MIB}
+    )
+    actual = verdicts(world)[0]
+
+    # THEN the server's own is the verdict
+    assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["held_by"])
+
+
+def test_growth_whose_process_is_not_visible_says_so() -> None:
+    """In a container the growth is seen and whose it is may not be: the finding does not claim to know."""
+    # GIVEN a leaking server whose processes cannot be told
+    world = World(device_growth_bytes=6 * MIB, server_seen=False)
+    actual = verdicts(world)[0]
+
+    # THEN
+    assert "unseen" == evidence(actual)["held_by"]
+    assert "whose process is not visible" in actual.summary
+    assert actual.status in {"suspect", "fault"}
+
+
+def test_one_of_two_gpus_out_of_reach_leaves_it_unknown() -> None:
+    """A GPU of the server that could not be read after the cycles is not covered by the other one's flatness."""
+
+    # GIVEN two GPUs, of which the second does not answer after the first readings
+    def lost(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return tuple(replace(one, memory=None, processes=None) if one.index == 1 else one for one in devices)
+
+    world = World(gpus=2)
+    whole = run(world)
+    known, later = whole.samples[:40], Timeline(samples=whole.samples[40:], marks=())
+    timeline = Timeline(samples=known + seen_otherwise(later, lost).samples, marks=whole.marks)
+
+    # THEN
+    assert both("unknown") == statuses(verdicts(world, timeline))
+
+
+def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None:
+    """The driver lists processes on some readings only: one without a list, right after, does not blind the rule."""
+    # GIVEN a co-tenant that grows, and a plain reading of the devices shortly after each one with processes
+    world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
+    whole = run(world)
+    samples: list[Sample] = []
+    for sample in whole.samples:
+        samples.append(sample)
+        if sample.devices is not None:
+            plain = tuple(replace(one, processes=None) for one in sample.devices)
+            samples.append(replace(sample, at_seconds=sample.at_seconds + 0.001, devices=plain))
+
+    # WHEN it is judged
+    actual = verdicts(world, Timeline(samples=tuple(samples), marks=whole.marks))
+
+    # THEN the growth is the neighbour's as before
+    assert statuses(verdicts(world)) == statuses(actual)
+    assert "neighbour" == evidence(actual[1])["held_by"]
+
+
+@pytest.mark.parametrize("growth", [1 * MIB, 300 * 1024], ids=["1 MiB", "300 KiB"])
+def test_growth_below_a_page_per_request_is_never_a_fault(growth: int) -> None:
+    """What grows slower than the driver's page per request cannot be decided in one minute."""
+    # GIVEN pages of 2 MiB that fill up slowly, so that memory steps up now and then
+    steps = tuple(
+        2 * MIB * ((number * growth) // (2 * MIB) - ((number - 1) * growth) // (2 * MIB)) for number in range(1, 30)
+    )
+
+    # THEN
+    assert "fault" not in statuses(verdicts(World(first_touch_bytes=steps))).values()
+
+
+def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
+    """Where it cannot be seen whose bytes they are, a device that grows at idle as well grows for another reason."""
+    # GIVEN a growing neighbour in a container that does not show processes
+    world = World(
+        server_seen=False,
+        processes_told=False,
+        foreign={0: (process(7, 1 * GIB),)},
+        foreign_growth_bytes={0: 24 * MIB},
+    )
+    actual = verdicts(world)
+
+    # THEN
+    assert both("unknown") == statuses(actual)
+    assert "grows while nothing runs, too" in actual[1].summary
+
+
+def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
+    """Where the driver tells both sizes, the server's own growth is judged, whatever its neighbour takes."""
+    # GIVEN a leaking server and a neighbour that grows faster on the same GPU, or shrinks as fast
+    growing, shrinking = (
+        World(device_growth_bytes=6 * MIB, foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: growth})
+        for growth in (64 * MIB, -4 * MIB)
+    )
+
+    # THEN
+    assert ["fault", "fault"] == [verdicts(world)[0].status for world in (growing, shrinking)]
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "called", "untold"),
+    [
+        ("vllm", TORCH, NON_TORCH),
+        ("sglang", TORCH, NON_TORCH),
+        ("llama.cpp", NON_TORCH, TORCH),
+        (None, NON_TORCH, TORCH),
+    ],
+)
+def test_the_engine_names_what_nvml_alone_shows(engine_name: str | None, called: str, untold: str) -> None:
+    """As it does over hours, in a soak and in a fleet: the same growth has one name."""
+    # GIVEN
+    world = World(device_growth_bytes=6 * MIB)
+
+    # WHEN
+    actual = judge(run(world), replace(facts(world), engine_name=engine_name), DEFAULT_LIMITS)
+
+    # THEN
+    assert {called: "fault", untold: "unknown"} == statuses(actual)

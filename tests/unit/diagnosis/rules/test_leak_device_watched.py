@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.by_nvml import NON_TORCH, TORCH
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
+from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
+from kvdiag.diagnosis.rules.leak_device import judge
+from kvdiag.model import Device, Finding, KvPool, Timeline
+from tests.builders.answers import evidence, statuses
+from tests.builders.runs import run
+from tests.builders.series import (
+    MODELS,
+    Part,
+    device_part,
+    hidden_device_part,
+    host_part,
+    neighbour_part,
+    timeline,
+    torch_part,
+)
+from tests.builders.values import GIB, SERVER_PID, split
+from tests.builders.worlds import World, facts
+
+FACTS = facts(World())
+
+
+def verdicts(seen: Timeline) -> dict[str, Finding]:
+    """The rule's findings on a timeline, by id."""
+    return {one.id: one for one in judge(seen, FACTS, DEFAULT_LIMITS)}
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["under load", "idle"])
+def test_process_that_grows_for_hours_is_a_fault_with_the_time_that_is_left(busy: bool) -> None:
+    """Two hundred MB/h of device memory are called over six hours; that NVML cannot tell whose inside is said.
+
+    Of an engine whose memory torch allocates, torch's is the likelier one.
+    """
+    # WHEN
+    actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part, busy=busy))
+
+    # THEN
+    shown = evidence(actual[TORCH])
+    left = shown["time_to_exhaustion"]
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
+    assert actual[TORCH].summary.startswith("GPU 0, the server's process: device bytes keep growing, 19")
+    assert actual[TORCH].summary.endswith(
+        "torch's allocator statistics would tell its allocations from others of the process"
+    )
+    assert ("and under load" if busy else "only") == shown["read_while_idle"]
+    assert isinstance(left, float)
+    # 80 GiB less 28 of the process, 2 of others and what it grew
+    assert pytest.approx((50 * GIB - 7 * 200e6) / 200e6 * 3600.0, rel=0.05) == left
+
+
+@pytest.mark.parametrize(("pools", "expected"), [(FACTS.pools, "fault"), ((), "suspect")], ids=["pool", "no pool"])
+def test_device_whose_processes_are_not_listed(pools: tuple[KvPool, ...], expected: str) -> None:
+    """Beside an engine that took its pool at its start there is no room for a neighbour; else it may be one's."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
+    actual = judge(seen, replace(FACTS, pools=pools), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: expected, NON_TORCH: "unknown"} == statuses(actual)
+
+
+def test_engine_that_does_not_allocate_by_torch_leaks_beside_it() -> None:
+    """llama.cpp has no torch: what NVML alone shows is named so."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
+    actual = judge(seen, replace(FACTS, engine_name="llama.cpp"), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
+
+
+def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
+    """A leak that leaves no hour is called after twenty minutes, where the room is about to be gone."""
+    # WHEN 26 GB/h after ten healthy minutes: of 80 GiB 50 are free at first
+    minutes = 35.0
+    seen = timeline(
+        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
+    )
+    slow = timeline(
+        "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=10_000.0, onset=0.15, part=device_part
+    )
+    actual, other = (judge(one, FACTS, DEFAULT_LIMITS) for one in (seen, slow))
+
+    # THEN with more room the bank of an hour is waited for
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
+    assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(other)
+    assert " min (" in actual[0].summary
+
+
+def test_model_that_loads_is_no_burst() -> None:
+    """Before the engine answers, memory is taken faster than by any leak."""
+    # GIVEN readings of the device alone
+    seen = timeline(
+        "filled cache", hours=0.6, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
+    )
+    samples = tuple(replace(sample, engines=None) for sample in seen.samples)
+
+    # THEN
+    assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(judge(Timeline(samples=samples), FACTS, DEFAULT_LIMITS))
+
+
+def test_sleep_is_no_growth() -> None:
+    """Memory that an engine gives back while it sleeps, and takes again, is neither a fall nor a rise."""
+    # GIVEN an engine that sleeps each second half hour of eight
+    seen = timeline("pool", hours=8.0, part=device_part)
+    begin = seen.samples[0].at_seconds
+    samples = []
+    for sample in seen.samples:
+        asleep = (sample.at_seconds - begin) // 600.0 % 6 == 5
+        (page,) = sample.engines or ()
+        devices = device_part(5 * GIB).devices if asleep else sample.devices
+        samples.append(replace(sample, engines=(replace(page, asleep=asleep),), devices=devices))
+
+    # WHEN
+    actual = judge(Timeline(samples=tuple(samples)), FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
+    assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
+
+
+def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
+    """What is on the device and not the server's, and keeps growing, is named by the rule for others' memory."""
+    # GIVEN a server that stands still beside a process that grows by 500 MB/h
+    seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
+
+    # WHEN
+    (others,) = foreign(seen, FACTS, DEFAULT_LIMITS)
+    leaks = judge(seen, FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert ("fault", 0.0) == (others.status, evidence(others)["server_growth_per_hour"])
+    assert "bytes that are not the server's keep growing" in others.summary
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(leaks)
+
+
+@pytest.mark.parametrize(
+    ("stranded", "expected"), [(8 * GIB, "fault"), (0, "ok"), (None, "suspect")], ids=["holes", "cache", "untold"]
+)
+def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(stranded: int | None, expected: str) -> None:
+    """Reserved bytes that nothing lives in, more of them each hour: holes, unless torch could give them back."""
+    # GIVEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=torch_part(reserved=True))
+    parts = (
+        None if stranded is None else split(live_bytes=0, stranded_bytes=stranded, releasable_bytes=8 * GIB - stranded)
+    )
+    samples = tuple(
+        replace(sample, allocators=tuple(replace(each, split=parts) for each in sample.allocators or ()))
+        for sample in seen.samples
+    )
+
+    # WHEN
+    (actual,) = fragmented(Timeline(samples=samples), FACTS, DEFAULT_LIMITS)
+
+    # THEN
+    assert expected == actual.status
+    if expected != "ok":
+        assert 0.0 == evidence(actual)["live_growth_per_hour"]
+
+
+@pytest.mark.parametrize(
+    ("part", "torch", "beside"),
+    [
+        (torch_part(live=True), "fault", "ok"),
+        (torch_part(reserved=True), "ok", "ok"),
+        (torch_part(outside=True), "ok", "fault"),
+        (torch_part(outside=True, told=False), "ok", "fault"),
+        (torch_part(live=True, told=False), "fault", "unknown"),
+        (torch_part(), "ok", "ok"),
+    ],
+    ids=["live", "cache", "beside", "beside, by NVML here", "live, by NVML here", "nothing"],
+)
+def test_agents_tell_torch_from_what_is_beside(part: Part, torch: str, beside: str) -> None:
+    """With the agents' figures over hours each of the two has a verdict of its own."""
+    # WHEN
+    actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=part))
+
+    # THEN
+    assert {TORCH: torch, NON_TORCH: beside} == statuses(tuple(actual.values()))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
+@pytest.mark.parametrize("part", [device_part, torch_part(live=True)], ids=["NVML", "torch"])
+def test_healthy_device_memory_is_silent(name: str, part: Part) -> None:
+    """What a healthy server's memory does over eight hours is no leak, by NVML or by torch."""
+    # WHEN
+    actual = [verdicts(timeline(name, seed, hours=8.0, part=part)) for seed in range(2)]
+
+    # THEN noise as slow as an hour may stay open
+    found = {status for one in actual for status in statuses(tuple(one.values())).values()}
+    assert found <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
+
+
+def test_window_too_short_is_unknown_and_names_what_decides() -> None:
+    """Half an hour without steps is neither cycles nor a bank."""
+    # WHEN
+    actual = verdicts(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=device_part))
+
+    # THEN
+    sentence = "cannot tell: 5 equal cycles with device readings after each are needed, or 1 h of readings"
+    assert {TORCH: ("unknown", sentence), NON_TORCH: ("unknown", sentence)} == {
+        verdict: (one.status, one.summary) for verdict, one in actual.items()
+    }
+
+
+def test_steps_are_judged_by_their_cycles_alone() -> None:
+    """Hours of readings before a run change nothing of what its cycles say."""
+    # GIVEN a run after eight hours of growth
+    before = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
+    cycles = run(World())
+    shift = before.samples[-1].at_seconds + 1.0 - cycles.samples[0].at_seconds
+    later = Timeline(
+        samples=(
+            *before.samples,
+            *(replace(sample, at_seconds=sample.at_seconds + shift) for sample in cycles.samples),
+        ),
+        marks=tuple(replace(mark, at_seconds=mark.at_seconds + shift) for mark in cycles.marks),
+    )
+
+    # THEN
+    assert judge(cycles, FACTS, DEFAULT_LIMITS) == judge(later, FACTS, DEFAULT_LIMITS)
+
+
+def test_a_day_of_every_source_names_who_leaks() -> None:
+    """Of device, torch and host together at one reading in ten seconds."""
+    # GIVEN
+    whole = timeline("fast noise", hours=24.0, tick_seconds=10.0, part=torch_part(live=True))
+    samples = tuple(replace(sample, host=host_part(20 * GIB).host) for sample in whole.samples)
+
+    # WHEN
+    actual = diagnose(Timeline(samples=samples), FACTS)
+
+    # THEN
+    assert {f"VLLM::Worker {SERVER_PID}"} == {
+        str(one.value)
+        for found in actual.findings
+        if found.id == TORCH
+        for one in found.evidence
+        if one.name == "holder"
+    }
+
+
+def test_device_that_was_assigned_is_the_server_s() -> None:
+    """A device of the server's pod that grows is a fault without a process list, and without a pool."""
+    # WHEN
+    seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
+    uuid = (seen.samples[0].devices or ())[0].uuid
+    actual = judge(seen, replace(FACTS, pools=(), device_uuids=(uuid,)), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
+
+
+def test_beginning_that_is_told_is_left_out() -> None:
+    """Where the server's start is told, its first half hour is no growth, though the readings begin with it."""
+    # GIVEN 30 GiB that come within 25 minutes
+    seen = timeline("pool", hours=2.0, part=device_part)
+    begin = seen.samples[0].at_seconds
+    samples = tuple(
+        replace(
+            sample,
+            devices=device_part(10 * GIB + int(min((sample.at_seconds - begin) / 1500.0, 1.0) * 30 * GIB)).devices,
+        )
+        for sample in seen.samples
+    )
+
+    # WHEN
+    actual = judge(Timeline(samples=samples), replace(FACTS, started_seconds=begin), DEFAULT_LIMITS)
+
+    # THEN
+    assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
+    assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
+
+
+def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
+    """Ranks of which some grow by 3.5 GB/h for three hours."""
+    leaking, flat = (timeline("pool", hours=3.0, leak_mb_per_hour=rate, part=device_part) for rate in (3500.0, 0.0))
+
+    def cards(number: int) -> tuple[Device, ...]:
+        found = []
+        for index in range(of):
+            (one,) = (leaking if index in growing else flat).samples[number].devices or ()
+            found.append(replace(one, index=index, uuid=f"GPU-{index}"))
+        return tuple(found)
+
+    samples = (replace(one, devices=cards(number)) for number, one in enumerate(flat.samples))
+    return Timeline(samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("growing", "sentence", "others"),
+    [
+        ((2,), "of the 3 others none grows", 0),
+        ((0, 2), "of the 3 others 1 grows", 1),
+        ((0, 1, 2, 3), "of the 3 others 3 grow", 3),
+    ],
+    ids=["one alone", "two", "all"],
+)
+def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(
+    growing: tuple[int, ...], sentence: str, others: int
+) -> None:
+    """What one rank alone does loses it: the finding names the rank, and how many others grow."""
+    # WHEN
+    actual = verdicts(ranks(growing))[TORCH]
+
+    # THEN
+    assert "fault" == actual.status
+    assert any(actual.summary.startswith(f"GPU {index}, ") for index in growing)
+    assert sentence in actual.summary
+    assert (3, others) == (evidence(actual)["other_ranks"], evidence(actual)["other_ranks_that_grow"])
+
+
+@pytest.mark.parametrize("mb_per_hour", [200.0, 1000.0, 3500.0])
+def test_no_cache_explains_growth_of_a_device(mb_per_hour: float) -> None:
+    """However much room there is: what engines keep on a device they take at start."""
+    # GIVEN growth on a GPU with 50 GiB of room
+    seen = timeline("pool", hours=3.0 if mb_per_hour > 500.0 else 7.0, leak_mb_per_hour=mb_per_hour, part=device_part)
+
+    # THEN
+    assert "fault" == verdicts(seen)[TORCH].status
+
+
+def test_a_server_of_one_gpu_has_no_others() -> None:
+    """There is nothing to compare with."""
+    # THEN
+    assert "other_ranks" not in evidence(verdicts(ranks((0,), of=1))[TORCH])

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.leak_host import ID, judge
+from kvdiag.model import Finding, Gap, HostProcess, Sample, Timeline
+from tests.builders.answers import evidence, finding
+from tests.builders.runs import run
+from tests.builders.series import MODELS, host_part, timeline
+from tests.builders.values import GIB, SERVER_PID
+from tests.builders.worlds import World, facts
+
+FACTS = replace(facts(World()), host_limit_bytes=64 * GIB)
+
+
+TOO_SHORT = "was read over 0 min; 1 h of readings without long gaps shows growth of 300 MB/h, 24 h of 5 MB/h"
+
+
+def verdict(seen: Timeline) -> Finding:
+    """The rule's finding on a timeline."""
+    (found,) = judge(seen, FACTS, DEFAULT_LIMITS)
+    return found
+
+
+def test_growth_over_hours_is_a_fault_with_the_time_that_is_left() -> None:
+    """The engine core grows by 200 MB/h for seven hours: it is named, with its rate and when the limit is reached."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=host_part))
+
+    # THEN
+    shown = evidence(actual)
+    rate, left = shown["growth_per_hour"], shown["time_to_exhaustion"]
+    assert (ID, "fault", f"VLLM::EngineCore {SERVER_PID}", 6.0) == (
+        actual.id,
+        actual.status,
+        shown["holder"],
+        shown["window"],
+    )
+    sentence = (
+        "anonymous bytes keep growing, 190 MiB/h over 6 h, and do not come back; room for 175.9 h (175.4 to 176.4)"
+    )
+    assert f"VLLM::EngineCore {SERVER_PID}: {sentence}" == actual.summary
+    assert isinstance(rate, float)
+    assert isinstance(left, float)
+    assert pytest.approx(200e6, rel=0.05) == rate
+    # 64 GiB less 28 GiB of the core, less what it grew, less 2 GiB of the server, at that rate
+    assert pytest.approx((34 * GIB - 7 * 200e6) / rate * 3600.0, rel=0.01) == left
+    assert shown["time_to_exhaustion_earliest"] <= left <= shown["time_to_exhaustion_latest"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
+@pytest.mark.parametrize("hours", [2.0, 8.0])
+def test_healthy_processes_are_silent(name: str, hours: float) -> None:
+    """Load, garbage, warm-up, an allocator's high-water mark, level steps and full caches are not called."""
+    # WHEN
+    actual = [verdict(timeline(name, seed, hours=hours, part=host_part)).status for seed in range(3)]
+
+    # THEN noise as slow as an hour may stay open
+    assert set(actual) <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
+
+
+def test_silence_says_what_would_have_shown() -> None:
+    """A flat process's verdict names the growth that would have been called, and no time to exhaustion."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=8.0, part=host_part))
+
+    # THEN
+    assert ("ok", None) == (actual.status, evidence(actual)["time_to_exhaustion"])
+    assert "anonymous bytes are flat over 8 h; 19.07 MiB/h would show" in actual.summary
+
+
+def test_window_too_short_is_unknown_and_names_the_one_that_decides() -> None:
+    """Half an hour is no bank: what would decide is said, and nothing is shown as evidence."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=host_part))
+
+    # THEN
+    sentence = (
+        "cannot tell: host memory was read over 30 min; 1 h of readings without long gaps shows growth of 300 MB/h, "
+        "24 h of 5 MB/h"
+    )
+    assert Finding(id=ID, status="unknown", summary=sentence) == actual
+
+
+def test_noise_as_large_as_the_growth_is_unknown() -> None:
+    """Growth that slow noise nearly hides is neither called nor denied, and the longer window is named."""
+    # WHEN
+    actual = verdict(timeline("slow noise", 0, hours=7.5, leak_mb_per_hour=50.0, part=host_part))
+
+    # THEN
+    sentence = "anonymous bytes rose 248 MiB over 6 h, but not steadily; 12 h of readings would decide"
+    assert ("unknown", f"cannot tell: VLLM::EngineCore {SERVER_PID}: {sentence}") == (actual.status, actual.summary)
+
+
+def test_run_of_a_minute_says_nothing_and_leaves_the_verdict_alone() -> None:
+    """The four steps are too short for a leak on the host: unknown, and a healthy run stays ok."""
+    # WHEN
+    diagnosis = diagnose(run(World()), FACTS)
+
+    # THEN
+    assert ("unknown", ()) == (finding(diagnosis, ID).status, finding(diagnosis, ID).evidence)
+    assert "ok" == diagnosis.worst
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        ((), "the host memory of the server's processes was not read"),
+        (
+            (Sample(at_seconds=0.0, gaps=(Gap(source="host", kind="absent", reason="not this host"),)),),
+            "not this host",
+        ),
+        (
+            (Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=GIB),)),),
+            f"resident host memory {TOO_SHORT}",
+        ),
+    ],
+    ids=["not read", "not here", "resident alone"],
+)
+def test_what_is_not_seen_is_unknown(samples: tuple[Sample, ...], reason: str) -> None:
+    """Without anonymous bytes the rule says what is missing."""
+    assert Finding(id=ID, status="unknown", summary=f"cannot tell: {reason}") == verdict(Timeline(samples=samples))
+
+
+def page_part(size: int) -> Sample:
+    """The API server's resident memory, as its own page tells it."""
+    return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="API server", resident_bytes=size),))
+
+
+@pytest.mark.parametrize(
+    ("hours", "leak", "expected"),
+    [
+        (1.0, 0.0, "unknown"),
+        (8.0, 0.0, "unknown"),
+        (4.5, 200.0, "suspect"),
+        (9.0, 200.0, "fault"),
+    ],
+    ids=["too short", "flat", "for hours", "for longer"],
+)
+def test_resident_bytes_alone_count_after_hours(hours: float, leak: float, expected: str) -> None:
+    """Mapped files may be what grows at first; and that the API server stands still says nothing of the others."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=hours, leak_mb_per_hour=leak, part=page_part))
+
+    # THEN
+    assert expected == actual.status
+    if expected == "suspect":
+        assert "anonymous memory is not told apart from mapped files" in actual.summary
+
+
+def test_a_still_api_server_leaves_nothing_undecided() -> None:
+    """It is told as not judged, without evidence: that little is seen makes no healthy server unknown."""
+    # WHEN
+    actual = verdict(timeline("filled cache", hours=8.0, part=page_part))
+
+    # THEN
+    assert ("unknown", ()) == (actual.status, actual.evidence)
+    assert "resident bytes are flat" in actual.summary
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "random walk"])
+def test_healthy_api_servers_are_silent(name: str) -> None:
+    """Resident bytes of a healthy process are never called."""
+    # THEN
+    assert {"unknown"} == {verdict(timeline(name, seed, hours=9.0, part=page_part)).status for seed in range(2)}
+
+
+def test_working_set_of_a_container_is_suspect_at_most() -> None:
+    """A container's working set holds the page cache of whatever it reads."""
+
+    # GIVEN
+    def part(size: int) -> Sample:
+        return Sample(at_seconds=0.0, host=(HostProcess(pid=1, name="container", resident_bytes=size),))
+
+    # THEN
+    assert "suspect" == verdict(timeline("pool", hours=9.0, leak_mb_per_hour=200.0, part=part)).status
+
+
+def test_page_that_grows_is_called_beside_a_container_that_hides_it() -> None:
+    """What garbage of all processes hides in the container's sum shows in the API server's own figure."""
+    # GIVEN
+    whole = timeline("pool", hours=9.0, leak_mb_per_hour=200.0, part=page_part)
+    still = HostProcess(pid=1, name="container", resident_bytes=40 * GIB, anonymous_bytes=30 * GIB)
+    samples = tuple(replace(sample, host=(still, *(sample.host or ()))) for sample in whole.samples)
+
+    # WHEN
+    actual = verdict(Timeline(samples=samples))
+
+    # THEN
+    assert ("fault", "API server 1") == (actual.status, evidence(actual)["holder"])
+
+
+@pytest.mark.parametrize(("limit_gib", "expected"), [(256, "suspect"), (39, "fault")], ids=["room", "no room"])
+def test_growth_that_would_end_after_the_room_does_is_a_fault(limit_gib: int, expected: str) -> None:
+    """What slows down may come to an end: it does not matter where the memory ends before that."""
+    # GIVEN 40 GiB that come with a time constant of six hours, seen for three
+    whole = timeline("pool", hours=3.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        size = 20 * GIB + int(40 * GIB * (1.0 - math.exp(-(sample.at_seconds - begin) / 21_600.0)))
+        core = HostProcess(pid=7, name="python3", resident_bytes=size, anonymous_bytes=size)
+        samples.append(replace(sample, host=(core,)))
+    known = replace(FACTS, host_limit_bytes=limit_gib * GIB, engine_name=None)
+
+    # WHEN
+    (actual,) = judge(Timeline(samples=tuple(samples)), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert expected == actual.status
+
+
+def test_process_that_ended_is_not_judged() -> None:
+    """What a process took that is gone is given back; the ones that live are judged."""
+    # GIVEN the engine core ends after six of seven hours
+    whole = timeline("pool", hours=7.0, leak_mb_per_hour=500.0, part=host_part)
+    end = whole.samples[0].at_seconds + 6.0 * 3600.0
+    samples = tuple(
+        sample if sample.at_seconds < end else replace(sample, host=(sample.host or ())[1:]) for sample in whole.samples
+    )
+
+    # WHEN
+    actual = verdict(Timeline(samples=samples))
+
+    # THEN
+    assert ("ok", f"vllm {SERVER_PID + 1}") == (actual.status, evidence(actual)["holder"])
+
+
+def test_restart_begins_anew() -> None:
+    """Memory before the engines' restart, and what comes with a beginning, is no growth."""
+    # GIVEN a server that began again after two hours of seven, then took four GiB within a quarter of an hour
+    whole = timeline("pool", hours=7.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        minutes = (sample.at_seconds - begin) / 60.0
+        taken = int(min(max(minutes - 120.0, 0.0) / 15.0, 1.0) * 4 * GIB)
+        size = (sample.host or ())[0].anonymous_bytes or 0
+        (page,) = sample.engines or ()
+        tokens = int(minutes) * 1000 if minutes < 120.0 else int(minutes - 120.0) * 1000
+        engines = (replace(page, prompt_tokens_total=tokens),)
+        samples.append(replace(host_part(size + taken), at_seconds=sample.at_seconds, engines=engines))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN the four hours and a half after the beginning are judged, on the bank that they fill
+    assert ("ok", 4.5, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+
+
+def test_what_no_process_shows_alone_all_of_them_may() -> None:
+    """Two workers that take turns: each moves up and down for hours, and together they grow by 200 MB/h."""
+    # GIVEN
+    samples = []
+    for minute in range(8 * 60):
+        leaked, swing = int(200e6 * minute / 60), int(math.sin(minute / 25.0) * GIB)
+        sizes = (6 * GIB + leaked // 2 + swing, 8 * GIB + leaked // 2 - swing)
+        host = tuple(
+            HostProcess(pid=10 + number, name="worker", resident_bytes=size, anonymous_bytes=size)
+            for number, size in enumerate(sizes)
+        )
+        samples.append(Sample(at_seconds=60.0 * minute, host=host))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN
+    assert ("fault", "the server's 2 processes together") == (actual.status, evidence(actual)["holder"])
+
+
+def test_server_that_has_just_begun_is_not_judged_by_its_beginning() -> None:
+    """Counters at 0 at the first reading tell that the server has begun with them: its first half hour is left out."""
+    # GIVEN 5 GiB in the first 25 minutes, and nothing in the hour and a half after
+    whole = timeline("pool", hours=2.0, part=host_part)
+    begin = whole.samples[0].at_seconds
+    samples = []
+    for sample in whole.samples:
+        minutes = (sample.at_seconds - begin) / 60.0
+        size = 20 * GIB + int(min(minutes / 25.0, 1.0) * 5 * GIB)
+        (page,) = sample.engines or ()
+        engines = (replace(page, requests_running=int(minutes > 0), generation_tokens_total=int(minutes) * 500),)
+        samples.append(replace(host_part(size), at_seconds=sample.at_seconds, engines=engines))
+
+    # WHEN
+    actual = verdict(Timeline(samples=tuple(samples)))
+
+    # THEN
+    assert ("ok", 1.0, 0.0) == (actual.status, evidence(actual)["window"], evidence(actual)["growth_of_the_floor"])
+
+
+@pytest.mark.parametrize("name", ["pool", "fast noise", "sawtooth", "load cycles"])
+def test_leak_names_what_it_looks_like_and_why_it_is_not_that(name: str) -> None:
+    """A leak that is called carries its nearest lookalike with the figure that excludes it."""
+    # WHEN
+    actual = verdict(timeline(name, 3, hours=9.0, leak_mb_per_hour=200.0, part=host_part))
+
+    # THEN
+    shown = evidence(actual)
+    assert actual.status in {"suspect", "fault"}
+    assert any(digit in str(shown["nearest_lookalike"]) for digit in "0123456789")
+    assert {"growth_per_hour", "chance_in_a_random_walk", "wandering_of_a_healthy_server"} <= set(shown)
+
+
+def test_growth_of_the_last_minutes_alone_is_never_called_healthy() -> None:
+    """Ten GB/h since forty minutes, with hours of room: too short for a leak, and too much to be called flat."""
+    # WHEN
+    actual = verdict(timeline("pool", hours=8.0, leak_mb_per_hour=10_000.0, onset=7.3, part=host_part))
+
+    # THEN
+    assert "unknown" == actual.status
+    assert "within 20 min; 1 h of readings would decide" in actual.summary

@@ -1,0 +1,94 @@
+"""spike.graph_capture and spike.activation where a server ends: how often, and what was free before."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules import spike_activation, spike_graph_capture
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
+from tests.builders.values import GIB, MIB, NO_ANSWER, device, engine, process
+
+SERVER = Facts(server_pids=(100,))
+BUSY = engine(running=4, usage=0.5)
+UNSEEN = "cannot tell: no GPU that is known to be the server's was read under load"
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+def dies(times: int, *, serves: bool = True) -> Timeline:
+    """A server that ends so often with 120 MiB and more left, under load or while it starts, a minute each."""
+    samples: list[Sample] = []
+    for number in range(times):
+        for second, free in enumerate((20 * GIB, 700 * MIB, (120 + 10 * number) * MIB, 23 * GIB)):
+            answers = serves and second in (0, 1)
+            samples.append(
+                Sample(
+                    at_seconds=60.0 * number + second,
+                    engines=(BUSY,) if answers else None,
+                    gaps=() if answers else (NO_ANSWER,),
+                    devices=(device(2, used_bytes=24 * GIB - free, processes=(process(100, 20 * GIB - free // 2),)),),
+                )
+            )
+    return Timeline(samples=tuple(samples))
+
+
+@pytest.mark.parametrize(("times", "told", "least"), [(1, "once", 120), (3, "3 times", 140), (11, "11 times", 220)])
+def test_deaths_while_serving_are_counted(times: int, told: str, least: int) -> None:
+    """Its last words are not seen: how often it ended and what was free before are, of the newest."""
+    # WHEN
+    (actual,) = spike_activation.judge(dies(times), SERVER, DEFAULT_LIMITS)
+
+    # THEN
+    sentence = (
+        f"cannot tell: the server ended {told} while it served, with at least {least} MiB of GPU 2 free before; "
+        "what it asked for its log, or the agent's black box, tells (--postmortem)"
+    )
+    assert ("unknown", sentence) == (actual.status, actual.summary)
+    assert [
+        ("deaths_while_serving", times, "times", "engine"),
+        ("gpu", 2, "index", "nvml"),
+        ("least_free_before", least * MIB, "bytes", "nvml"),
+    ] == figures(actual)
+
+
+def test_deaths_at_start_are_of_another_verdict() -> None:
+    """A server that never answered says nothing of activations, and all of its starts are counted."""
+    # GIVEN three starts that ended
+    timeline = dies(3, serves=False)
+    (spike,) = spike_activation.judge(timeline, SERVER, DEFAULT_LIMITS)
+    (capture,) = spike_graph_capture.judge(timeline, SERVER, DEFAULT_LIMITS)
+
+    # THEN 23 GiB free after 140 MiB are 23,412 MiB that came free
+    assert UNSEEN == spike.summary
+    sentence = (
+        "cannot tell: a start ended before the engine answered, with 140 MiB of GPU 2 left at the least; "
+        "whether graphs were being captured its log tells (--postmortem)"
+    )
+    expected = Finding(
+        id="spike.graph_capture",
+        status="unknown",
+        summary=sentence,
+        evidence=(
+            Evidence(name="starts_that_ended", value=3, unit="starts", source="engine"),
+            Evidence(name="gpu", value=2, unit="index", source="nvml"),
+            Evidence(name="least_free_before", value=140 * MIB, unit="bytes", source="nvml"),
+            Evidence(name="came_free", value=23_412 * MIB, unit="bytes", source="nvml"),
+        ),
+    )
+    assert expected == capture
+
+
+def test_an_engine_that_answers_has_its_graphs() -> None:
+    """Deaths while serving are no failed starts, and no page at all has its reason."""
+    # THEN
+    answers = "the engine answers: what it captures at start had room"
+    (serving,) = spike_graph_capture.judge(dies(1), SERVER, DEFAULT_LIMITS)
+    assert Finding(id="spike.graph_capture", status="ok", summary=answers) == serving
+    (silent,) = spike_graph_capture.judge(
+        Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),)), SERVER, DEFAULT_LIMITS
+    )
+    assert ("unknown", f"cannot tell: {NO_ANSWER.reason}") == (silent.status, silent.summary)

@@ -1,0 +1,288 @@
+"""The soak: what grows with requests is found, what grows anyway or stops is told apart, what is missing said."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.steps.soak_step import judge
+from kvdiag.model import StepResult, Timeline
+from kvdiag.outputs.documents.diagnosis_document import document
+from tests.builders.answers import evidence, finding, measured, statuses
+from tests.builders.runs import judged, run
+from tests.builders.soak_timeline import LOADS, NONE, Seen, after_cycles, after_requests, facts_of, soak
+from tests.builders.values import KIB, MIB
+from tests.builders.worlds import World
+
+PAGE = 2 * MIB
+LEAK = [size // PAGE * PAGE for size in after_requests(0.25 * MIB)]
+"""A quarter of a MiB with each request, as the driver's pages show it: 2.3 MiB in the mean load cycle."""
+
+
+def result(seen: Seen) -> StepResult:
+    """The step's result."""
+    return judge(soak(seen), facts_of(), DEFAULT_LIMITS)
+
+
+def leaks(seen: Seen) -> dict[str, str]:
+    """The status of each finding on what grows."""
+    found = statuses(diagnose(soak(seen), facts_of()).findings)
+    return {name: status for name, status in found.items() if name.startswith(("leak.", "fragmentation.allocator"))}
+
+
+ALL = Seen(live=NONE, beside=NONE, host=NONE)
+
+
+def test_nothing_grows() -> None:
+    """Flat components are ok, and each kind says which leak it would have shown."""
+    # WHEN
+    actual = result(ALL)
+
+    # THEN
+    assert ("ok", "no leak found over 30 load and 30 idle cycles, 312 requests") == (actual.status, actual.summary)
+    assert (
+        "KV blocks: all came back; one left by 312 requests would show",
+        "torch's live bytes: flat; 128 KiB a cycle (13.82 KiB a request) would show",
+        "what torch reserves beside live bytes: flat; 2.00 MiB a cycle (221 KiB a request) would show",
+        "memory beside torch: flat; 2.00 MiB a cycle (221 KiB a request) would show",
+        "the server's memory: flat; 2.00 MiB a cycle (221 KiB a request) would show",
+        "other processes' memory: flat; 2.00 MiB a cycle (221 KiB a request) would show",
+        "anonymous host memory: flat; 512 KiB a cycle (55.27 KiB a request) would show",
+    ) == actual.notes
+    assert {"requests": 312, "blocks_kept": 0, "cycles_judged": 19, "idle_cycles_judged": 19} == measured(actual)
+    assert {"ok"} == set(leaks(ALL).values())
+
+
+@pytest.mark.parametrize(
+    ("seen", "step", "found"),
+    [
+        pytest.param(
+            Seen(server=LEAK), "fault", {"leak.device_torch": "fault", "leak.device_non_torch": "unknown"}, id="NVML"
+        ),
+        pytest.param(Seen(server=LEAK, server_told=False), "fault", {"leak.device_torch": "fault"}, id="not whose"),
+        pytest.param(
+            replace(ALL, live=after_requests(64 * KIB)), "fault", {"leak.device_torch": "fault"}, id="live in torch"
+        ),
+        pytest.param(
+            replace(ALL, cache=after_requests(MIB)),
+            "suspect",
+            {"fragmentation.allocator": "suspect"},
+            id="torch's cache",
+        ),
+        pytest.param(replace(ALL, beside=LEAK), "fault", {"leak.device_non_torch": "fault"}, id="beside torch"),
+        pytest.param(replace(ALL, host=after_requests(MIB)), "suspect", {"leak.host": "suspect"}, id="host"),
+        pytest.param(replace(ALL, blocks=after_requests(1)), "fault", {"leak.kv_blocks": "fault"}, id="blocks"),
+        pytest.param(
+            replace(ALL, beside=after_cycles(4 * MIB)),
+            "suspect",
+            {"leak.device_non_torch": "suspect"},
+            id="in idle, too",
+        ),
+        pytest.param(
+            replace(ALL, host=after_cycles(4 * MIB)), "unknown", {"leak.host": "unknown"}, id="host in idle, too"
+        ),
+        pytest.param(replace(ALL, others=after_cycles(4 * MIB)), "ok", {}, id="a neighbour"),
+        pytest.param(
+            Seen(server=after_cycles(4 * MIB), server_told=False),
+            "unknown",
+            {"leak.device_torch": "unknown"},
+            id="whoever",
+        ),
+    ],
+)
+def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
+    """What grows names the verdict, and the idle cycles whether it is the requests that do."""
+    # WHEN
+    status, findings = result(seen).status, leaks(seen)
+
+    # THEN
+    blamed = {name: findings[name] for name in found}
+    others = {name: one for name, one in findings.items() if name not in found and one in ("suspect", "fault")}
+    assert (step, found, {}) == (status, blamed, others)
+
+
+def test_leak_says_what_decided() -> None:
+    """A finding of a soak holds growth in load and idle cycles, per request, each test's chance, and the dose."""
+    # WHEN
+    actual = finding(diagnose(soak(replace(ALL, live=after_requests(64 * KIB))), facts_of()), "leak.device_torch")
+
+    # THEN
+    figures = evidence(actual)
+    assert "grows 64.00 KiB with each request and does not return; larger doses leave more" in actual.summary
+    assert (0.0, 64.0 * KIB, 19, 19) == (
+        figures["growth_per_idle_cycle"],
+        figures["growth_per_request"],
+        figures["judged_load_cycles"],
+        figures["judged_idle_cycles"],
+    )
+    for chance in ("chance_without_trend", "chance_that_load_adds_nothing", "chance_that_dose_adds_nothing"):
+        value = figures[chance]
+        assert isinstance(value, float)
+        assert value < 0.01
+
+
+def test_growth_that_stops_is_warm_up() -> None:
+    """First touch that ends is no leak, and is told with its size."""
+    # GIVEN 300 MiB with the first load cycle, half of that with the next, and so on
+    levels, level, step = [], 0.0, 300.0
+    for load in LOADS:
+        level, step = (level + step, step / 2) if load.requests else (level, step)
+        levels.append(int(level * MIB) // PAGE * PAGE)
+    seen = Seen(server=levels)
+
+    # WHEN
+    actual = result(seen)
+
+    # THEN
+    assert ("ok", "ok") == (actual.status, leaks(seen)["leak.device_non_torch"])
+    assert any("grew 598 MiB and stopped: warm-up" in note for note in actual.notes), actual.notes
+
+
+def test_what_only_new_content_grows_is_a_cache() -> None:
+    """Repeated contents leave nothing behind where contents are kept: a suspect, until its bound is known."""
+    # GIVEN a cache that keeps a MiB of each new content
+    first = next(place for place, load in enumerate(LOADS) if load.repeated)
+    levels = after_requests(MIB)
+    seen = replace(ALL, host=[levels[min(place, first)] for place in range(len(LOADS))])
+
+    # WHEN
+    found = finding(diagnose(soak(seen), facts_of()), "leak.host")
+
+    # THEN
+    assert "suspect" == found.status
+    assert "with each request of new content and not with repeated ones" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        pytest.param(
+            replace(ALL, other_prompts=range(5, 60)),
+            "2 load cycles of new content can be judged, 12 are needed: other traffic (in 55 of 60 cycles)",
+            id="other traffic",
+        ),
+        pytest.param(
+            replace(ALL, failing=range(5, 60)),
+            "2 load cycles of new content can be judged, 12 are needed: requests failed: HTTP 500: internal error "
+            "(in 28 of 60 cycles)",
+            id="requests fail",
+        ),
+        pytest.param(
+            replace(ALL, last_cycle=20),
+            "10 load cycles of new content can be judged, 12 are needed: it was cut short (in 1 of 21 cycles)",
+            id="cut short",
+        ),
+        pytest.param(
+            replace(ALL, other_prompts=range(0, 60, 2)),
+            "nothing was read after enough load and idle cycles: other traffic (in 30 of 60 cycles)",
+            id="other traffic in idle cycles",
+        ),
+    ],
+)
+def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
+    """Fewer than twelve load cycles decide nothing."""
+    assert ("unknown", f"cannot tell: {why}") == (result(seen).status, result(seen).summary)
+
+
+def test_some_spoilt_cycles_are_left_out() -> None:
+    """What somebody else's prompts brought is not counted, and the others decide."""
+    # GIVEN somebody whose three prompts leave 50 MiB each
+    spoilt = (9, 22, 35)
+    levels = [50 * MIB * sum(each <= place for each in spoilt) for place in range(len(LOADS))]
+
+    # WHEN
+    actual = result(replace(ALL, beside=levels, other_prompts=spoilt))
+
+    # THEN
+    assert ("ok", "3 of 60 cycles left out: other traffic") == (actual.status, actual.notes[1])
+
+
+def after(minute: Timeline, later: Timeline) -> Timeline:
+    """Both in one timeline, the second an hour later."""
+    samples = tuple(replace(one, at_seconds=one.at_seconds + 3600.0) for one in later.samples)
+    marks = tuple(replace(one, at_seconds=one.at_seconds + 3600.0) for one in later.marks)
+    return Timeline(samples=minute.samples + samples, marks=minute.marks + marks)
+
+
+UNSTEADY = World(first_touch_bytes=(*[0] * 7, 4 * MIB, 0, 4 * MIB))
+"""Device memory rises twice in the minute's later cycles: a leak, or not."""
+
+
+def test_soak_answers_what_the_minute_left_open() -> None:
+    """One verdict of both: a rise in two of six cycles tells nothing, nineteen flat load cycles do."""
+    # GIVEN
+    minute, both = run(UNSTEADY), after(run(UNSTEADY), soak(Seen()))
+
+    # WHEN
+    before, actual = diagnose(minute, facts_of()), diagnose(both, facts_of())
+
+    # THEN
+    names = ("leak.device_torch", "leak.device_non_torch", "benign.warmup")
+    assert ["unknown"] * 3 == [finding(before, name).status for name in names]
+    assert ["ok"] * 3 == [finding(actual, name).status for name in names]
+
+
+def test_soak_that_cannot_tell_hides_nothing() -> None:
+    """What the minute's cycles called stays called where the soak was spoilt or open."""
+    # GIVEN
+    minute = run(World(device_growth_bytes=6 * MIB))
+    open_ = Seen(server=after_cycles(4 * MIB), server_told=False)
+
+    # WHEN
+    actual = [
+        finding(diagnose(after(minute, soak(seen)), facts_of()), "leak.device_torch").status
+        for seen in (open_, replace(ALL, other_prompts=range(60)))
+    ]
+
+    # THEN
+    assert ["fault", "fault"] == actual
+
+
+def test_soak_that_was_not_asked_for_is_no_step() -> None:
+    """A run without it lists four steps."""
+    assert ["baseline", "single_request", "concurrent", "long_context"] == [one.id for one in judged().steps]
+
+
+sizes = st.lists(st.integers(-(2**30), 2**30), min_size=len(LOADS), max_size=len(LOADS))
+places = st.sets(st.integers(0, len(LOADS) - 1), max_size=20)
+
+
+@settings(deadline=None, max_examples=20)
+@given(sizes, st.none() | sizes, st.none() | sizes, places, places, places)
+def test_any_soak_is_judged(
+    server: list[int],
+    live: list[int] | None,
+    host: list[int] | None,
+    other: set[int],
+    failing: set[int],
+    lost: set[int],
+) -> None:
+    """Whatever the readings are, and whichever marks are missing, there is a verdict, and a valid document."""
+    # GIVEN
+    whole = soak(
+        Seen(
+            server=server,
+            live=live,
+            beside=live,
+            host=host and [abs(size) for size in host],
+            other_prompts=other,
+            failing=failing,
+        )
+    )
+    marks = tuple(mark for place, mark in enumerate(whole.marks) if place // 5 not in lost)
+
+    # WHEN
+    actual = diagnose(Timeline(samples=whole.samples, marks=marks), facts_of())
+
+    # THEN
+    assert actual.steps[-1].summary
+    json.dumps(document(actual), allow_nan=False)
+    written = [one.value for each in actual.findings for one in each.evidence if isinstance(one.value, float)]
+    assert all(map(math.isfinite, written))

@@ -1,0 +1,139 @@
+"""A pool that is never idle, by its lowest readings: bounded, flat, rising or open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, Says, busy_floor
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.model import Facts, Sample, Timeline
+from tests.builders.values import engine, holding, pool
+
+KNOWN = Facts(pools=(pool(usable_blocks=10_000),))
+SIX_HOURS = 6 * 3600.0
+NOISE = (0, 7, 3, 9, 1, 5)
+
+
+def busy(
+    blocks: Callable[[float], float],
+    *,
+    seconds: float = SIX_HOURS,
+    tick: float = 60.0,
+    running: Sequence[int] = (2, 5, 3),
+) -> list[Sample]:
+    """Readings that hold so many blocks at each share of the time, a hundred more for each request."""
+    count = int(seconds / tick)
+    samples = []
+    for number in range(count + 1):
+        runs = running[number % len(running)]
+        held = round(blocks(number / count)) + 100 * runs + NOISE[number % 6]
+        samples.append(
+            Sample(at_seconds=100.0 + tick * number, engines=(holding(held, of=KNOWN.pools[0], running=runs),))
+        )
+    return samples
+
+
+def floor(samples: Sequence[Sample], since: float = 0.0) -> BusyFloor | None:
+    """What the lowest readings of these say."""
+    return busy_floor(Timeline(samples=tuple(samples)), KNOWN, DEFAULT_LIMITS, since)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "says", "lowest"),
+    [
+        (lambda share: 0.0, "bounded", 200),  # 2 % of 10,000
+        (lambda share: 1.0, "flat", 201),
+        (lambda share: 2000.0, "flat", 2200),
+        (lambda share: 2000.0 + 1500.0 * share, "rising", 3200),
+        (lambda share: 3500.0 - 1500.0 * share, "flat", 2200),
+        # What comes and goes over hours hides more than 5 % of 10,000; from 2,000 to 3,600 it is lowest at the end.
+        (lambda share: 2800.0 + 800.0 * math.cos(3.0 * math.pi * share), "open", 2200),
+    ],
+)
+def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], float], says: str, lowest: int) -> None:
+    """The lowest of the last third bounds what is lost; else they rise, or are flat beside equal requests."""
+    # WHEN
+    actual = floor(busy(blocks))
+
+    # THEN the lowest has two requests
+    assert actual is not None
+    assert says in get_args(Says)
+    assert (says, 6.0, 2) == (actual.says, actual.hours, actual.running)
+    assert lowest == pytest.approx(actual.lowest_blocks, abs=12)
+
+
+def test_rate_of_the_lowest_readings_is_in_blocks_an_hour() -> None:
+    """1,500 blocks in six hours are 250 an hour; what would show is a little more than nothing."""
+    # WHEN
+    rising, flat = floor(busy(lambda share: 2000.0 + 1500.0 * share)), floor(busy(lambda share: 2000.0))
+
+    # THEN
+    assert rising is not None
+    assert flat is not None
+    assert pytest.approx(250.0, rel=0.03) == rising.growth_per_hour
+    assert abs(flat.growth_per_hour) < 2.0
+    # A block in all: the lowest readings of a tenth of an hour are the same each time.
+    assert pytest.approx(1.0 / 6.0, rel=0.01) == flat.visible_per_hour
+    assert rising.visible_per_hour > rising.growth_per_hour
+
+
+def test_six_hours_are_needed_since_the_moment() -> None:
+    """Readings before it do not count; a minute less is too little."""
+    whole = busy(lambda share: 2000.0)
+    assert floor(whole) is not None
+    assert floor(whole[:-1]) is None
+    assert floor(whole, since=100.0) is not None
+    assert floor(whole, since=100.1) is None
+    assert floor([]) is None
+
+
+def test_readings_that_tell_nothing_are_left_out() -> None:
+    """Of engines asleep, without requests counted, without usage; a quarter of the hours may be missing."""
+    # GIVEN
+    whole = busy(lambda share: 2000.0)
+    asleep = [replace(one, engines=(replace((one.engines or ())[0], asleep=True),)) for one in whole]
+    uncounted = [replace(one, engines=(replace((one.engines or ())[0], requests_running=None),)) for one in whole]
+    unused = [replace(one, engines=(engine(usage=None, running=2),)) for one in whole]
+    unread = [replace(one, engines=None) for one in whole]
+
+    # THEN
+    for blind in (asleep, uncounted, unused, unread):
+        assert floor(blind) is None
+        assert floor([*whole[:130], *blind[130:214], *whole[214:]]) is not None
+        assert floor([*whole[:130], *blind[130:230], *whole[230:]]) is None
+
+
+def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
+    """Of one every 10 s the second within 14.5 s is not taken, though it were the lowest."""
+    # GIVEN a pool read each 10 s, of which every second reading is low
+    samples = busy(lambda share: 2000.0, tick=10.0, running=(9, 0))
+    # WHEN
+    actual = floor(samples)
+
+    # THEN
+    assert actual is not None
+    assert 9 == actual.running
+    assert pytest.approx(2900, abs=12) == actual.lowest_blocks
+
+
+@pytest.mark.parametrize(("grown", "says"), [(0.9, "flat"), (1.2, "rising")])
+def test_less_than_a_block_in_all_is_not_rising(grown: float, says: str) -> None:
+    """However sure the slope of it is: what is lost is lost in whole blocks."""
+
+    # GIVEN lowest readings that change between neighbours, and rise by so much on the mean
+    def blocks(share: float) -> int:
+        cell = round(share * 360) // 6
+        return 2000 + math.floor(grown * cell / 60 + cell * 7 % 10 / 10)
+
+    # WHEN
+    actual = floor(busy(blocks))
+
+    # THEN
+    assert actual is not None
+    assert pytest.approx(grown / 6.0, rel=0.1) == actual.growth_per_hour
+    assert says == actual.says

@@ -1,0 +1,324 @@
+"""The isolation probe's answers by hand: whose counts they are, and what counts and times say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.diagnosis.cache_isolation import Answer, Arm, Isolation, probed
+from kvdiag.diagnosis.isolation_verdict import timing, verdict
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.model import Engine, Facts, Mark, Outcome, Probe, ProbeKind, Sample, Timeline, Workload
+from kvdiag.stats.rank_tests import rank_sum_tail
+from tests.builders.values import engine, pool
+
+KINDS: tuple[ProbeKind, ...] = ("first", "same_salt", "other_salt", "first_unsalted", "other_unsalted")
+SLOW, FAST = 0.04, 0.01
+
+
+def page(counts: tuple[int | None, int | None, int | None], *, running: int = 0, waiting: int = 0) -> Engine:
+    """An engine that has counted so many prompt tokens, prefix queries and hits."""
+    prompts, queries, hits = counts
+    return replace(
+        engine(prompt_tokens=prompts, running=running, waiting=waiting),
+        prefix_queries_total=queries,
+        prefix_hits_total=hits,
+    )
+
+
+def answer(
+    before: tuple[Engine, ...] = (page((100, 100, 0)),),
+    after: tuple[Engine, ...] = (page((148, 148, 32)),),
+    *,
+    during: tuple[Engine, ...] = (),
+    outcome: Outcome | None = None,
+    phases: Sequence[str] = ("begin", "offer", "release", "end"),
+) -> Answer:
+    """What is said of a request of 48 tokens, from 10 s to 40 s, by the pages on its two sides."""
+    told = outcome or Outcome(completed=1, failed=0, prompt_tokens=48, generated_tokens=1, first_token_seconds=0.25)
+    probe = Workload(requests=1, prompt_tokens=48, max_tokens=1, probe=Probe(kind="same_salt", other_key=True))
+    at = {"begin": 10.0, "offer": 20.0, "release": 30.0, "end": 40.0}
+    marks = tuple(
+        Mark(
+            at_seconds=at[phase],
+            step="isolation",
+            cycle=0,
+            phase=phase,  # type: ignore[arg-type]
+            workload=probe if phase == "begin" else None,
+            outcome=told if phase == "release" else None,
+        )
+        for phase in phases
+    )
+    pages = (
+        (5.0, (page((1, 1, 1)),)),
+        (15.0, before),
+        (25.0, during or before),
+        (35.0, after),
+        (45.0, (page((9, 9, 9)),)),
+    )
+    samples = tuple(Sample(at_seconds=seconds, engines=engines) for seconds, engines in pages)
+    found = probed(Timeline(samples=samples, marks=marks), Facts())
+    assert found is not None
+    return found.answers[0]
+
+
+def test_answer_has_what_the_engines_counted_of_it() -> None:
+    """Between the page before and the page after it; of all engines together."""
+    # GIVEN
+    expected = Answer(kind="same_salt", other_key=True, problem=None, queries=48, hits=32, first_token_seconds=0.25)
+    still = replace(page((7, 7, 7)), engine="1")
+
+    # THEN
+    assert expected == answer()
+    assert expected == answer((page((100, 100, 0)), still), (page((148, 148, 32)), still))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"after": (page((149, 148, 32)),)}, "other traffic"),
+        ({"after": (page((148, 149, 32)),)}, "other traffic"),
+        ({"after": (page((147, 148, 32)),)}, "the server did not count it in time"),
+        ({"after": (page((148, 120, 32)),)}, "the server's counters began anew"),  # more hits than queries
+        ({"after": (page((148, 132, 32)),)}, None),
+        ({"after": (page((48, 48, 0)),)}, "the server's counters began anew"),
+        ({"before": (page((100, 100, 5)),), "after": (page((148, 148, 4)),)}, "the server's counters began anew"),
+        ({"before": (page((100, 200, 0)),)}, "the server's counters began anew"),
+        ({"after": (page((148, None, 48)),)}, None),
+        ({"after": (page((148, None, 49)),)}, "the server's counters began anew"),  # more hits than the prompt has
+        ({"after": (page((148, None, None)),)}, None),
+        ({"after": (page((None, 148, 32)),)}, None),
+        ({"during": (page((100, 100, 0), running=1),)}, None),
+        ({"during": (page((100, 100, 0), running=1, waiting=1),)}, "other traffic"),
+        (
+            {"during": (page((100, 100, 0), running=1), replace(page((1, 1, 1), running=1), engine="1"))},
+            "other traffic",
+        ),
+        (
+            {"outcome": Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0)},
+            "it failed: no reason given",
+        ),
+        (
+            {"outcome": Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=("a", "b"))},
+            "it failed: a",
+        ),
+        ({"phases": ("begin", "offer", "release")}, "it was cut short"),
+        ({"phases": ("begin", "offer", "end")}, "it was cut short"),
+        ({"phases": ("begin", "release", "end")}, "it was cut short"),
+    ],
+)
+def test_counts_are_the_requests_own_or_nobodys(changes: dict[str, Any], problem: str | None) -> None:
+    """A token more is another's, one less came late, and a counter that falls began anew."""
+    assert problem == answer(**changes).problem
+
+
+@pytest.mark.parametrize(
+    ("after", "queries", "hits"),
+    [
+        ((page((None, 148, 32)),), None, None),
+        ((page((148, None, 32)),), None, None),
+        ((page((148, 148, None)),), 48, None),
+        ((page((148, 148, 32)), replace(page((0, 0, 0)), engine="1")), None, None),
+    ],
+    ids=["no prompts", "no queries", "no hits", "another engine came"],
+)
+def test_hits_without_their_lookups_are_not_counted(
+    after: tuple[Engine, ...], queries: int | None, hits: int | None
+) -> None:
+    """Whether a hit is this request's is known by its prompt alone."""
+    actual = answer(after=after)
+    assert (queries, hits) == (actual.queries, actual.hits)
+
+
+@pytest.mark.parametrize(
+    ("caching", "expected"),
+    [((True,), True), ((False,), False), ((True, False), True), ((None,), None), ((True, None), None), ((), None)],
+)
+def test_caching_is_on_by_the_engines_own_word(caching: tuple[bool | None, ...], expected: bool | None) -> None:
+    """Of several engines one is enough, and one that does not say leaves it open."""
+    # GIVEN
+    pools = tuple(replace(pool(str(place)), prefix_caching=one) for place, one in enumerate(caching))
+    probe = Workload(requests=1, prompt_tokens=48, max_tokens=1, probe=Probe(kind="first", other_key=False))
+    mark = Mark(at_seconds=1.0, step="isolation", cycle=0, phase="begin", workload=probe)
+
+    # WHEN
+    found = probed(Timeline(samples=(), marks=(mark,)), Facts(pools=pools))
+
+    # THEN
+    assert found is not None
+    assert expected == found.caching
+    assert probed(Timeline(samples=(), marks=(replace(mark, workload=None),)), Facts()) is None
+
+
+def made(
+    hits: Sequence[ProbeKind] = ("same_salt",),
+    *,
+    fast: Sequence[ProbeKind] | None = None,
+    rounds: int = 6,
+    counted: bool = True,
+    caching: bool | None = True,
+    other_key: bool = False,
+    seconds: dict[str, float] | None = None,
+) -> Isolation:
+    """A probe of so many rounds, in which some kinds are hits of 32 of 48 tokens, and some are fast."""
+    quick = hits if fast is None else fast
+    return Isolation(
+        caching=caching,
+        answers=tuple(
+            Answer(
+                kind=kind,
+                other_key=other_key,
+                problem=None,
+                queries=48 if counted else None,
+                hits=(32 if kind in hits else 0) if counted else None,
+                # No two times are equal.
+                first_token_seconds=(seconds or {}).get(kind, FAST if kind in quick else SLOW) * (1.0 + place / 1000),
+            )
+            for place in range(rounds)
+            for kind in KINDS
+        ),
+    )
+
+
+def test_arm_adds_up_what_can_be_judged() -> None:
+    """Requests, hits and times of its kinds; what was spoilt is left out, and nothing has no share and no middle."""
+    # GIVEN
+    found = made(rounds=2)
+    spoilt = replace(found, answers=(replace(found.answers[1], problem="other traffic"), *found.answers))
+
+    # THEN
+    expected = Arm(requests=2, hit=2, queries=96, hits=64, seconds=(FAST, FAST * 1.001))
+    assert expected == found.own == spoilt.own
+    assert 0.6667 == expected.hit_ratio
+    assert pytest.approx(FAST * 1.0005) == expected.median_seconds
+    assert "64 of 96 in 2 of 2 requests" == expected.told
+    nothing = Arm(requests=0, hit=0, queries=0, hits=0, seconds=())
+    assert (None, None) == (nothing.hit_ratio, nothing.median_seconds)
+    assert (4, 2, 2) == (found.new.requests, found.salted.requests, found.unsalted.requests)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (
+            made(),
+            "ok",
+            "no prompt token came from another tenant's cache (0 of 288 with another salt, 0 of 288 without)",
+        ),
+        (made(("first",)), "unknown", "new prompts were counted as hits (192 of 576 in 6 of 12 requests)"),
+        (
+            made(("same_salt", "other_salt")),
+            "fault",
+            "salt is not honoured: prompt tokens from the cache 192 of 288 in",
+        ),
+        (made(("same_salt", "other_unsalted")), "suspect", "share the cache, as vLLM does by design"),
+        (made(("same_salt", "other_unsalted"), other_key=True), "fault", "with a key of its own, was answered from"),
+        (made(rounds=2), "unknown", "2 requests of a kind can be judged, 3 are needed"),
+        (made(rounds=3), "ok", "no prompt token came"),
+        (made(("other_salt",), rounds=1), "fault", "salt is not honoured"),
+        (made(("same_salt",), fast=("same_salt", "other_salt")), "suspect", "its first token came as fast as with one"),
+        (made(()), "unknown", "own prompt sent again was no hit either (0 of 288 in 0 of 6 requests)"),
+        (made((), caching=False), "ok", "prefix caching is off"),
+        (made((), fast=("same_salt",)), "ok", "the engine counted no hit; by time to first token no request"),
+        (made((), fast=("same_salt", "other_salt")), "suspect", "the engine counted no hit; by time to first token an"),
+        (made(counted=False), "ok", "the engine counts no prefix hits; by time to first token no request was answered"),
+        (
+            made(counted=False, fast=("same_salt", "other_salt")),
+            "suspect",
+            "token another tenant's salt is not honoured: new 40 ms, own 10 ms, other salt 10 ms, no salt 40 ms",
+        ),
+        (made(counted=False, fast=("same_salt", "other_unsalted")), "suspect", "requests without a salt share a cache"),
+        (made(counted=False, fast=()), "unknown", "times to first token do not tell 6 repeats from 12 new prompts"),
+        (made(counted=False, fast=(), caching=False), "ok", "prefix caching is off"),
+        (
+            made(counted=False, seconds={"other_salt": 0.02}),  # faster than misses, slower than hits, nearer to hits
+            "suspect",
+            "another tenant's salt is not honoured",
+        ),
+        (made(counted=False, seconds={"first": 4.0, "first_unsalted": 4.0}), "suspect", "new 4,010 ms, own 10 ms, oth"),
+        (made(counted=False, seconds={"other_salt": 0.03}), "ok", "no request was answered"),
+        (made(counted=False, seconds={"other_salt": 0.008}), "suspect", "another tenant's salt is not honoured"),
+    ],
+)
+def test_verdict_is_by_counts_and_else_by_times(found: Isolation, status: str, words: str) -> None:
+    """A hit that was counted decides; a clock suspects at most; without a control nothing is said."""
+    actual, sentence = verdict(found, DEFAULT_LIMITS)
+    assert status == actual, sentence
+    assert words in sentence
+
+
+def test_times_between_hits_and_misses_leave_it_open() -> None:
+    """Half of the requests fast and half slow may be another replica's cache."""
+    # GIVEN
+    found = made(counted=False)
+    mixed = tuple(
+        replace(one, first_token_seconds=FAST if place % 2 else 0.05) if one.kind == "other_salt" else one
+        for place, one in enumerate(found.answers)
+    )
+
+    # THEN
+    status, sentence = verdict(replace(found, answers=mixed), DEFAULT_LIMITS)
+    assert "unknown" == status
+    assert sentence.endswith("another tenant's times lie between hits and misses")
+
+
+def test_shortage_says_what_spoilt_most() -> None:
+    """The commonest reason, and in how many of all requests."""
+    # GIVEN
+    found = made(rounds=3)
+    spoilt = [
+        replace(one, problem="other traffic" if place < 10 else "it was cut short" if place == 10 else None)
+        for place, one in enumerate(found.answers)
+    ]
+
+    # THEN
+    expected = "1 request of a kind can be judged, 3 are needed: other traffic (in 10 of 15 requests)"
+    actual = Isolation(answers=tuple(spoilt), caching=True).shortage(DEFAULT_LIMITS)
+    assert expected == actual
+    assert found.shortage(DEFAULT_LIMITS) is None
+
+
+def test_engine_counts_where_every_judged_request_has_hits() -> None:
+    """One that tells none, or nothing that could be judged, is no count."""
+    # GIVEN
+    found = made(rounds=1)
+    untold = replace(found.answers[0], hits=None)
+
+    # THEN
+    assert found.counted
+    assert not replace(found, answers=(untold, *found.answers)).counted
+    assert replace(found, answers=(replace(untold, problem="it failed: x"), *found.answers)).counted
+    assert not replace(found, answers=()).counted
+    keyed = replace(found.answers[0], other_key=True)
+    assert replace(found, answers=(keyed, *found.answers)).other_key
+    assert (False, True) == (found.other_key, made(other_key=True, rounds=1).other_key)
+
+
+EVEN = rank_sum_tail([place / 1000 for place in range(6)] * 2, [place / 1000 for place in range(6)])
+"""The chance of twelve new prompts that take as long as six repeats."""
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (
+            made(),
+            "a hit is 4.0 times as fast to its first token (new 40 ms, own 10 ms, other salt 40 ms, no salt 40 ms; ",
+        ),
+        (
+            made(("same_salt",), fast=()),
+            f"times to first token do not tell 6 repeats from 12 new prompts (chance {EVEN:.1%})",
+        ),
+        (made(()), None),  # no hit that could be timed
+        (replace(made(), answers=()), None),
+        (made(counted=False), "a hit is 4.0 times as fast"),
+    ],
+)
+def test_clock_tells_what_others_have_asked(found: Isolation, expected: str | None) -> None:
+    """A note beside the verdict, where there was a hit to be timed."""
+    actual = timing(found, DEFAULT_LIMITS)
+    assert (expected is None) == (actual is None)
+    assert (actual or "").startswith(expected or "")

@@ -1,0 +1,189 @@
+"""kvdiag's own requests against a drill: their tokens, prompts, load and speed, and what is told when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx2
+
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.model import Load, Outcome, Workload
+from kvdiag.sim import SCENARIOS, Drill
+from kvdiag.sources.http import HttpReader
+from tests.unit.feeds.completions import MODEL, offered, with_client
+
+
+@asynccontextmanager
+async def watched(client: httpx2.AsyncClient) -> AsyncIterator[Callable[[Callable[[int], bool]], Awaitable[int]]]:
+    """Wait until the number of requests that run on the server is as wanted; that number."""
+    source = EngineClient(HttpReader(client))
+
+    async def until(wanted: Callable[[int], bool]) -> int:
+        while True:
+            engines, gaps = await source.read()
+            assert engines, gaps
+            running = (engines[0].requests_running or 0) + (engines[0].requests_waiting or 0)
+            if wanted(running):
+                return running
+            await asyncio.sleep(0.01)
+
+    yield until
+
+
+def test_requests_take_exactly_their_tokens(drill: str) -> None:
+    """Prompt and output have the length asked for, by the server's own count."""
+
+    # GIVEN
+    async def counts(client: httpx2.AsyncClient) -> tuple[Outcome, int, int]:
+        source = EngineClient(HttpReader(client))
+        (before,) = (await source.read())[0] or ()
+        outcome = await Requests(client, MODEL).offer(Workload(requests=3, prompt_tokens=100, max_tokens=7))
+        async with watched(client) as until:
+            await until(lambda running: running == 0)
+        (after,) = (await source.read())[0] or ()
+        return (
+            outcome,
+            (after.prompt_tokens_total or 0) - (before.prompt_tokens_total or 0),
+            (after.generation_tokens_total or 0) - (before.generation_tokens_total or 0),
+        )
+
+    # WHEN
+    actual = with_client(drill, counts)
+
+    # THEN
+    assert (Outcome(completed=3, failed=0, prompt_tokens=300, generated_tokens=21), 300, 21) == actual
+
+
+def test_prompts_are_never_cached(drill: str) -> None:
+    """Equal workloads hit nothing of what earlier ones left in the prefix cache."""
+
+    # GIVEN
+    async def hits(client: httpx2.AsyncClient) -> int:
+        source = EngineClient(HttpReader(client))
+        (before,) = (await source.read())[0] or ()
+        for _ in range(2):
+            await Requests(client, MODEL, token_ids=[7]).offer(Workload(requests=2, prompt_tokens=64, max_tokens=1))
+        (after,) = (await source.read())[0] or ()
+        return (after.prefix_hits_total or 0) - (before.prefix_hits_total or 0)
+
+    # WHEN
+    actual = with_client(drill, hits)
+
+    # THEN
+    assert 0 == actual
+
+
+def test_repeated_prompts_are_the_same(drill: str) -> None:
+    """A repeated workload sends the prompts and salts of the one before: the server's prefix cache knows them all."""
+    # GIVEN
+    repeated = Workload(requests=2, prompt_tokens=65, max_tokens=2, repeated=True)
+
+    async def work(client: httpx2.AsyncClient) -> list[int]:
+        source, requests = EngineClient(HttpReader(client)), Requests(client, MODEL)
+        hits = []
+        for workload in (repeated, repeated, replace(repeated, repeated=False), replace(repeated, requests=3)):
+            before = await _hits(source)
+            await requests.offer(workload)
+            hits.append(await _hits(source) - before)
+        return hits
+
+    # WHEN a third request joins at the end, which is new
+    actual = with_client(drill, work)
+
+    # THEN whole blocks of 16 of all but the last token
+    assert [0, 128, 0, 128] == actual
+
+
+async def _hits(source: EngineClient) -> int:
+    engines, _ = await source.read()
+    return sum(engine.prefix_hits_total or 0 for engine in engines or ())
+
+
+def test_load_tells_what_is_resident(drill: str) -> None:
+    """While requests run their resident tokens are known; before and after nothing is open."""
+
+    # GIVEN
+    async def loads(client: httpx2.AsyncClient) -> list[Load]:
+        requests = Requests(client, MODEL)
+        seen = [requests.load()]
+        offering = asyncio.create_task(requests.offer(Workload(requests=2, prompt_tokens=100, max_tokens=50)))
+        while not offering.done():
+            seen.append(requests.load())
+            await asyncio.sleep(0.002)
+        await offering
+        return [*seen, requests.load()]
+
+    # WHEN
+    first, *between, last = with_client(drill, loads)
+
+    # THEN the newest token of each has not been through the model
+    assert (Load(requests=0), Load(requests=0)) == (first, last)
+    resident = [tokens for load in between for tokens in load.resident_tokens]
+    assert 2 == max(len(load.resident_tokens) for load in between)
+    assert min(resident) >= 100
+    assert max(resident) <= 100 + 50 - 1
+
+
+def test_cancelling_frees_the_server(drill: str) -> None:
+    """Requests that are given up run on the server no longer, and are open here no longer."""
+
+    # GIVEN
+    async def cancel(client: httpx2.AsyncClient) -> tuple[int, int, Load]:
+        requests = Requests(client, MODEL)
+        offering = asyncio.create_task(requests.offer(Workload(requests=4, prompt_tokens=512, max_tokens=20_000)))
+        async with watched(client) as until:
+            ran = await until(lambda running: running == 4)
+            offering.cancel()
+            await asyncio.gather(offering, return_exceptions=True)
+            return ran, await until(lambda running: running == 0), requests.load()
+
+    # WHEN
+    actual = with_client(drill, cancel)
+
+    # THEN
+    assert (4, 0, Load(requests=0)) == actual
+
+
+def test_speed_is_measured(drill: str) -> None:
+    """One request alone tells how long the first token takes, and how many follow in a second."""
+    # WHEN
+    actual = with_client(drill, lambda client: Requests(client, MODEL).measure(256, 16))
+
+    # THEN
+    assert isinstance(actual, Speed)
+    assert actual.first_token_seconds > 0
+    assert 1 < actual.tokens_per_second < 100_000
+
+
+def test_request_that_is_too_long_is_told(drill: str) -> None:
+    """The server's own words come with the status."""
+    # WHEN
+    actual = offered(drill, Workload(requests=1, prompt_tokens=40_000, max_tokens=1))
+
+    # THEN
+    assert (0, 1) == (actual.completed, actual.failed)
+    assert "HTTP 400: This model's maximum context length is 32768 tokens." in actual.errors[0]
+
+
+def test_unknown_model_is_told(drill: str) -> None:
+    """A model that the server does not have is an error that a run ends with."""
+    # WHEN
+    actual = with_client(drill, lambda client: Requests(client, "other").measure(8, 2))
+
+    # THEN
+    assert "HTTP 404: The model `other` does not exist. Valid aliases: drill" == actual
+
+
+def test_running_out_of_memory_is_told() -> None:
+    """An error in the middle of the stream comes in torch's own words."""
+    # WHEN
+    with Drill(SCENARIOS["long-context-oom"]) as serving:
+        actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
+
+    # THEN
+    assert (0, 1, 0) == (actual.completed, actual.failed, actual.generated_tokens)
+    assert "CUDA out of memory" in actual.errors[0]

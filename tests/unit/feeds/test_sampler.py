@@ -1,0 +1,310 @@
+"""A sampler that reads each source at its pace, and that no source can hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import httpx2
+import pytest
+
+from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.feeds.live.sampling import (
+    DRIVER_SECONDS,
+    HOST_SECONDS,
+    Clock,
+    DeviceReading,
+    HostReading,
+    Pace,
+    Sampler,
+    TimelineBuilder,
+)
+from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.worker_thread import ThreadedReader
+from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply
+
+LONG_SECONDS = 120.0
+
+PAGE = "vllm:num_requests_running 3.0\nvllm:kv_cache_usage_perc 0.5\n"
+SEEN = Engine(engine="0", requests_running=3, kv_usage_ratio=0.5)
+GPU = Device(uuid="GPU-1", index=0, name="", memory=None)
+QUICK = Pace(engine_seconds=0.02, device_seconds=0.05, process_seconds=0.15, host_seconds=0.05)
+
+
+def sampled(
+    page: Answer,
+    *,
+    until: Callable[[list[Sample]], bool],
+    read_devices: Callable[..., DeviceReading] = lambda **_: ((GPU,), ()),
+    pids: tuple[int, ...] | None = None,
+    read_host: Callable[..., HostReading] | None = None,
+    answer_seconds: float = LONG_SECONDS,
+    pace: Pace = QUICK,
+) -> list[Sample]:
+    """All that a sampler saw of a server until there was enough of it."""
+
+    async def work(url: str) -> list[Sample]:
+        recorder = TimelineBuilder()
+        nvml = ThreadedReader(read_devices, "nvml")
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+            sampler = Sampler(
+                vllm=EngineClient(HttpReader(client, answer_seconds)),
+                nvml=nvml,
+                processes=None if read_host is None else ThreadedReader(read_host, "host"),
+                facts=Facts(server_pids=pids),
+                recorder=recorder,
+                pace=pace,
+                clock=Clock(),
+                load=lambda: Load(requests=2, resident_tokens=(7,)),
+            )
+            sampling = asyncio.create_task(sampler.run())
+            try:
+                assert await recorder.wait_for(until, LONG_SECONDS)
+            finally:
+                sampling.cancel()
+                await asyncio.gather(sampling, return_exceptions=True)
+                nvml.close()
+        return recorder.since(0)
+
+    with Hostile({"/metrics/": page}) as server:
+        return asyncio.run(work(server.url))
+
+
+def engine_readings(samples: list[Sample]) -> list[Sample]:
+    """Samples that the engine was due in."""
+    return [one for one in samples if one.engines or any(gap.source == "engine" for gap in one.gaps)]
+
+
+def device_readings(samples: list[Sample]) -> list[Sample]:
+    """Samples that the devices were due in."""
+    return [one for one in samples if one.devices or any(gap.source == "nvml" for gap in one.gaps)]
+
+
+def test_sampler_reads_each_part_at_its_pace() -> None:
+    """Engine, devices and host come in samples of their own; process lists with every third device reading."""
+    # GIVEN
+    asked: list[bool] = []
+
+    def read_devices(*, processes: bool) -> DeviceReading:
+        asked.append(processes)
+        return (GPU,), ()
+
+    # WHEN
+    samples = sampled(
+        reply(PAGE),
+        until=lambda seen: len(asked) >= 7 and len(engine_readings(seen)) >= 5 and any(one.host for one in seen),
+        read_devices=read_devices,
+        pids=(1,),
+    )
+
+    # THEN
+    engines = engine_readings(samples)
+    expected = {((SEEN,), Load(requests=2, resident_tokens=(7,)), None, None, ())}
+    assert expected == {(one.engines, one.load, one.devices, one.host, one.gaps) for one in engines}
+    assert {((GPU,), None)} == {(one.devices, one.load) for one in device_readings(samples)}
+    assert sorted(one.at_seconds for one in samples) == [one.at_seconds for one in samples]
+    assert asked[0]
+    assert any(not processes for processes in asked)
+
+
+def test_server_that_fails_leaves_gaps() -> None:
+    """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
+    # WHEN
+    samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
+
+    # THEN
+    gap = Gap(source="engine", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
+    expected = {(None, Load(requests=2, resident_tokens=(7,)), (gap,))}
+    assert expected == {(one.engines, one.load, one.gaps) for one in engine_readings(samples)}
+
+
+def test_page_that_never_ends_holds_up_nothing_else() -> None:
+    """While the engine's page does not end the devices are read on."""
+    # GIVEN
+    page = endless(head(), b"#", pause_seconds=0.01)
+
+    # WHEN
+    samples = sampled(
+        page,
+        until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3,
+        answer_seconds=0.2,
+    )
+
+    # THEN
+    gap = Gap(source="engine", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
+    assert {(gap,)} == {one.gaps for one in engine_readings(samples)}
+
+
+def test_driver_that_hangs_holds_up_nothing_else() -> None:
+    """While the driver hangs the engine is read on, and the devices' samples say since when."""
+    # GIVEN
+    release = threading.Event()
+
+    def hang(*, processes: bool) -> DeviceReading:
+        release.wait(LONG_SECONDS)
+        return None, ()
+
+    # WHEN
+    try:
+        samples = sampled(
+            reply(PAGE),
+            until=lambda seen: len(device_readings(seen)) >= 2 and len(engine_readings(seen)) >= 5,
+            read_devices=hang,
+        )
+    finally:
+        release.set()
+
+    # THEN
+    reasons = {gap.reason for one in device_readings(samples) for gap in one.gaps}
+    assert f"the driver has not answered for {DRIVER_SECONDS:.0f} s: its readings are stale" in reasons
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_process_that_hangs_holds_up_nothing_else() -> None:
+    """While the host does not answer for a process it is said, and the engine is read on."""
+    # GIVEN
+    release = threading.Event()
+
+    def hang(*, pids: tuple[int, ...]) -> HostReading:
+        release.wait(LONG_SECONDS)
+        return None, ()
+
+    # WHEN
+    try:
+        samples = sampled(
+            reply(PAGE),
+            until=lambda seen: any(gap.source == "host" for one in seen for gap in one.gaps),
+            pids=(1,),
+            read_host=hang,
+        )
+    finally:
+        release.set()
+
+    # THEN
+    gaps = {gap for one in samples for gap in one.gaps}
+    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: does a process hang in a driver?"
+    assert {Gap(source="host", kind="failed", reason=reason)} == gaps
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_a_source_that_breaks_costs_its_own_readings() -> None:
+    """What a reader of ours did not foresee is a gap that says so, tick after tick; the others are read on."""
+
+    # GIVEN
+    def broken(*, processes: bool) -> DeviceReading:
+        raise ZeroDivisionError(f"processes={processes}")
+
+    # WHEN
+    samples = sampled(
+        reply(PAGE),
+        until=lambda seen: len(device_readings(seen)) >= 3 and len(engine_readings(seen)) >= 5,
+        read_devices=broken,
+    )
+
+    # THEN
+    gaps = [one.gaps for one in device_readings(samples)]
+    reason = "kvdiag failed to read it (ZeroDivisionError); please report that with a log of -vv"
+    assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+
+
+def test_a_reading_that_broke_took_its_time_too() -> None:
+    """How long the newest reading of a source took is told of one that ended in a mistake, not of the one before it."""
+    # GIVEN a driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
+    now = [0.0]
+
+    def breaks_later(*, processes: bool) -> DeviceReading:
+        now[0] += 3.0 if processes else 1.0
+        if processes:
+            raise ZeroDivisionError
+        return (GPU,), ()
+
+    nvml = ThreadedReader(breaks_later, "nvml")
+    sampler = Sampler(
+        vllm=None,
+        nvml=nvml,
+        facts=Facts(),
+        recorder=TimelineBuilder(),
+        pace=QUICK,
+        clock=Clock(wall=lambda: 0.0, steady=lambda: now[0]),
+        load=lambda: None,
+    )
+
+    async def work() -> list[dict[str, float]]:
+        await sampler.read_devices(processes=False)
+        told = [dict(sampler.durations_seconds)]
+        with pytest.raises(ZeroDivisionError):
+            await sampler.read_devices(processes=True)
+        return [*told, sampler.durations_seconds]
+
+    # WHEN
+    try:
+        actual = asyncio.run(work())
+    finally:
+        nvml.close()
+
+    # THEN
+    assert [{"nvml": 1.0}, {"nvml": 3.0}] == actual
+
+
+def test_slow_driver_is_asked_seldom() -> None:
+    """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
+    # GIVEN a call that takes 20 ms, and a tenth of the time for all of them
+    asked: list[tuple[float, bool]] = []
+
+    def slow(*, processes: bool) -> DeviceReading:
+        asked.append((time.monotonic(), processes))
+        time.sleep(0.02)
+        return (GPU,), ()
+
+    # WHEN
+    sampled(
+        reply(PAGE),
+        until=lambda seen: len(device_readings(seen)) >= 4,
+        read_devices=slow,
+        pace=replace(QUICK, device_seconds=0.01, process_seconds=0.03, most_driver_ratio=0.1),
+    )
+
+    # THEN a call comes no sooner than ten times its length after the one before
+    assert all(later - earlier > 0.19 for (earlier, _), (later, _) in pairwise(asked))
+    assert {True} == {processes for _, processes in asked}
+
+
+def test_filter_that_is_not_known_is_given_up() -> None:
+    """A server whose filtered page is empty is asked for the whole page from then on."""
+    # GIVEN
+    asked: list[bytes] = []
+
+    def page(peer: Peer) -> None:
+        target = peer.request_head.split(b" ")[1]
+        asked.append(target)
+        reply("" if b"name" in target else PAGE)(peer)
+
+    # WHEN
+    samples = sampled(page, until=lambda seen: len(engine_readings(seen)) >= 3)
+
+    # THEN
+    assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
+    assert [True, False, True, False, False] == [b"name" in target for target in asked[:5]]
+
+
+def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
+    """A page that shows nothing, with a filter or without, says nothing about filters: they are used once it does."""
+    # GIVEN a server whose first pages have no engine
+    asked: list[bool] = []
+
+    def page(peer: Peer) -> None:
+        asked.append(b"name" in peer.request_head.split(b" ")[1])
+        reply(PAGE if len(asked) > 4 else "process_open_fds 3.0\n")(peer)
+
+    # WHEN
+    samples = sampled(page, until=lambda seen: sum(one.engines is not None for one in seen) >= 2)
+
+    # THEN
+    assert [True, False, True, True, True, True] == asked[:6]
+    assert (None, (SEEN,)) == (engine_readings(samples)[0].engines, engine_readings(samples)[-1].engines)

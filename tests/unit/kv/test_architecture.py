@@ -1,0 +1,381 @@
+"""config.json -> layers: kinds, aliases, nesting, and what is refused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from kvdiag.kv.model_error import KvModelError
+from tests.unit.kv.vectors import DATA
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "torch_dtype": "bfloat16",
+}
+KINDS = {
+    "DeepSeek-V2-Lite": {"mla": 27},
+    "DeepSeek-V3.2-Exp": {"mla_dsa": 61},
+    "Kimi-K2": {"mla": 61},
+    "LFM2-1.2B": {"short_conv": 10, "full": 6},
+    "Llama-3.1-8B": {"full": 32},
+    "Nemotron-3-Nano-30B-A3B": {"mamba2": 23, "no_cache": 23, "full": 6},
+    "Nemotron-Nano-9B-v2": {"mamba2": 27, "full": 4, "no_cache": 25},
+    "Qwen3-Next-80B-A3B": {"gated_delta_net": 36, "full": 12},
+    "Qwen3.5-2B": {"gated_delta_net": 18, "full": 6},
+    "Qwen3.6-27B": {"gated_delta_net": 48, "full": 16},
+    "gemma-3-27b": {"sliding": 52, "full": 10},
+    "gemma-4-31b": {"sliding": 50, "full": 10},
+    "gpt-oss-120b": {"full": 18, "sliding": 18},
+    "granite-4.0-h-1b": {"mamba2": 36, "full": 4},
+    "whisper-large-v3": {"full": 32, "cross_attention": 32},
+}
+
+
+def kinds_of(config: dict[str, Any]) -> dict[str, int]:
+    """How many layers of each kind a config has."""
+    return {str(kind): count for kind, count in parse_architecture(config).kinds.items()}
+
+
+@pytest.mark.parametrize(("name", "expected"), KINDS.items())
+def test_kinds_of_served_models(name: str, expected: Any) -> None:
+    """Each served model's layers are of the kinds that its vLLM model file builds."""
+    config = json.loads((DATA / "configs" / f"{name}.json").read_text())
+
+    assert expected == kinds_of(config)
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "configs").glob("*.json")), ids=lambda path: path.stem)
+def test_every_config_of_the_dataset_parses_or_names_its_model_type(path: Path) -> None:
+    """A config is understood, or refused by its model_type: nothing falls back silently."""
+    config = json.loads(path.read_text())
+    try:
+        actual = sum(parse_architecture(config).kinds.values()) > 0
+    except KvModelError as error:
+        actual = error.field == "model_type" and "--kv-bytes-per-token" in error.message
+
+    assert actual
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2", "n_layer": 48, "n_head": 25, "n_embd": 1600}, (25, 64)),
+        ({"model_type": "falcon", "num_hidden_layers": 2, "hidden_size": 4544, "num_attention_heads": 71}, (1, 64)),
+        (
+            {
+                "model_type": "falcon",
+                "num_hidden_layers": 2,
+                "hidden_size": 8192,
+                "num_attention_heads": 128,
+                "num_kv_heads": 8,
+                "new_decoder_architecture": True,
+            },
+            (8, 64),
+        ),
+        (
+            {
+                "model_type": "chatglm",
+                "num_layers": 2,
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "multi_query_group_num": 2,
+                "kv_channels": 128,
+            },
+            (2, 128),
+        ),
+        (
+            {"model_type": "dbrx", "n_layers": 2, "d_model": 6144, "n_heads": 48, "attn_config": {"kv_n_heads": 8}},
+            (8, 128),
+        ),
+        (
+            {
+                "model_type": "minicpm3",
+                "num_hidden_layers": 2,
+                "hidden_size": 2560,
+                "num_attention_heads": 40,
+                "kv_lora_rank": 256,
+                "qk_nope_head_dim": 64,
+                "qk_rope_head_dim": 32,
+            },
+            (40, 96),
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_aliases_of_heads(config: dict[str, Any], expected: Any) -> None:
+    """KV heads and head size are found under each family's own field names."""
+    layer = parse_architecture(config).layers[0]
+
+    assert isinstance(layer, AttentionLayer)
+    assert expected == (layer.kv_heads, layer.head_size)
+
+
+@pytest.mark.parametrize("holder", ["text_config", "llm_config", "language_config"])
+def test_nested_text_configs_are_read(holder: str) -> None:
+    """The language model of a multimodal config costs what it costs on its own."""
+    nested = {"model_type": "some_vision_wrapper", "architectures": ["SomeVisionModel"], holder: LLAMA}
+
+    assert kinds_of(LLAMA) == kinds_of(nested)
+
+
+def test_a_text_config_two_levels_down_is_read() -> None:
+    """Omni models keep the text config inside the thinker's."""
+    nested = {"model_type": "omni", "thinker_config": {"model_type": "thinker", "text_config": LLAMA}}
+
+    assert kinds_of(LLAMA) == kinds_of(nested)
+
+
+def test_a_nested_config_may_leave_out_what_its_class_fills_in() -> None:
+    """gemma-3-4b names neither heads nor head size: the class says 4 KV heads of 256, sliding 5 of 6 layers."""
+    config = {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "hidden_size": 2560,
+            "sliding_window": 1024,
+        },
+    }
+    architecture = parse_architecture(config)
+    layer = architecture.layers[0]
+
+    assert isinstance(layer, AttentionLayer)
+    assert (4, 256, 1024) == (layer.kv_heads, layer.head_size, layer.window_tokens)
+    assert {"sliding": 29, "full": 5} == kinds_of(config)
+
+
+def test_layer_types_decide_over_the_pattern() -> None:
+    """Explicit layer types win over a family's pattern."""
+    config = {
+        **LLAMA,
+        "model_type": "gemma2",
+        "sliding_window": 64,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"],
+    }
+
+    assert {"full": 3, "sliding": 1} == kinds_of(config)
+
+
+def test_a_window_without_layer_types_holds_for_all_layers() -> None:
+    """Phi-3-mini names one window: every layer slides."""
+    assert {"sliding": 4} == kinds_of({**LLAMA, "model_type": "phi3", "sliding_window": 2047})
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [(None, {"full": 4}), (0, {"full": 4}), (4096, {"sliding": 4}), ([64, None], {"sliding": 2, "full": 2})],
+)
+def test_mistral_windows(window: Any, expected: Any) -> None:
+    """Mistral's window is a number, null or 0 for none, or a list that repeats over the layers."""
+    assert expected == kinds_of({**LLAMA, "model_type": "mistral", "sliding_window": window})
+
+
+def test_a_mistral_config_that_leaves_the_window_out_has_the_class_default() -> None:
+    """Transformers fills in 4,096, and the engine then slides."""
+    assert {"sliding": 4} == kinds_of({**LLAMA, "model_type": "mistral"})
+
+
+@pytest.mark.parametrize(("used", "expected"), [(False, {"full": 4}), (True, {"sliding": 4})])
+def test_qwen_windows_count_only_when_used(used: bool, expected: Any) -> None:
+    """Qwen2 configs carry a window that use_sliding_window switches on."""
+    config = {**LLAMA, "model_type": "qwen2", "sliding_window": 64, "use_sliding_window": used, "max_window_layers": 0}
+
+    assert expected == kinds_of(config)
+
+
+def test_qwen_windows_for_some_layers_are_refused_as_the_engine_refuses_them() -> None:
+    """VLLM asserts that a Qwen2 window holds for all layers or none."""
+    config = {**LLAMA, "model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
+
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture(config)
+
+    assert "max_window_layers" == caught.value.field
+
+
+def test_gemma_4_full_layers_have_heads_of_their_own() -> None:
+    """Full layers take global_head_dim and num_global_key_value_heads, and the last layer is full."""
+    config = {
+        **LLAMA,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 7,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 64,
+    }
+    layers = parse_architecture(config).layers
+    shapes = [
+        (str(layer.kind), layer.kv_heads, layer.head_size) for layer in layers if isinstance(layer, AttentionLayer)
+    ]
+
+    assert [("sliding", 2, 32)] * 5 + [("full", 1, 64)] * 2 == shapes
+
+
+def test_shared_layers_take_nothing() -> None:
+    """The last num_kv_shared_layers of Gemma 3n reuse an earlier cache."""
+    config = {
+        **LLAMA,
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": 10,
+        "num_kv_shared_layers": 4,
+        "sliding_window": 64,
+    }
+
+    assert {"sliding": 5, "full": 1, "shared": 4} == kinds_of(config)
+
+
+def test_an_indexer_may_be_shared_by_layers() -> None:
+    """GLM-5.2: 21 of 78 layers own an indexer, the others reuse its selection."""
+    config = {
+        "model_type": "glm_moe_dsa",
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_topk": 2048,
+        "index_head_dim": 128,
+        "index_topk_freq": 4,
+        "index_skip_topk_offset": 3,
+    }
+
+    assert {"mla_dsa": 21, "mla": 57} == kinds_of(config)
+
+
+def test_encoders_keep_no_cache() -> None:
+    """A BERT-like model has layers and no cache."""
+    architecture = parse_architecture({"model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12})
+    layout = deployed_layout(architecture, Deployment())
+
+    assert ({LayerKind.ENCODER_ONLY: 12}, ()) == (architecture.kinds, layout.groups)
+
+
+def test_unknown_architecture_says_what_to_pass() -> None:
+    """An unknown model type names the field that decided so and the way out, and never gets the textbook formula."""
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture({**LLAMA, "model_type": "quantum_llama", "architectures": ["QuantumLlama"]})
+
+    assert "model_type" == caught.value.field
+    assert "quantum_llama" in caught.value.message
+    assert "--kv-bytes-per-token" in caught.value.message
+
+
+def test_unknown_layer_type_says_what_to_pass() -> None:
+    """A known model with a layer type nobody knows is refused by that field."""
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture({**LLAMA, "layer_types": ["full_attention", "wormhole", "full_attention", "full_attention"]})
+
+    assert ("layer_types", True) == (caught.value.field, "--kv-bytes-per-token" in caught.value.message)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not an object": ([], "config"),
+    "empty": ({}, "model_type"),
+    "no depth": ({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}, "num_hidden_layers"),
+    "negative depth": ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers"),
+    "ten thousand layers": ({**LLAMA, "num_hidden_layers": 10_000}, "num_hidden_layers"),
+    "depth in quotes": ({**LLAMA, "num_hidden_layers": "32"}, "num_hidden_layers"),
+    "depth is true": ({**LLAMA, "num_hidden_layers": True}, "num_hidden_layers"),
+    "depth with a fraction": ({**LLAMA, "num_hidden_layers": 2.5}, "num_hidden_layers"),
+    "depth is not a number": ({**LLAMA, "num_hidden_layers": float("nan")}, "num_hidden_layers"),
+    "huge heads": ({**LLAMA, "num_attention_heads": 10**40}, "num_attention_heads"),
+    "no heads": ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads"),
+    "kv heads do not divide heads": ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads"),
+    "more kv heads than heads": ({**LLAMA, "num_key_value_heads": 8}, "num_key_value_heads"),
+    "hidden size below heads": ({**LLAMA, "hidden_size": 2}, "hidden_size"),
+    "negative head size": ({**LLAMA, "head_dim": -64}, "head_dim"),
+    "too few layer types": ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types"),
+    "layer types not strings": ({**LLAMA, "layer_types": [1, 2, 3, 4]}, "layer_types"),
+    "layer types not a list": ({**LLAMA, "layer_types": "full"}, "layer_types"),
+    "a million layer types": ({**LLAMA, "layer_types": ["full_attention"] * 1_000_000}, "layer_types"),
+    "counts that do not add up": ({**LLAMA, "layer_types_count": {"full_attention": 3}}, "layer_types_count"),
+    "sliding layers without a window": (
+        {**LLAMA, "layer_types": ["sliding_attention"] * 4},
+        "sliding_window",
+    ),
+    "text config not an object": ({**LLAMA, "text_config": 7}, "text_config"),
+    "dtype nobody serves": ({**LLAMA, "torch_dtype": "float8"}, "torch_dtype"),
+    "mla without a rank": ({**LLAMA, "model_type": "deepseek_v3", "kv_lora_rank": "512"}, "kv_lora_rank"),
+    "all layers share": (
+        {**LLAMA, "model_type": "gemma3n_text", "num_kv_shared_layers": 4, "sliding_window": 64},
+        "num_kv_shared_layers",
+    ),
+    "nested model type not a string": ({**LLAMA, "model_type": 3}, "model_type"),
+}
+
+
+@pytest.mark.parametrize(("config", "field"), BAD.values(), ids=BAD.keys())
+def test_bad_configs_are_one_line_that_names_the_field(config: dict[str, Any], field: str) -> None:
+    """A config that is not a model, or contradicts itself, gives one short line with the field's name."""
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture(config)
+
+    assert field == caught.value.field
+    assert 1 == len(caught.value.message.splitlines())
+    assert len(caught.value.message) < 300
+
+
+def test_endless_nesting_is_refused() -> None:
+    """A config nested beyond reason is refused, not followed."""
+    config: dict[str, Any] = copy.deepcopy(LLAMA)
+    for _ in range(50):
+        config = {"model_type": "wrapper", "text_config": config}
+
+    with pytest.raises(KvModelError, match="nested"):
+        parse_architecture(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, "fp8"),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "NVFP4"}}},
+            "nvfp4",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+                }
+            },
+            "fp8",
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, None),
+        ({}, None),
+    ],
+)
+def test_declared_kv_format(config: dict[str, Any], expected: Any) -> None:
+    """The cache format of a quantized checkpoint is read from where its tool writes it."""
+    assert expected == parse_architecture({**LLAMA, **config}).declared_kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"text_config": {}}, "model_type"),
+        ({"model_type": "never_seen", "text_config": {}}, "model_type"),
+        ({"model_type": "never_seen", "text_config": {"hidden_size": 64}}, "model_type"),
+        ({"text_config": {"model_type": "never_seen"}}, "text_config.model_type"),
+        ({"model_type": "llama", "text_config": {}, "hidden_size": -1, "num_hidden_layers": 2}, "hidden_size"),
+        ({"model_type": "llama", "text_config": {}, "num_hidden_layers": 0}, "num_hidden_layers"),
+    ],
+)
+def test_a_field_is_named_where_it_stands(config: dict[str, Any], field: str) -> None:
+    """An empty nested config holds nothing, so that what is wrong stands at the top."""
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture(config)
+
+    assert field == caught.value.field

@@ -1,0 +1,221 @@
+"""Blocks as they are deployed: their tokens and bytes, states beside attention, what windows give back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.deployment import Deployment, Platform, block_note, check_block_size, deployed_layout
+from kvdiag.kv.layout.layers import Architecture, Layer, LayerKind
+from kvdiag.kv.layout.pages import PageKind
+from kvdiag.kv.model_error import KvModelError
+from tests.unit.kv.by_hand import DENSE, HYBRID, chunked, full, latent, model, sliding, state
+from tests.unit.kv.vectors import DATA
+
+
+@pytest.mark.parametrize(
+    ("architecture", "platform", "block", "allowed"),
+    [
+        (DENSE, Platform.CUDA, None, True),
+        (DENSE, Platform.CUDA, 16, True),
+        (DENSE, Platform.CUDA, 48, True),
+        (DENSE, Platform.CUDA, 24, False),
+        (DENSE, Platform.CPU, 8, False),
+        (model(latent(0)), Platform.CUDA, 16, True),
+        (model(latent(0, indexer=132)), Platform.CUDA, 128, True),
+        (model(latent(0, indexer=132)), Platform.CUDA, 48, False),
+        (model(latent(0, indexer=132)), Platform.CPU, 48, True),
+        (model(state(0, 100)), Platform.CUDA, 24, True),
+        (HYBRID, Platform.CUDA, 24, False),
+    ],
+)
+def test_block_sizes_that_kernels_take(
+    architecture: Architecture, platform: Platform, block: int | None, allowed: bool
+) -> None:
+    """Multiples of 16 tokens, of 64 where an indexer reads them on a GPU, and any where nothing attends."""
+    # GIVEN
+    deployment = Deployment(block_size_tokens=block, platform=platform)
+
+    # THEN
+    if allowed:
+        check_block_size(architecture, deployment)
+        assert block is None or block <= (deployed_layout(architecture, deployment).groups[0].page.block_size_tokens)
+        return
+    unit = 64 if LayerKind.MLA_DSA in architecture.kinds else 16
+    with pytest.raises(KvModelError, match=f"block_size is {block}; .* multiples of {unit}$") as caught:
+        check_block_size(architecture, deployment)
+    assert "block_size" == caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "expected"),
+    [
+        (DENSE, {}, 16),
+        (DENSE, {"platform": Platform.CPU}, 128),
+        (model(latent(0)), {}, 64),
+        (model(latent(0)), {"block_size_tokens": 32}, 32),
+        (HYBRID, {}, 128),
+        (HYBRID, {"kernel_block_tokens": 64}, 128),
+        (HYBRID, {"block_size_tokens": 48}, 144),
+        (HYBRID, {"block_size_tokens": 48, "kernel_block_tokens": 32}, 160),
+        (HYBRID, {"block_size_tokens": 256}, 256),
+        (model(full(0, 1), state(1, 32_768)), {}, 128),
+        (model(full(0, 1), state(1, 32_769)), {}, 144),
+        (model(full(0, 1), state(1, 10_000), state(2, 30_000)), {}, 128),
+        (model(full(0, 1), state(1, 17_500)), {"platform": Platform.CPU}, 256),
+        (model(latent(0), state(1, 100_000)), {}, 256),
+        (model(state(0, 30_000)), {}, 16),
+    ],
+    ids=[
+        "GPU",
+        "CPU",
+        "latent",
+        "asked for",
+        "60,000 bytes of state",
+        "blocks of a kernel of 64",
+        "three blocks of 48",
+        "144 in blocks of a kernel of 32",
+        "asked for more than it takes",
+        "exactly 8 blocks of 8,192 bytes",
+        "two bytes more",
+        "the largest state counts",
+        "70,000 bytes of float32 on a CPU",
+        "latent rows beside states go by 128",
+        "states alone",
+    ],
+)
+def test_tokens_of_a_block(architecture: Architecture, settings: dict[str, Any], expected: int) -> None:
+    """Beside states a block is as many kernel blocks as the largest state fills: 16 tokens of one head take 8,192
+    bytes, 128 tokens 65,536, and 128 latent rows 147,456.
+    """
+    assert expected == deployed_layout(architecture, Deployment(**settings)).groups[0].page.block_size_tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "told"),
+    [
+        pytest.param(model(latent(0)), {"platform": Platform.CPU}, True, id="latent attention on a CPU"),
+        pytest.param(model(full(0)), {"platform": Platform.CPU}, False, id="other attention"),
+        pytest.param(model(latent(0)), {"platform": Platform.CUDA}, False, id="a GPU"),
+        pytest.param(model(latent(0)), {"platform": Platform.CPU, "block_size_tokens": 16}, False, id="a size given"),
+    ],
+)
+def test_a_block_size_that_the_processor_decides_is_told(
+    architecture: Architecture, settings: dict[str, Any], told: bool
+) -> None:
+    """Without AMX a CPU keeps latent attention in blocks of 16: a plan that cannot know says so, no other does."""
+    # WHEN
+    note = block_note(architecture, Deployment(**settings))
+
+    # THEN
+    assert told == ("--block-size 16" in note)
+    assert told == bool(note)
+
+
+def test_states_are_padded_to_the_attention_beside_them() -> None:
+    """60,000 bytes of state in pages of 128 tokens x 512 bytes; the null figures of a block are those of a page."""
+    # GIVEN
+    layout = deployed_layout(HYBRID, Deployment())
+
+    # THEN
+    assert {65_536} == {page.page_bytes for group in layout.groups for page in group.pages}
+    assert (65_536,) == layout.bytes_per_block
+
+
+@pytest.mark.parametrize(
+    ("settings", "recurrent_bytes"),
+    [
+        ({}, 2),
+        ({"state_dtype": "float32"}, 4),
+        ({"state_dtype": "float16", "platform": Platform.CPU}, 2),
+        ({"platform": Platform.CPU}, 4),
+    ],
+)
+def test_bytes_of_a_state(settings: dict[str, Any], recurrent_bytes: int) -> None:
+    """--mamba-ssm-cache-dtype, else the model's dtype; a CPU keeps recurrent states in float32 unless told."""
+    layout = deployed_layout(model(state(0, 1000)), Deployment(**settings))
+
+    assert (1000 * recurrent_bytes,) == layout.bytes_per_block
+
+
+@pytest.mark.parametrize(
+    ("shape_dtype", "model_dtype", "expected"), [(None, None, 2), (None, "float32", 4), ("float16", "float32", 2)]
+)
+def test_a_states_own_dtype_comes_before_the_models(
+    shape_dtype: str | None, model_dtype: str | None, expected: int
+) -> None:
+    """A layer kind that fixes its state's dtype keeps it, whatever mamba_ssm_dtype the config names."""
+    # GIVEN
+    layer = state(0, 1000)
+    layer = replace(layer, state=replace(layer.state, recurrent_dtype=shape_dtype))
+
+    # THEN
+    layout = deployed_layout(replace(model(layer), state_dtype=model_dtype), Deployment())
+    assert (1000 * expected,) == layout.bytes_per_block
+
+
+def test_drafts_and_checkpoints_of_a_state_are_blocks_of_their_own() -> None:
+    """3 drafts and a prefill checkpoint beside the running state and the aligned one: 2 + 3 + 1."""
+    # GIVEN
+    layer = state(0, 1000)
+    architecture = model(replace(layer, state=replace(layer.state, prefill_checkpoints=1)))
+    deployment = Deployment(speculative_tokens=3)
+
+    # THEN
+    layout = deployed_layout(architecture, deployment)
+    assert 6 == layout.admission_blocks(1, deployment.request_terms(architecture))
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings", "kept"),
+    [
+        ((full(0), sliding(1)), {}, True),
+        ((full(0), sliding(1)), {"hybrid_manager": False}, False),
+        ((full(0), chunked(1)), {}, True),
+        ((full(0), chunked(1)), {"draft_layers": (full(0),)}, False),
+        ((full(0), chunked(1)), {"draft_layers": (full(0),), "hybrid_manager": True}, True),
+        ((full(0), sliding(1)), {"draft_layers": (full(0),)}, True),
+    ],
+)
+def test_when_windows_and_chunks_give_blocks_back(
+    layers: tuple[Layer, ...], settings: dict[str, Any], kept: bool
+) -> None:
+    """Unless told otherwise always, but for chunks with a drafter."""
+    # WHEN
+    pages = [page for group in deployed_layout(model(*layers), Deployment(**settings)).groups for page in group.pages]
+
+    # THEN
+    assert kept is any(page.kind in (PageKind.SLIDING, PageKind.CHUNKED) for page in pages)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens", "retained"), [(0, 3, 0), (1, 3, 0), (2, 1, 0), (2, 2, 1), (2, 3, 2), (3, 2, 1)]
+)
+def test_tokens_kept_below_a_window_for_several_draft_modules(drafts: int, tokens: int, retained: int) -> None:
+    """num_speculative_tokens - 1 where more than one module drafts, and in windows alone."""
+    # GIVEN
+    architecture = model(full(0), sliding(1))
+    deployment = Deployment(draft_layers=(sliding(1),) * drafts, speculative_tokens=tokens)
+
+    # WHEN
+    pages = [page for group in deployed_layout(architecture, deployment).groups for page in group.pages]
+
+    # THEN
+    assert {retained} == {page.retained_tokens for page in pages if page.kind is PageKind.SLIDING}
+    assert {0} == {page.retained_tokens for page in pages if page.kind is PageKind.FULL}
+
+
+def test_an_indexer_has_a_page_beside_each_latent_one() -> None:
+    """DeepSeek-V3.2 in fp8_ds_mla: 61 x (656 + 132) = 48,068 bytes a token, 64 tokens a block."""
+    # GIVEN
+    architecture = parse_architecture(json.loads((DATA / "configs" / "DeepSeek-V3.2-Exp.json").read_text()))
+
+    # WHEN
+    layout = deployed_layout(architecture, Deployment(kv_dtype="fp8_ds_mla", tensor_parallel=8))
+
+    # THEN
+    assert ((48_068 * 64,), (48_068,)) == (layout.bytes_per_block, layout.bytes_per_token())

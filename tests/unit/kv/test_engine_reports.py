@@ -1,0 +1,173 @@
+"""What an engine's report comes to: printed sizes, releases and what changed with them, and the ranks that count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size, page_report
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.model import Facts, KvPool
+
+PIB = 1 << 50
+POOL = KvPool(engine="0", block_tokens=16, total_blocks=1000, usable_blocks=999, usage_blocks=999)
+
+
+def rank(name: str, pool: int | None = None, total: int | None = None) -> RankReport:
+    """A rank that tells its pool, its GPU's total, or neither."""
+    return RankReport(
+        name=name,
+        pool=None if pool is None else Size(nominal_bytes=pool),
+        total=None if total is None else Size(nominal_bytes=total),
+    )
+
+
+@pytest.mark.parametrize(
+    ("nominal", "slack", "expected"),
+    [
+        (100, 0, (100, 100)),
+        (100, 5, (95, 105)),
+        (5, 5, (0, 10)),
+        (4, 5, (0, 9)),
+        (PIB, PIB, (0, 2 * PIB)),
+        (0, 0, (0, 0)),
+    ],
+)
+def test_a_printed_size_lies_between_two(nominal: int, slack: int, expected: tuple[int, int]) -> None:
+    """By as much as its last digit leaves open, and never below nothing."""
+    size = Size(nominal_bytes=nominal, slack_bytes=slack)
+
+    assert expected == (size.low_bytes, size.high_bytes)
+
+
+@pytest.mark.parametrize(("nominal", "slack"), [(-1, 0), (PIB + 1, 0), (0, -1), (0, PIB + 1), (-1, -1)])
+def test_sizes_that_cannot_be(nominal: int, slack: int) -> None:
+    """Less than nothing, more than a pebibyte."""
+    with pytest.raises(KvModelError) as caught:
+        Size(nominal_bytes=nominal, slack_bytes=slack)
+
+    assert "size" == caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.32.0", (0, 32)),
+        ("v0.9", (0, 9)),
+        ("0.10.1rc2", (0, 10)),
+        ("1.0", (1, 0)),
+        ("0.x", None),
+        ("x.9", None),
+        ("dev", None),
+        ("9", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_major_and_minor_of_a_version(version: str | None, release: tuple[int, int] | None) -> None:
+    """Where they are numbers; a build of no release has none."""
+    assert release == Settings(version=version).release
+
+
+@pytest.mark.parametrize(
+    ("settings", "fraction", "graphs"),
+    [
+        ({"version": "0.19.1"}, 0.90, False),
+        ({"version": "0.20.2"}, 0.92, False),
+        ({"version": "0.21.0"}, 0.92, True),
+        ({"version": "1.0"}, 0.92, True),
+        ({}, 0.92, True),
+        ({"version": "0.19.1", "memory_fraction_ratio": 0.5}, 0.5, False),
+        ({"version": "0.21.0", "enforce_eager": True}, 0.92, False),
+        ({"version": "0.21.0", "enforce_eager": True, "graphs_estimated": True}, 0.92, False),
+        ({"version": "0.21.0", "enforce_eager": False}, 0.92, True),
+        ({"version": "0.21.0", "graphs_estimated": False}, 0.92, False),
+        ({"version": "0.19.0", "graphs_estimated": True}, 0.90, True),
+    ],
+)
+def test_what_changed_with_the_releases(settings: dict[str, Any], fraction: float, graphs: bool) -> None:
+    """0.90 up to 0.19 and 0.92 since; room for graphs inside the fraction since 0.21, unless the log says otherwise."""
+    # GIVEN
+    told = Settings(**settings)
+
+    # THEN
+    assert (fraction, graphs) == (told.fraction_ratio, told.graphs_in_fraction)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", True), ("cuda", False), (None, False)])
+def test_an_engine_on_the_cpu(device: str | None, expected: bool) -> None:
+    """By the device that it names."""
+    assert expected is Settings(device=device).is_cpu
+
+
+def test_the_rank_with_the_smallest_pool_decides() -> None:
+    """One that tells none does not, were it first; of equal ones the first; the total is the least of any."""
+    # GIVEN
+    report = EngineReport(ranks=(rank("a"), rank("b", 7, 90), rank("c", 5, 100), rank("d", 5), rank("e", None, 80)))
+
+    # THEN
+    assert report.ranks[2] == report.deciding_rank
+    assert 80 == report.total_bytes
+    assert (None, None) == (EngineReport().deciding_rank, EngineReport().total_bytes)
+    assert EngineReport(ranks=(rank("a"),)).deciding_rank is None
+
+
+@pytest.mark.parametrize(
+    ("told", "longest", "expected"), [(8000, 9000, 8000), (None, 9000, 9000), (8000, None, 8000), (None, None, None)]
+)
+def test_the_length_that_concurrency_is_told_for(told: int | None, longest: int | None, expected: int | None) -> None:
+    """The line's own, else max_model_len."""
+    report = EngineReport(settings=Settings(max_model_len_tokens=longest), concurrency_context_tokens=told)
+
+    assert expected == report.context_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (False, None, None, ())),
+        ({"usable_blocks": 1000, "usage_blocks": 1000}, (True, None, None, ())),
+        ({"state_cache_mode": "align", "state_dtype": "float32"}, (False, "align", "float32", ())),
+        ({"state_cache_mode": "all", "state_dtype": "auto"}, (False, "all", None, ())),
+        ({"state_cache_mode": "of tomorrow"}, (False, None, None, ())),
+        ({"pool_bytes": 5}, (False, None, None, (rank("each rank", 5),))),
+    ],
+    ids=["V1", "V0 keeps no null block", "states", "auto is no dtype", "an unknown mode", "bytes"],
+)
+def test_a_page_in_the_logs_terms(change: dict[str, Any], expected: tuple[object, ...]) -> None:
+    """What the labels say, and nothing where they say nothing that is known."""
+    # WHEN
+    report = page_report(Facts(pools=(replace(POOL, **change),)))
+
+    # THEN
+    assert expected == (
+        report.is_v0,
+        report.settings.state_cache_mode,
+        report.settings.state_dtype,
+        report.ranks,
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "notes"),
+    [
+        ((1000,), ()),
+        ((1000, 900), ("2 data-parallel engines; engine 1 has the smallest pool",)),
+        ((900, 1000, 900), ("3 data-parallel engines; engine 0 has the smallest pool",)),
+    ],
+)
+def test_the_smallest_of_several_pools(blocks: tuple[int, ...], notes: tuple[str, ...]) -> None:
+    """It is named where there are several, the first of equals."""
+    # GIVEN
+    pools = tuple(
+        replace(POOL, engine=str(number), total_blocks=total, usable_blocks=total - 1, usage_blocks=total - 1)
+        for number, total in enumerate(blocks)
+    )
+
+    # WHEN
+    report = page_report(Facts(pools=pools))
+
+    # THEN
+    assert (min(blocks), notes) == (report.num_blocks, report.notes)

@@ -1,0 +1,239 @@
+"""Which family a model type or a class belongs to: one config with every field, read by each as its own.
+
+Model types are those of published configs: of transformers' classes, or of code that comes with the checkpoint. Whose a
+class is comes from transformers and vLLM (data/class_defaults.json), or from a published config (data/published.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
+from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from tests.unit.kv.vectors import DATA
+
+RECORD: dict[str, Any] = json.loads((DATA / "class_defaults.json").read_text())["model_classes"]
+PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
+
+LETTERS = {
+    LayerKind.FULL: "F",
+    LayerKind.SLIDING: "W",
+    LayerKind.CHUNKED: "C",
+    LayerKind.MLA: "L",
+    LayerKind.MLA_DSA: "I",
+    LayerKind.MAMBA1: "1",
+    LayerKind.MAMBA2: "2",
+    LayerKind.GATED_DELTA_NET: "g",
+    LayerKind.KIMI_DELTA: "k",
+    LayerKind.LINEAR: "l",
+    LayerKind.SHORT_CONV: "c",
+    LayerKind.CROSS_ATTENTION: "x",
+    LayerKind.SHARED: "s",
+    LayerKind.ENCODER_ONLY: "e",
+    LayerKind.NO_CACHE: "-",
+}
+EVERYTHING: dict[str, Any] = {
+    "num_hidden_layers": 9,
+    "num_layers": 9,
+    "decoder_layers": 9,
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 32,
+    "num_kv_shared_layers": 1,
+    "attention_chunk_size": 64,
+    "hybrid_layer_pattern": [1, 0, 0] * 3,
+    "interleaved_sliding_window": [32, 32, 32, 32, None],
+    "block_configs": [{"attention": {"n_heads_in_group": 3}}, {"attention": {"no_op": True}}, {"attention": None}] * 3,
+    "loop_num": 2,
+    "num_layers_per_stack": 3,
+    "H_cycles": 1,
+    "L_cycles": 2,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "attn_layer_indices": [2, 5],
+    "full_attn_idxs": [4],
+    "hybrid_layer_ids": [7],
+    "hybrid_override_pattern": "M*-M*-M*-",
+    "mamba_d_state": 4,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 24,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 8,
+    "num_heads": 8,
+    "n_groups": 2,
+    "state_size": 4,
+    "ssm_state_size": 4,
+    "conv_kernel": 4,
+    "expand": 2,
+    "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7, 9], "num_heads": 3, "head_dim": 5},
+    "layer_group_size": 4,
+}
+# One window in a config without layer_types holds for all layers.
+ALIKE = """
+    apertus arcee aria_text baichuan bailing_moe biogpt bitnet bloom chatglm codegen cohere cosmos3_edge_text deepseek
+    doge ernie4_5 ernie4_5_moe ernie4_5_moe_vl ernie4_5_vl_moe_text exaone flex_olmo gemma glm glm4 glm4_moe glm4v
+    glm4v_moe_text glm4v_text glm_ocr_text gpt2 gpt_neo gpt_neox gptj granite granitemoe granitemoeshared helium
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm internlm2 internlm3 k2_horizon llama minicpm minimax_m2
+    ministral ministral3 mistral mixtral mllama_text_model molmo moondream3 nanochat nemotron olmo olmo2 olmoe opt orion
+    paddleocr_vl paddleocr_vl_text param2moe persimmon phi phi3 phi3_v phi4mm phimoe qwen3_vl_moe_text qwen3_vl_text
+    sarvam_moe seed_oss smollm3 solar stablelm starcoder2 step3_text telechat telechat2 teleflm PanguEmbedded
+"""
+# These have a window only with use_sliding_window, or never.
+FULL = """
+    qwen2 qwen3 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text dots_ocr Keye KeyeVL1_5 kimi_audio
+    mimo minicpmo minicpmv qwen2_moe qwen3_moe qwen3_omni_moe_text falcon RefinedWeb RefinedWebModel gpt_bigcode dbrx
+    minicpm3 step1 laguna hrm_text
+"""
+OF_PATTERN = {
+    "WWWWWWWWW": ALIKE,
+    "FFFFFFFFF": FULL,
+    "WFWFWFWFW": "gemma2 vaultgemma gpt_oss step3p5 step3p7",
+    "WWWWWFWWW": "gemma3_text",
+    "WWWWFWWWs": "gemma3n_text",
+    "WWWWWFWWs": "gemma4_text gemma4_unified_text",
+    "WWWFWWWFW": "cohere2 cohere2_moe olmo3 afmoe exaone4 exaone_moe",
+    "FWWWFWWWF": "granite_swa granitemoe_swa cwm muse_glimmer muse_glimmer_text",
+    "CCCFCCCFC": "llama4_text",
+    "WFFWFFWFF": "mimo_v2 mimo_v2_flash",
+    "F--F--F--": "nemotron-nas",
+    "WWWWFWWWW": "plamo3",
+    "FFFFFFFFFWWWWWWWWW": "iquestloopcoder iquest_loopcoder",
+    "LLLLLLLLL": """axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite kimi_k2 pangu_ultra_moe sarvam_mla""",
+    "IIIIIIIII": "glm_moe_dsa",
+    "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
+    "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text olmo_hybrid",
+    "1F11F11F1": "jamba",
+    "111111111": "mamba falcon_mamba",
+    "222222222": "mamba2 granitemoehybrid",
+    "22F22F222": "bamba",
+    "F2F2F2F2F2F2F2F2F2": "falcon_h1",
+    "2222222F22": "zamba2",
+    "2W-2W-2W-": "nemotron_h nemotron_h_puzzle",
+    "ccccFcccc": "lfm2 lfm2_moe",
+    "kkkLkkkLk": "kimi_linear",
+    "lllLlllLl": "bailing_hybrid bailing_moe_v3",
+    "FxFxFxFxFxFxFxFxFx": "whisper",
+    "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte",
+}
+EXPECTED = {name: pattern for pattern, names in OF_PATTERN.items() for name in names.split()}
+
+
+def letters(config: dict[str, Any]) -> str:
+    """A letter for every layer."""
+    return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
+
+
+def test_every_model_type_is_read_as_its_family() -> None:
+    """No type more, no type less, each with its family's layers."""
+    assert EXPECTED == {name: letters({**EVERYTHING, "model_type": name}) for name in FAMILIES}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "window"), [("cohere2", 33), ("cohere2_moe", 33), ("olmo3", 32), ("granite_swa", 32), ("cwm", 32)]
+)
+def test_coheres_window_is_a_token_longer(model_type: str, window: int) -> None:
+    """Command R counts the token itself beside its window; the others count it in."""
+    layers = parse_architecture({**EVERYTHING, "model_type": model_type}).layers
+
+    assert {window, None} == {layer.window_tokens for layer in layers if isinstance(layer, AttentionLayer)}
+
+
+def test_dbrx_has_its_kv_heads_in_attn_config() -> None:
+    """Where the field is missing there, the usual one counts."""
+    config = {**EVERYTHING, "model_type": "dbrx", "attn_config": {"kv_n_heads": 3}}
+    heads = {layer.kv_heads for layer in parse_architecture(config).layers if isinstance(layer, AttentionLayer)}
+
+    assert {3} == heads
+
+
+# A class that no source below knows, and the one that it is made of.
+MADE_OF = {
+    # Checkpoints of LongCat-Flash from before transformers had a class for it.
+    "LongcatCausalLM": "LongcatFlashForCausalLM",
+    # voyage.py: Qwen3Model with a head for embeddings.
+    "VoyageQwen3BidirectionalEmbedModel": "Qwen3ForCausalLM",
+}
+BY_TYPE = {name: told["transformers"] for name, told in RECORD.items() if told["transformers"]}
+BY_CONFIG = {
+    name: entry
+    for entry in PUBLISHED.values()
+    for name in entry["config"].get("architectures", ())
+    if name in TYPE_OF_ARCHITECTURE
+}
+BY_FILE = {name: told["vllm"] for name, told in RECORD.items() if name not in {*BY_TYPE, *BY_CONFIG, *MADE_OF}}
+
+
+def read_as(class_name: str) -> set[str]:
+    """The model types that a config of this class is taken for: without one, and with one that says nothing."""
+    config = {**EVERYTHING, "architectures": ["Unheard", class_name]}
+    return {parse_architecture({**config, **wrapper}).model_type for wrapper in ({}, {"model_type": "unheard"})}
+
+
+@pytest.mark.parametrize("name", BY_TYPE)
+def test_a_class_stands_in_for_its_model_type(name: str) -> None:
+    """Without a model type, or with a wrapper's, the class that would be loaded tells it, as transformers has it."""
+    assert set(BY_TYPE[name]) == read_as(name)
+
+
+@pytest.mark.parametrize("name", BY_CONFIG)
+def test_a_class_reads_a_published_config_as_its_model_type_does(name: str) -> None:
+    """Layers and heads are those that vLLM builds, though the config had no model type."""
+    # GIVEN
+    entry = BY_CONFIG[name]
+    config = {key: value for key, value in entry["config"].items() if key != "model_type"}
+
+    # WHEN
+    layers = parse_architecture(config).layers
+
+    # THEN
+    heads = {(layer.kv_heads, layer.head_size) for layer in layers if isinstance(layer, AttentionLayer)}
+    assert entry["kinds"] == Counter(str(layer.kind) for layer in layers)
+    assert ({tuple(entry["heads"])} if entry["heads"] else set()) == heads
+
+
+@pytest.mark.parametrize("name", BY_FILE)
+def test_a_class_that_is_another_of_its_file_is_of_its_family(name: str) -> None:
+    """Older spellings and second versions come from the model file that is named as the type."""
+    assert {BY_FILE[name].replace("_", "-")} == {model_type.replace("_", "-") for model_type in read_as(name)}
+
+
+@pytest.mark.parametrize("name", MADE_OF)
+def test_a_class_that_is_made_of_another_is_read_as_that(name: str) -> None:
+    """Their configs have that one's fields."""
+    assert read_as(MADE_OF[name]) == read_as(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"architectures": ["LlamaBidirectionalModel"]}, "e"),
+        ({"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "e"),
+        ({"architectures": ["VoyageQwen3BidirectionalEmbedModel"]}, "e"),
+        *(({"model_type": name, "is_causal": False}, "e") for name in ("llama", "qwen2", "qwen3")),
+        *(({"model_type": name, "is_causal": True}, "F") for name in ("llama", "qwen2", "qwen3")),
+        ({"model_type": "mixtral", "is_causal": False}, "F"),
+    ],
+)
+def test_a_decoder_that_looks_both_ways_keeps_nothing(config: dict[str, Any], expected: str) -> None:
+    """VLLM serves it as an encoder: by its class, or by is_causal where the family has that."""
+    assert expected * 9 == letters({**EVERYTHING, "sliding_window": None, **config})

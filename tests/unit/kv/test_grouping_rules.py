@@ -1,0 +1,236 @@
+"""Which layers share a block table: each rule of get_kv_cache_groups where it just holds and where it just does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
+from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
+from kvdiag.kv.model_error import KvModelError
+
+TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
+FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="bf16 128 128")
+WIDE = replace(FULL, heads=16, row_bytes=256, variant="bf16 64 64")
+"""Of the same size, and another shape."""
+SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=1024)
+CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=8192)
+CROSS = replace(FULL, kind=PageKind.CROSS)
+LATENT = replace(FULL, kind=PageKind.MLA, heads=1, row_bytes=1152)
+STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=60_000, dcp_sharded=False)
+DOUBLE = replace(FULL, block_size_tokens=32, heads=4)
+"""Of the same size, with 32 tokens."""
+
+
+def layers(pages: list[PageSpec], *, hybrid_manager: bool = True) -> list[tuple[int, ...]]:
+    """Which layers are in each group."""
+    return [group.layers for group in group_pages(pages, hybrid_manager=hybrid_manager)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FULL, WIDE),
+        (FULL, replace(FULL, heads=2)),
+        (FULL, LATENT),
+        (LATENT, FULL),
+        (SLIDING, replace(SLIDING, heads=2)),
+        (CHUNKED, replace(CHUNKED, heads=2)),
+        (CROSS, replace(CROSS, heads=2)),
+        (STATE, replace(STATE, variant="another shape")),
+    ],
+    ids=["shapes", "heads", "full and latent", "latent and full", "windows", "chunks", "encoders", "states"],
+)
+def test_layers_that_need_equally_many_blocks_share_a_table(one: PageSpec, other: PageSpec) -> None:
+    """UniformTypeKVCacheSpecs: of one type, whatever a page of each takes."""
+    assert [(0, 1, 2)] == layers([one, other, one])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FULL, DOUBLE),
+        (FULL, replace(FULL, dcp_sharded=False)),
+        (FULL, SLIDING),
+        (SLIDING, FULL),
+        (SLIDING, replace(SLIDING, window_tokens=512)),
+        (SLIDING, CHUNKED),
+        (CHUNKED, SLIDING),
+        (CHUNKED, replace(CHUNKED, chunk_tokens=4096)),
+        (CROSS, FULL),
+        (FULL, CROSS),
+        (STATE, replace(STATE, speculative_blocks=1)),
+        (STATE, replace(STATE, checkpoint_blocks=1)),
+        (STATE, replace(STATE, row_bytes=40_000)),
+        (STATE, replace(FULL, dcp_sharded=False)),
+    ],
+    ids=[
+        "block sizes",
+        "sharding",
+        "full and window",
+        "window and full",
+        "two windows",
+        "window and chunk",
+        "chunk and window",
+        "two chunks",
+        "encoder and full",
+        "full and encoder",
+        "drafts",
+        "checkpoints",
+        "sizes of state",
+        "state and full",
+    ],
+)
+def test_layers_that_do_not_have_a_table_each(one: PageSpec, other: PageSpec) -> None:
+    """Of equally large pages, one group for each kind; the larger page of two states pads the smaller."""
+    # WHEN
+    groups = group_pages([one, other, one, other])
+
+    # THEN
+    assert [(0, 2), (1, 3)] == [group.layers for group in groups]
+    assert 1 == len({page.page_bytes for group in groups for page in group.pages})
+
+
+def test_full_layers_of_unlike_shape_are_not_mixed_beside_windows() -> None:
+    """4 of each: three groups, none with two shapes, as FullAttentionSpec.merge asserts."""
+    assert [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)] == layers([FULL] * 4 + [WIDE] * 4 + [SLIDING] * 4)
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more", "sizes"),
+    [(2, 2, [2, 2]), (2, 3, [2, 2, 1]), (4, 5, [4, 5]), (3, 4, [3, 4]), (5, 8, [5, 4, 4]), (1, 3, [1, 1, 1, 1])],
+)
+def test_groups_are_as_large_as_the_rarer_kind(fewer: int, more: int, sizes: list[int]) -> None:
+    """Unless the other is less than one and a half times as many: 3 is not less than 1.5 x 2."""
+    assert sizes == [len(group) for group in layers([FULL] * fewer + [SLIDING] * more)]
+
+
+def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
+    """A third of the bytes, three times the tokens."""
+    # GIVEN
+    third = replace(SLIDING, heads=8, row_bytes=512)
+    wide = replace(FULL, heads=24)
+
+    # WHEN / THEN
+    assert [(16, 196_608), (48, 196_608)] == [
+        (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([wide, third])
+    ]
+
+
+def test_latent_pages_that_divide_have_longer_blocks_beside_states() -> None:
+    """1,152 x 16 tokens is a quarter of a state of 73,728 bytes."""
+    # GIVEN
+    state = replace(STATE, row_bytes=73_728)
+
+    # THEN
+    assert [(64, 73_728), (16, 73_728)] == [
+        (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([LATENT, state])
+    ]
+
+
+@pytest.mark.parametrize("beside", [replace(CHUNKED, row_bytes=511), STATE])
+def test_latent_pages_that_do_not_divide_are_refused_beside_anything_but_windows(beside: PageSpec) -> None:
+    """Only windows are made full beside them."""
+    with pytest.raises(KvModelError, match="an MLA page does not divide the largest page") as caught:
+        group_pages([LATENT, beside])
+
+    assert "kv_lora_rank" == caught.value.field
+
+
+@pytest.mark.parametrize(("others", "allowed"), [([], True), ([replace(CHUNKED, row_bytes=511)], False)])
+def test_windows_beside_latent_pages_are_made_full_where_nothing_else_is(others: list[PageSpec], allowed: bool) -> None:
+    """One table of all, each page of its own size, in the latent layers' blocks."""
+    # GIVEN
+    pages = [LATENT, replace(SLIDING, row_bytes=511, block_size_tokens=32), *others]
+
+    # THEN
+    if not allowed:
+        with pytest.raises(KvModelError):
+            group_pages(pages)
+        return
+    (group,) = group_pages(pages)
+    assert [(PageKind.MLA, 16, 18_432), (PageKind.FULL, 16, 8 * 16 * 511)] == [
+        (page.kind, page.block_size_tokens, page.page_bytes) for page in group.pages
+    ]
+
+
+@pytest.mark.parametrize("local", [SLIDING, CHUNKED], ids=["window", "chunk"])
+def test_without_the_hybrid_manager_local_layers_take_the_full_ones_blocks(local: PageSpec) -> None:
+    """320 tokens are 10 blocks of 32, in every layer; what was kept below a window is no longer counted."""
+    # GIVEN
+    short = replace(local, retained_tokens=5)
+
+    # WHEN
+    (group,) = group_pages([DOUBLE, short], hybrid_manager=False)
+
+    # THEN
+    assert 10 == group.admission_blocks(320, TERMS)
+    assert [(PageKind.FULL, 32, 0)] * 2 == [
+        (page.kind, page.block_size_tokens, page.retained_tokens) for page in group.pages
+    ]
+    assert 65_536 + 131_072 == group.bytes_per_block()
+
+
+def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_apart() -> None:
+    """Two tables, since context-parallel ranks share only one of them."""
+    # GIVEN
+    whole = [replace(page, dcp_sharded=False) for page in (FULL, SLIDING)]
+
+    # WHEN
+    groups = group_pages([FULL, SLIDING, *whole], hybrid_manager=False)
+
+    # THEN
+    assert [(0, 1), (2, 3)] == [group.layers for group in groups]
+    assert {PageKind.FULL} == {page.kind for group in groups for page in group.pages}
+
+
+@pytest.mark.parametrize("other", [replace(SLIDING, window_tokens=512), CHUNKED], ids=["another window", "a chunk"])
+def test_without_the_hybrid_manager_layers_of_two_windows_are_not_described_as_one(other: PageSpec) -> None:
+    """A full layer and one window are; what has another, or chunks, has a table of its own."""
+    # GIVEN
+    whole = replace(FULL, dcp_sharded=False)
+
+    # THEN
+    assert [(0, 1), (2, 3), (4, 5)] == layers([FULL, SLIDING, other, other, whole, whole], hybrid_manager=False)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [[FULL, DOUBLE, SLIDING], [SLIDING, CHUNKED], [FULL, CROSS], [STATE, FULL]],
+    ids=["two block sizes", "no full layer", "an encoder's", "states"],
+)
+def test_without_the_hybrid_manager_some_models_cannot_be_served(pages: list[PageSpec]) -> None:
+    """All must become attention of one type."""
+    with pytest.raises(KvModelError, match="must be attention of one type") as caught:
+        group_pages(pages, hybrid_manager=False)
+
+    assert "hybrid_kv_cache_manager" == caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pages"), [((), ()), ((0,), ()), ((), (FULL,)), ((0, 1), (FULL,))], ids=["empty", "one", "page", "two"]
+)
+def test_a_group_has_a_page_for_each_layer(numbers: tuple[int, ...], pages: tuple[PageSpec, ...]) -> None:
+    """And at least one."""
+    with pytest.raises(KvModelError) as caught:
+        PageGroup(layers=numbers, pages=pages)
+
+    assert "layers" == caught.value.field
+
+
+def test_bytes_and_blocks_of_a_group() -> None:
+    """The sum over its layers, or over some of them; of unlike pages the one with the most blocks counts."""
+    # GIVEN
+    group = PageGroup(layers=(3, 5), pages=(replace(STATE, speculative_blocks=1), replace(STATE, row_bytes=40_000)))
+    aligned = replace(TERMS, state_cache_mode=StateCacheMode.ALIGN)
+
+    # THEN
+    assert (100_000, 40_000, 0) == tuple(group.bytes_per_block(each) for each in (None, frozenset({5}), frozenset()))
+    assert 3 == group.admission_blocks(100, aligned)
+
+
+def test_without_groups_nothing_is_padded() -> None:
+    """And with equal ones neither."""
+    assert [0, 0, 1] == [padding_layers(group_pages([FULL] * 4 + [SLIDING] * more)) for more in (0, 4, 3)]
+    assert 0 == padding_layers(())

@@ -1,0 +1,121 @@
+"""Names of linear layers: what blocks and projections are called elsewhere, and lists that take too long to read."""
+
+import pytest
+
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.weights.module_names import parse_module_names
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        # Qwen (attn), InternLM2 (attention), Nemotron-H (mixer); vLLM packs q, k and v (packed_modules_mapping).
+        ("self_attn.q_proj", ["attn.q_proj", "attention.q_proj", "mixer.q_proj", "self_attn.qkv_proj"]),
+        ("self_attn.q_proj", ["self_attn.q_proj"]),
+        ("self_attn.k_proj", ["self_attn.k_proj", "self_attn.qkv_proj"]),
+        ("self_attn.v_proj", ["self_attn.v_proj", "self_attn.qkv_proj"]),
+        ("self_attn.q_a_proj", ["self_attn.q_a_proj", "self_attn.fused_qkv_a_proj"]),
+        ("self_attn.kv_a_proj_with_mqa", ["self_attn.kv_a_proj_with_mqa", "self_attn.fused_qkv_a_proj"]),
+        # Qwen3-Next and Qwen3.5.
+        ("linear_attn.in_proj_qkv", ["linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "mixer.in_proj_qkv"]),
+        ("linear_attn.in_proj_z", ["linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"]),
+        ("linear_attn.in_proj_ba", ["linear_attn.in_proj_ba", "linear_attn.in_proj_b", "linear_attn.in_proj_a"]),
+        # Mamba and Nemotron-H.
+        ("mamba.in_proj", ["mamba.in_proj", "mixer.in_proj"]),
+        # Llama 4, Mixtral, DBRX, Nemotron-H, Step-3.
+        (
+            "mlp.gate_proj",
+            [
+                "mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "feed_forward.gate_proj",
+                "block_sparse_moe.gate_proj", "ffn.gate_proj", "mixer.gate_proj", "moe.gate_proj",
+            ],
+        ),
+        (
+            "mlp.shared_experts.down_proj",
+            ["mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mlp.share_expert.down_proj"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_linear_layer_goes_by_the_names_of_its_family(name: str, entries: list[str]) -> None:
+    """Each name, as checkpoints and as the engine spell it, means the layer, below any prefix; another does not."""
+    for entry in entries:
+        for prefix in ("", "model.layers.3.", "model.language_model.layers.3."):
+            assert parse_module_names([prefix + entry], field="ignore").match(3, name), entry
+        assert not parse_module_names([f"model.layers.4.{entry}"], field="ignore").match(3, name), entry
+        assert not parse_module_names([f"X{entry}"], field="ignore").match(3, name), entry
+
+
+@pytest.mark.parametrize(
+    ("entry", "meant"),
+    [
+        ("layers.3.mlp.down_proj", True),
+        ("model.layers.3.mlp.down_proj", True),
+        ("re:model.layers.3.mlp.down_proj", True),
+        ("re:language_model.model.layers.3.mlp.down_proj", True),
+        ("re:model.language_model.layers.3.mlp.down_proj", True),
+        ("re:layers.3.mlp.down_proj", True),
+        ("re:encoder.layers.3.mlp.down_proj", False),
+        (".mlp.down_proj.", True),
+        ("down", False),
+        ("layers.3", True),
+        ("layers", True),
+        ("model.layers.3.layers.3.mlp", False),
+        ("", False),
+        (".", False),
+    ],
+)
+def test_what_stands_before_the_layers_does_not_count(entry: str, meant: bool) -> None:
+    """An entry means a layer by whole words of its name; an empty one means none."""
+    assert meant == parse_module_names([entry], field="ignore").match(3, "mlp.down_proj")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [f"*a{one}*" for one in range(32)],
+        [f"model.layers.3.*a{one}" for one in range(32)] + ["model.layers.4.*b"],
+        ["*a*b*c*d"],
+        ["m" * 299 + "*"],
+        ["re:" + "m" * 300],
+        # Three repeats after the first try as many places as a name has letters, 40 each: 32 such are read,
+        [f"re:.*a.*b.*c.*{one}" for one in range(32)],
+        # and of those that are tried in every layer four, with two repeats after the first.
+        [f"re:.*layers.*a.*[{one}]" for one in range(4)],
+        [f"re:a{one}" for one in range(200)],
+    ],
+)
+def test_lists_that_can_be_read_in_time_are(entries: list[str]) -> None:
+    """The longest and widest lists that are read mean no layer that they do not name."""
+    assert not parse_module_names(entries, field="ignore").match(3, "mlp.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([f"*a{one}*" for one in range(33)], "33 wildcards; at most 32"),
+        ([f"model.layers.3.*a{one}" for one in range(33)], "33 wildcards; at most 32"),
+        (["*a*b*c*d*e"], "which is not read"),
+        (["m" * 300 + "*"], "which is not read"),
+        (["re:" + "m" * 301], "which is not read"),
+        (["re:.*a.*b.*c.*d.*e"], "which is not read"),
+        ([f"re:.*a.*b.*c.*{one}" for one in range(33)], "33 patterns that take too long"),
+        ([f"re:.*layers.*a.*[{one}]" for one in range(5)], "5 patterns that take too long"),
+        (["re:(a+)+"], "which is not read"),
+        (["re:(a"], "the pattern '\\(a'"),
+    ],
+)
+def test_lists_that_could_take_for_ever_are_refused(entries: list[str], message: str) -> None:
+    """One more than is read is refused under the name of the list, and so is what is no expression."""
+    with pytest.raises(KvModelError, match=message) as caught:
+        parse_module_names(entries, field="quantization_config.ignore")
+
+    assert "quantization_config.ignore" == caught.value.field
+    assert len(str(caught.value)) < 200
+
+
+def test_layers_are_counted_from_zero() -> None:
+    """The first layer is number 0; there is none before it."""
+    names = parse_module_names(["model.layers.0.mlp"], field="ignore")
+
+    assert names.match(0, "mlp.down_proj")
+    assert not names.match(1, "mlp.down_proj")

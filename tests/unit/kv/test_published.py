@@ -1,0 +1,99 @@
+"""Published config.json files of families outside the dataset: layers, heads and parameters as vLLM 0.32 builds them.
+
+data/published.json: the fields of each config that decide its cost, and the parameters (billions) of its model card.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.layers import AttentionLayer
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.weights.parameters import count_parameters
+from tests.unit.kv.vectors import DATA
+
+PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
+ENOUGH = 0.025
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_have_the_layers_that_vllm_builds(name: str) -> None:
+    """Kinds, KV heads and head size are those of the family's vLLM model file."""
+    entry = PUBLISHED[name]
+
+    architecture = parse_architecture(entry["config"])
+    kinds = {str(kind): count for kind, count in architecture.kinds.items()}
+    heads = {(layer.kv_heads, layer.head_size) for layer in architecture.layers if isinstance(layer, AttentionLayer)}
+
+    assert (entry["kinds"], {tuple(entry["heads"])} if entry["heads"] else set()) == (kinds, heads)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in PUBLISHED.items() if entry["billions"]])
+def test_published_configs_have_the_parameters_of_their_cards(name: str) -> None:
+    """The count is that of the model card, to 2.5 % (vision towers are estimates)."""
+    entry = PUBLISHED[name]
+
+    total = count_parameters(entry["config"], parse_architecture(entry["config"])).total / 1e9
+
+    assert abs(total / entry["billions"] - 1) < ENOUGH, total
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("Hunyuan-A13B", {"moe_intermediate_size": [3072]}, "moe_intermediate_size"),
+        ("step3", {"moe_layers_enum": "4,x"}, "text_config.moe_layers_enum"),
+        ("step3", {"moe_layers_enum": "4,99999"}, "text_config.moe_layers_enum"),
+    ],
+)
+def test_expert_layers_that_cannot_be_read_are_refused(name: str, change: dict[str, Any], field: str) -> None:
+    """A list that leaves layers out, or words for numbers, is an error that names the field."""
+    config = dict(PUBLISHED[name]["config"])
+    if "text_config" in config:
+        config["text_config"] = {**config["text_config"], **change}
+    else:
+        config.update(change)
+
+    with pytest.raises(KvModelError) as caught:
+        count_parameters(config, parse_architecture(config))
+
+    assert field == caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.2-1B", "hidden_size": 4096}, "text_model_id"),
+        ({"model_type": "plamo3", "num_hidden_layers": 2, "hidden_size": 64}, "interleaved_sliding_window"),
+        ({**PUBLISHED["HRM-Text"]["config"], "H_cycles": 60}, "H_cycles"),
+        ({**PUBLISHED["Muse-Glimmer (flat)"]["config"], "no_rope_layers": [1]}, "no_rope_layers"),
+        ({**PUBLISHED["ERNIE-4.5-VL-28B-A3B"]["config"], "moe_layer_start_index": [1]}, "moe_layer_start_index"),
+    ],
+)
+def test_layers_that_a_config_does_not_tell_are_refused(config: dict[str, Any], field: str) -> None:
+    """A language model in another repository, or a list that leaves layers out, is an error that names the field."""
+    with pytest.raises(KvModelError) as caught:
+        count_parameters(config, parse_architecture(config))
+
+    assert field == caught.value.field
+
+
+def test_layers_that_run_again_are_stored_once() -> None:
+    """HRM-Text runs two stacks of 16 layers eight times over: 128 caches, 32 layers of weights."""
+    config = PUBLISHED["HRM-Text"]["config"]
+
+    parameters = count_parameters(config, parse_architecture(config))
+
+    assert (128, 32) == (len(parameters.layers), sum(layer.total > 0 for layer in parameters.layers))
+
+
+def test_a_width_that_heads_do_not_divide_is_contradictory() -> None:
+    """Without head_dim the width must be a multiple of the heads, as transformers demands."""
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4097, "num_attention_heads": 32}
+
+    with pytest.raises(KvModelError) as caught:
+        parse_architecture(config)
+
+    assert "hidden_size" == caught.value.field

@@ -1,0 +1,298 @@
+"""Blocks really held by one request, as vLLM's KV cache manager frees and allocates them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.layout.capacity import plan_layout
+from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
+from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks, prefill_peak_blocks, wasted_ratio
+from kvdiag.kv.model_error import KvModelError
+
+FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
+SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=128)
+CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=256)
+STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=512, dcp_sharded=False)
+SERVING = ServingTerms(prefill_chunk_tokens=512)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (16, 1), (17, 2), (16_000, 1000)])
+def test_full_attention_holds_every_token(tokens: int, expected: Any) -> None:
+    """Blocks grow with tokens, a block at a time."""
+    assert expected == decode_blocks(plan_layout([FULL] * 4), resident_tokens=tokens, serving=SERVING)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(100, 7), (128, 8), (129, 9), (144, 8), (145, 9), (161, 9), (16_000, 8), (16_001, 9)],
+)
+def test_sliding_attention_gives_back_what_it_cannot_see(tokens: int, expected: Any) -> None:
+    """A window of 128 holds 8 blocks of 16, or 9 while it straddles one more."""
+    assert expected == decode_blocks(plan_layout([SLIDING] * 4), resident_tokens=tokens, serving=SERVING)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(100, 7), (256, 16), (257, 1), (300, 3), (512, 16), (513, 1)])
+def test_chunked_attention_starts_afresh_at_every_chunk(tokens: int, expected: Any) -> None:
+    """Past a chunk boundary only the new chunk's blocks are held."""
+    assert expected == decode_blocks(plan_layout([CHUNKED] * 4), resident_tokens=tokens, serving=SERVING)
+
+
+def test_groups_add_up() -> None:
+    """Two full and six sliding layers: one group that grows and three that do not."""
+    layout = plan_layout([FULL] * 2 + [SLIDING] * 6)
+
+    assert 1000 + 3 * 8 == decode_blocks(layout, resident_tokens=16_000, serving=SERVING)
+
+
+def test_steps_in_flight_hold_a_window_longer() -> None:
+    """With async scheduling the blocks of the step before are freed a step later."""
+    layout = plan_layout([SLIDING])
+    held = [
+        decode_blocks(layout, resident_tokens=16_017, serving=replace(SERVING, steps_in_flight=steps))
+        for steps in (0, 1, 17)
+    ]
+
+    assert [9, 9, 10] == held
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "expected"),
+    [
+        (StateCacheMode.NONE, 1000, 1),
+        (StateCacheMode.ALIGN, 16, 1),
+        (StateCacheMode.ALIGN, 17, 2),
+        (StateCacheMode.ALIGN, 18, 1),
+        (StateCacheMode.ALL, 1000, 63),
+    ],
+)
+def test_states(mode: StateCacheMode, tokens: int, expected: Any) -> None:
+    """A state takes one block, and in align mode two in the step that crosses a block boundary."""
+    serving = replace(SERVING, state_cache_mode=mode)
+
+    assert expected == decode_blocks(plan_layout([STATE] * 4), resident_tokens=tokens, serving=serving)
+
+
+def test_cross_attention_holds_its_encoder() -> None:
+    """The blocks of the encoder's tokens stay for the whole request."""
+    layout = plan_layout([replace(FULL, kind=PageKind.CROSS)] * 4)
+
+    assert 94 == decode_blocks(layout, resident_tokens=10, serving=replace(SERVING, encoder_tokens=1500))
+
+
+def test_context_parallel_blocks_hold_more_tokens() -> None:
+    """With DCP 4 a block of 16 spans 64 tokens."""
+    serving = replace(SERVING, decode_context_parallel=4)
+
+    assert 16 == decode_blocks(plan_layout([FULL]), resident_tokens=1000, serving=serving)
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [(100, 7), (512, 32), (1000, 39), (4096, 40)])
+def test_prefill_holds_the_window_and_the_chunk(prompt: int, expected: Any) -> None:
+    """While a long prompt is computed in chunks of 512, a window of 128 holds 640 tokens' blocks at most."""
+    assert expected == prefill_peak_blocks(plan_layout([SLIDING]), prompt_tokens=prompt, serving=SERVING)
+
+
+def test_prefill_of_full_attention_peaks_at_its_end() -> None:
+    """Full attention holds the whole prompt."""
+    assert 256 == prefill_peak_blocks(plan_layout([FULL]), prompt_tokens=4096, serving=SERVING)
+
+
+def test_what_is_held_never_exceeds_what_is_planned() -> None:
+    """The admission bound covers the peak of prefill and every step of decoding."""
+    layout = plan_layout([FULL] * 2 + [SLIDING] * 6)
+    terms = RequestTerms(max_in_flight_tokens=512, max_encoder_tokens=0)
+    for tokens in (1, 100, 511, 512, 513, 1000, 5000):
+        planned = layout.admission_blocks(tokens, terms)
+        held = max(
+            decode_blocks(layout, resident_tokens=tokens, serving=SERVING),
+            prefill_peak_blocks(layout, prompt_tokens=tokens, serving=SERVING),
+        )
+
+        assert held <= planned
+
+
+def test_waste_of_a_short_request_is_its_block_tail() -> None:
+    """One token in a block of 16 wastes 15/16 of it."""
+    assert 15 / 16 == wasted_ratio(plan_layout([FULL] * 4), resident_tokens=1, serving=SERVING)
+
+
+def test_waste_of_padding_layers() -> None:
+    """Groups of 10 with 8 padding layers of 70 waste at least those when blocks are full."""
+    layout = plan_layout([FULL] * 10 + [replace(SLIDING, window_tokens=1 << 20)] * 52)
+
+    assert 8 / 70 == pytest.approx(wasted_ratio(layout, resident_tokens=1600, serving=SERVING))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps_in_flight", "expected"),
+    [
+        # A step at 4,096 while the one to 3,584 runs: freed is what the window of the step to 3,072 has passed, 2,945.
+        (4096, 1, 256 - 2945 // 16),
+        # Two steps that have not come back free nothing.
+        (1000, 1, 63),
+        (1000, 0, 63 - (512 - 127) // 16),
+        # One token more than a chunk is a chunk of its own.
+        (513, 0, 32),
+    ],
+)
+def test_prefill_with_steps_in_flight(prompt: int, steps_in_flight: int, expected: int) -> None:
+    """What is freed before a chunk of 512 starts are tokens whose step has come back."""
+    serving = replace(SERVING, steps_in_flight=steps_in_flight)
+
+    assert expected == prefill_peak_blocks(plan_layout([SLIDING]), prompt_tokens=prompt, serving=serving)
+
+
+@pytest.mark.parametrize(
+    ("block", "chunk", "steps", "prompt", "expected"),
+    [
+        # Chunks of 512 end at 512, 992 and 1,000: the last block boundary stands before the last token.
+        (16, 512, 0, 1000, 2),
+        (16, 512, 1, 1000, 3),
+        # A prompt that ends with a block: 512, 1,008, 1,024.
+        (16, 512, 1, 1024, 3),
+        # The 17th token is in a block of its own, which the state of the 16th is copied into.
+        (16, 16, 0, 17, 2),
+        # Steps of 600 tokens are cut to 592, 37 blocks: 592, 1,184, 1,296, 1,300.
+        (16, 600, 3, 1300, 4),
+        (16, 600, 3, 592, 2),
+        # A block of 2,000 is reached in steps of 512: 2,000 in block 0, 2,512, 3,024, 3,536 and 4,000 in 1, 4,512 in 2.
+        (2000, 512, 0, 5000, 2),
+        (2000, 512, 3, 5000, 2),
+        (2000, 512, 4, 5000, 3),
+        (2000, 512, 9, 5000, 3),
+        (2000, 512, 9, 2000, 1),
+    ],
+)
+def test_prefill_with_aligned_states(block: int, chunk: int, steps: int, prompt: int, expected: int) -> None:
+    """A state stays at the end of each chunk in flight, and of the one before; drafts take a slot each on top."""
+    page = replace(STATE, block_size_tokens=block)
+    serving = ServingTerms(prefill_chunk_tokens=chunk, steps_in_flight=steps, state_cache_mode=StateCacheMode.ALIGN)
+
+    held = [
+        prefill_peak_blocks(
+            plan_layout([replace(page, speculative_blocks=drafts)]), prompt_tokens=prompt, serving=serving
+        )
+        for drafts in (0, 2)
+    ]
+
+    assert [expected, expected + 2] == held
+
+
+def test_prefill_of_what_does_not_grow() -> None:
+    """A state that is not cached takes a block whatever the chunks, and an encoder that has seen nothing takes none; a
+    window of one token passes nothing before the first chunk has come back.
+    """
+    narrow = replace(SLIDING, window_tokens=1, block_size_tokens=1)
+
+    assert [1, 0, 8] == [
+        prefill_peak_blocks(plan_layout([page]), prompt_tokens=tokens, serving=SERVING)
+        for page, tokens in ((STATE, 1000), (replace(FULL, kind=PageKind.CROSS), 1000), (narrow, 8))
+    ]
+
+
+def test_states_of_one_token_are_copied_at_every_step() -> None:
+    """With a block of one token each step crosses a boundary, but for the first."""
+    layout = plan_layout([replace(STATE, block_size_tokens=1)])
+    serving = replace(SERVING, state_cache_mode=StateCacheMode.ALIGN)
+
+    assert [1, 2, 2] == [decode_blocks(layout, resident_tokens=tokens, serving=serving) for tokens in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "steps", "expected"),
+    [
+        (StateCacheMode.NONE, 1000, 0, 1 + 3),
+        (StateCacheMode.ALL, 1000, 0, 63 + 3),
+        (StateCacheMode.ALIGN, 1000, 0, 1 + 3),
+        # The token in slot 40 is in block 2; steps that have come back end in block 0. One state is copied from.
+        (StateCacheMode.ALIGN, 40, 30, 2 + 3),
+    ],
+)
+def test_drafts_take_a_slot_each(mode: StateCacheMode, tokens: int, steps: int, expected: int) -> None:
+    """Three draft tokens need three more states, in every mode."""
+    serving = replace(SERVING, state_cache_mode=mode, steps_in_flight=steps)
+    layout = plan_layout([replace(STATE, speculative_blocks=3)])
+
+    assert expected == decode_blocks(layout, resident_tokens=tokens, serving=serving)
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens", "steps", "expected"),
+    [
+        # 15,999 tokens are done with; of those the window keeps 127, and what is retained as well.
+        (replace(SLIDING, retained_tokens=16), 16_000, 0, 1000 - (15_999 - 127 - 16) // 16),
+        (replace(SLIDING, retained_tokens=160), 16_000, 0, 1000 - (15_999 - 127 - 160) // 16),
+        # Nothing is skipped while everything is in sight.
+        (replace(SLIDING, block_size_tokens=1), 100, 0, 100),
+        (replace(SLIDING, block_size_tokens=1), 200, 0, 128),
+        (CHUNKED, 1, 1, 1),
+        (replace(CHUNKED, chunk_tokens=1, block_size_tokens=1), 1, 1, 1),
+        (replace(FULL, dcp_sharded=False), 1000, 0, 63),
+    ],
+)
+def test_what_one_layer_holds(page: PageSpec, tokens: int, steps: int, expected: int) -> None:
+    """Retained tokens stay beyond the window; at the first token nothing has been given back."""
+    serving = replace(SERVING, steps_in_flight=steps)
+
+    assert expected == decode_blocks(plan_layout([page]), resident_tokens=tokens, serving=serving)
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens", "expected"),
+    [
+        (FULL, 1000, 250 * 3 * 64),
+        (replace(FULL, dcp_sharded=False), 1000, 1000 * 3 * 64),
+        (SLIDING, 1000, 128 * 3 * 64),
+        (SLIDING, 100, 100 * 3 * 64),
+        (CHUNKED, 1000, 256 * 3 * 64),
+        (CHUNKED, 100, 100 * 3 * 64),
+        (replace(FULL, kind=PageKind.CROSS), 10, 1500 * 3 * 64),
+        (STATE, 1000, 512),
+    ],
+)
+def test_bytes_that_a_request_still_needs(page: PageSpec, tokens: int, expected: int) -> None:
+    """Of full attention the tokens, a quarter of them with DCP 4; of others the window, the chunk, the encoder's tokens
+    or the state, in every layer.
+    """
+    heads = 1 if page.kind is PageKind.STATE else 3
+    layout = plan_layout([replace(page, heads=heads)] * 2)
+    serving = replace(SERVING, encoder_tokens=1500, decode_context_parallel=4)
+
+    assert 2 * expected == content_bytes(layout, tokens, serving)
+
+
+def test_nothing_held_is_nothing_wasted() -> None:
+    """A decoder whose encoder has seen nothing has no blocks, and wastes none."""
+    layout = plan_layout([replace(FULL, kind=PageKind.CROSS)])
+
+    assert 0.0 == wasted_ratio(layout, resident_tokens=10, serving=SERVING)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prefill_chunk_tokens": 0}, "max_num_batched_tokens"),
+        ({"steps_in_flight": -1}, "steps_in_flight"),
+        ({"steps_in_flight": 1025}, "steps_in_flight"),
+        ({"encoder_tokens": -1}, "encoder_tokens"),
+        ({"decode_context_parallel": 0}, "encoder_tokens"),
+    ],
+)
+def test_impossible_serving_terms_cannot_be_made(change: dict[str, Any], field: str) -> None:
+    """Terms that no engine can have are refused, and the outermost ones are not."""
+    with pytest.raises(KvModelError) as caught:
+        replace(SERVING, **change)
+
+    assert field == caught.value.field
+    assert 0 == replace(SERVING, prefill_chunk_tokens=1, steps_in_flight=1024).encoder_tokens
+
+
+@pytest.mark.parametrize("tokens", [0, 2**30 + 1])
+def test_tokens_are_at_least_one_and_at_most_a_gi(tokens: int) -> None:
+    """Asking for no tokens, or for more than there can be, is an error that says so."""
+    with pytest.raises(KvModelError, match="between 1 and 1073741824") as caught:
+        decode_blocks(plan_layout([FULL]), resident_tokens=tokens, serving=SERVING)
+
+    assert "tokens" == caught.value.field
+    assert 2**26 == decode_blocks(plan_layout([FULL]), resident_tokens=2**30, serving=SERVING)

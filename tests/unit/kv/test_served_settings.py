@@ -1,0 +1,303 @@
+"""The settings under which a running server's figures come out, and what is said where they do not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.calibration.predicted_vs_reported import Comparison, Figure, exactly
+from kvdiag.kv.calibration.running_server import (
+    Served,
+    all_pools_bytes,
+    block_bytes,
+    bytes_problem,
+    pool_bytes,
+    reported_blocks,
+    served,
+)
+from kvdiag.kv.layout.deployment import Platform
+from kvdiag.kv.layout.pages import StateCacheMode
+from kvdiag.model import Facts, KvPool
+
+SHAPE = {"num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
+DENSE = json.dumps({"model_type": "llama", **SHAPE})
+"""Two layers of 8 KV heads x 128: 128 KiB a block of 16 tokens, 7 blocks a request of 100."""
+BLOCK = 131_072
+
+
+def pool(engine: str = "0", *, blocks: int = 70, **changes: Any) -> KvPool:
+    """A pool of 70 blocks, in which 10 requests of 100 tokens fit."""
+    known = KvPool(
+        engine=engine,
+        block_tokens=16,
+        total_blocks=blocks,
+        usable_blocks=blocks - 1,
+        usage_blocks=blocks - 1,
+        capacity_tokens=blocks * 100 // 7,
+        max_concurrency=blocks / 7,
+        cache_dtype="auto",
+    )
+    return replace(known, **changes)
+
+
+def facts(*pools: KvPool, **changes: Any) -> Facts:
+    """A server on one GPU."""
+    known = Facts(
+        pools=pools or (pool(),),
+        max_model_len_tokens=100,
+        model_config=DENSE,
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        engine_version="0.32.0",
+    )
+    return replace(known, **changes)
+
+
+def model(known: Facts) -> Served:
+    """The model, which there must be."""
+    found = served(known, known.pools[0])
+    assert isinstance(found, Served), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model_config": None}, "the model's config.json is not visible from here"),
+        ({"max_model_len_tokens": None}, "the server does not tell its max_model_len"),
+        ({"model_config": "{"}, "the model's config.json is no JSON"),
+        ({"model_config": ""}, "the model's config.json is no JSON"),
+        ({"model_config": "[" * 100_000}, "the model's config.json is no JSON"),
+        ({"model_config": "5"}, "the model's config is not understood: config is a int, not a JSON object"),
+        (
+            {"tensor_parallel": 3},
+            "the model's config is not understood: tensor_parallel 3 does not divide num_attention_heads 8",
+        ),
+    ],
+)
+def test_why_there_is_no_model(change: dict[str, Any], problem: str) -> None:
+    """In a clause; nothing is computed then."""
+    # GIVEN
+    known = facts(**change)
+
+    # THEN
+    assert problem == served(known, known.pools[0])
+    assert (problem, None, None) == (
+        bytes_problem(known),
+        block_bytes(known, known.pools[0]),
+        pool_bytes(known, known.pools[0]),
+    )
+
+
+def test_a_model_that_meets_every_figure() -> None:
+    """128 KiB a block, 7 blocks a request, and what was assumed for it."""
+    # WHEN
+    found = model(facts())
+
+    # THEN
+    assert (BLOCK, 7, "max_num_batched_tokens 2048, cuda kernels") == (
+        found.block_bytes,
+        found.planned_blocks,
+        found.assumed,
+    )
+    assert [(Figure.TOKENS, 1000, 1000), (Figure.CONCURRENCY, 10, 10)] == [
+        (one.figure, one.predicted.nominal, one.reported.nominal) for one in found.figures
+    ]
+    assert (None, None) == (found.drift(), bytes_problem(facts()))
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [
+        ((), None),
+        ((pool(),), (70 * BLOCK, "computed")),
+        ((pool(), pool("1", blocks=35)), (105 * BLOCK, "computed")),
+        ((pool(pool_bytes=5), pool("1", pool_bytes=7)), (12, "reported")),
+        ((pool(), pool("1", max_concurrency=1.0)), None),
+    ],
+    ids=["none", "one", "two", "reported", "one that is another model's"],
+)
+def test_bytes_of_all_pools(pools: tuple[KvPool, ...], expected: tuple[int, str] | None) -> None:
+    """The sum, where every one is known."""
+    assert expected == all_pools_bytes(replace(facts(), pools=pools))
+
+
+def test_whichever_engine_it_is_and_whatever_its_fraction_the_model_is_the_same() -> None:
+    """Neither a label nor the memory fraction changes what a block costs."""
+    assert model(facts()) == model(facts(pool("7", memory_fraction_ratio=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "expected"), [(None, None), (0.0, None), (10.0, 7), (70 / 6.4, 6), (70 / 6.6, 7)]
+)
+def test_blocks_that_the_engine_plans_for_a_request(concurrency: float | None, expected: int | None) -> None:
+    """Of 70 blocks for so many requests, to the nearest; unknown before vLLM told."""
+    assert expected == reported_blocks(pool(max_concurrency=concurrency))
+
+
+@pytest.mark.parametrize(
+    ("drifts", "most_ratio", "expected"),
+    [((), 0.02, None), ((101, 99), 0.02, None), ((103, 96), 0.02, 1), ((104, 96), 0.05, None), ((104, 104), 0.02, 0)],
+)
+def test_the_figure_that_is_furthest_off(drifts: tuple[int, ...], most_ratio: float, expected: int | None) -> None:
+    """Above or below what is reported, beyond a limit; the first of equals."""
+    # GIVEN
+    figures = tuple(
+        Comparison(figure=figure, predicted=exactly(percent), reported=exactly(100))
+        for figure, percent in zip((Figure.BLOCKS, Figure.TOKENS), drifts, strict=False)
+    )
+    found = replace(model(facts()), figures=figures)
+
+    # THEN
+    assert (None if expected is None else figures[expected]) == found.drift(most_ratio)
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "size"),
+    [
+        ({}, 1, None),
+        ({"pipeline_parallel": 2, "tensor_parallel": 1}, 1, BLOCK // 2),
+        ({"tensor_parallel": 4}, 4, BLOCK // 4),
+        ({"pools": (pool(pool_bytes=70 * BLOCK // 2),)}, 2, BLOCK // 2),
+    ],
+    ids=["not seen", "two stages", "seen", "told by the bytes"],
+)
+def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, size: int | None) -> None:
+    """Where they cannot be seen a block's bytes are not known, unless the pool's bytes tell them."""
+    # GIVEN
+    known = facts(**({"tensor_parallel": None, "pipeline_parallel": None} | change))
+
+    # THEN
+    assert (ranks, size) == (model(known).deployment.tensor_parallel, model(known).block_bytes)
+    unseen = "over how many ranks the cache is divided is not visible"
+    assert (unseen if size is None else None) == bytes_problem(known)
+
+
+def test_stages_of_unlike_blocks_are_told_as_such() -> None:
+    """Three layers over two stages: the ranks are known, and their blocks are of two sizes."""
+    # GIVEN
+    config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
+    known = facts(model_config=config, tensor_parallel=1, pipeline_parallel=2)
+
+    # THEN
+    assert model(known).block_bytes is None
+    assert "the blocks of the pipeline's stages are not of one size" == bytes_problem(known)
+
+
+def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
+    """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
+    # GIVEN
+    shape = {**SHAPE, "hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}
+    known = facts(
+        model_config=json.dumps({"model_type": "llama", **shape}), tensor_parallel=None, pipeline_parallel=None
+    )
+
+    # THEN
+    assert model(known).block_bytes is None
+
+
+def test_stages_of_unlike_size_have_no_one_block() -> None:
+    """Three layers over two stages: 128 KiB on one and 64 KiB on the other."""
+    # GIVEN
+    config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
+
+    # THEN
+    found = model(facts(model_config=config, pipeline_parallel=2))
+    assert (None, (BLOCK, BLOCK // 2)) == (found.block_bytes, found.layout.bytes_per_block)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, ("auto", None, None, True)),
+        ({"cache_dtype": None}, ("auto", None, None, True)),
+        ({"cache_dtype": "fp8"}, ("fp8", None, None, True)),
+        ({"state_dtype": "auto"}, ("auto", None, None, True)),
+        ({"state_dtype": "float32"}, ("auto", "float32", None, True)),
+        ({"state_cache_mode": "align"}, ("auto", None, StateCacheMode.ALIGN, True)),
+        ({"state_cache_mode": "of tomorrow"}, ("auto", None, None, True)),
+        ({"prefix_caching": False}, ("auto", None, None, False)),
+        ({"prefix_caching": True}, ("auto", None, None, True)),
+    ],
+)
+def test_what_the_page_tells_is_taken(change: dict[str, Any], expected: tuple[object, ...]) -> None:
+    """And vLLM's own defaults for the rest."""
+    # WHEN
+    deployment = model(facts(pool(**change))).deployment
+
+    # THEN
+    assert expected == (
+        deployment.kv_dtype,
+        deployment.state_dtype,
+        deployment.state_cache_mode,
+        deployment.prefix_caching,
+    )
+    assert (16, 1, Platform.CUDA) == (
+        deployment.block_size_tokens,
+        deployment.pipeline_parallel,
+        deployment.platform,
+    )
+
+
+SLIDING = json.dumps(
+    {
+        "model_type": "gemma2",
+        **SHAPE,
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("in_flight_tokens", "assumed"),
+    [
+        (4096, "max_num_batched_tokens 2048, cuda kernels"),
+        (32_768, "max_num_batched_tokens 16384, cuda kernels"),
+        (2048, "max_num_batched_tokens 1024, cuda kernels"),
+        (1024, "max_num_batched_tokens 1024, cpu kernels"),
+        (5000, "4994 tokens in flight, cuda kernels"),
+        (100_000, "99986 tokens in flight, cuda kernels"),
+    ],
+)
+def test_what_is_in_flight_is_found_by_the_blocks_of_a_request(in_flight_tokens: int, assumed: str) -> None:
+    """Requests of 131,072 tokens: 8,192 full blocks, and ceil((1,023 + in flight) / 16) + 1 of the window.
+
+    A GPU has two batches in flight. Of all that give the same blocks the fewest tokens are named: 1,023 + 4,994 = 6,017
+    is one above 376 x 16.
+    """
+    # GIVEN
+    planned = 8192 + -(-(1023 + in_flight_tokens) // 16) + 1
+    blocks = 100_000
+    known = facts(
+        pool(blocks=blocks, max_concurrency=blocks / planned, capacity_tokens=int(blocks / planned * 131_072)),
+        model_config=SLIDING,
+        max_model_len_tokens=131_072,
+    )
+
+    # WHEN
+    found = model(known)
+
+    # THEN
+    assert (planned, assumed, None) == (found.planned_blocks, found.assumed, found.drift())
+
+
+def test_what_nothing_explains_stays_a_drift() -> None:
+    """Half the blocks that a request of any kind would need: the first guess stands, and the figure is named."""
+    # GIVEN
+    known = facts(pool(max_concurrency=20.0, capacity_tokens=2000))
+
+    # WHEN
+    found = model(known)
+
+    # THEN
+    drift = found.drift()
+    assert drift is not None
+    assert (Figure.TOKENS, -0.5) == (drift.figure, drift.drift_ratio)
+    assert "max_num_batched_tokens 2048, cuda kernels" == found.assumed
+    assert "the model's config gives another capacity_tokens than the engine reports" == bytes_problem(known)
+    assert block_bytes(known, known.pools[0]) is None

@@ -1,0 +1,180 @@
+"""Layer specs in the engine's own terms into pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
+from kvdiag.kv.layout.pages import PageKind, PageSpec
+from kvdiag.kv.model_error import KvModelError
+
+FULL: dict[str, Any] = {"spec": "FullAttentionSpec", "block_size": 16, "page_bytes": 65_536, "num_kv_heads": 8}
+STATE: dict[str, Any] = {"spec": "MambaSpec", "block_size": 16, "page_bytes": 60_000}
+
+
+def page(**changes: Any) -> PageSpec:
+    """The page of one entry."""
+    (only,) = parse_page_specs({"layers": [FULL | changes]})
+    return only
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "kind"),
+    [
+        ("FullAttentionSpec", {}, PageKind.FULL),
+        ("MLAAttentionSpec", {}, PageKind.MLA),
+        ("SlidingWindowSpec", {"sliding_window": 1024}, PageKind.SLIDING),
+        ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 8192}, PageKind.CHUNKED),
+        ("MambaSpec", {}, PageKind.STATE),
+        ("CrossAttentionSpec", {}, PageKind.CROSS),
+    ],
+)
+def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], kind: PageKind) -> None:
+    """By its class name, 65,536 bytes a block whatever the kind."""
+    # WHEN
+    actual = page(spec=spec, **more)
+
+    # THEN
+    assert (kind, 16, 65_536) == (actual.kind, actual.block_size_tokens, actual.page_bytes)
+    assert tuple(more.values()) == tuple(
+        tokens for tokens in (actual.window_tokens, actual.chunk_tokens) if tokens is not None
+    )
+
+
+def test_a_page_is_divided_into_rows() -> None:
+    """65,536 bytes / 8 heads / 16 tokens = 512; one head where none is told."""
+    # GIVEN
+    expected = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="128 64 bf16")
+
+    # THEN
+    assert expected == page(head_size=128, head_size_v=64, dtype="bf16")
+    assert (1, 4096) == (page(num_kv_heads=None).heads, page(num_kv_heads=None).row_bytes)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_context_parallel_ranks_share(told: bool) -> None:
+    """Attention unless told otherwise, states only where told."""
+    # GIVEN
+    (state,), (shared,) = (parse_page_specs({"layers": [STATE | more]}) for more in ({}, {"dcp_sharded": told}))
+
+    # THEN
+    assert [True, False, told, told] == [
+        page().dcp_sharded,
+        state.dcp_sharded,
+        page(dcp_sharded=told).dcp_sharded,
+        shared.dcp_sharded,
+    ]
+
+
+def test_a_state_is_one_row() -> None:
+    """With its drafts' and checkpoints' blocks; its shapes and dtypes decide with which it shares a table."""
+    # GIVEN
+    told = {"num_speculative_blocks": 3, "num_prefill_checkpoint_blocks": 2, "shapes": [[4]], "dtypes": ["bf16"]}
+    expected = PageSpec(
+        kind=PageKind.STATE,
+        block_size_tokens=16,
+        heads=1,
+        row_bytes=60_000,
+        variant="[[4]] ['bf16']",
+        speculative_blocks=3,
+        checkpoint_blocks=2,
+        dcp_sharded=False,
+    )
+
+    # WHEN
+    (with_all, with_none) = parse_page_specs({"layers": [STATE | told, STATE]})
+
+    # THEN
+    assert expected == with_all
+    assert (0, 0) == (with_none.speculative_blocks, with_none.checkpoint_blocks)
+
+
+def test_an_entry_stands_for_as_many_layers_as_it_counts() -> None:
+    """Once where it does not say."""
+    pages = parse_page_specs({"layers": [FULL | {"count": 3}, STATE]})
+
+    assert [PageKind.FULL] * 3 + [PageKind.STATE] == [each.kind for each in pages]
+
+
+@pytest.mark.parametrize("counts", [(4096,), (4095, 1)])
+def test_there_may_be_4096_layers(counts: tuple[int, ...]) -> None:
+    """In one entry or several."""
+    assert 4096 == len(parse_page_specs({"layers": [FULL | {"count": count} for count in counts]}))
+
+
+@pytest.mark.parametrize(
+    ("layers", "field", "message"),
+    [
+        (None, "layers", "layers holds no layer spec"),
+        ([], "layers", "layers holds no layer spec"),
+        ([FULL | {"count": 4096}, STATE], "layers", "more than 4096 layers"),
+        ([FULL | {"count": 4097}], "layers[0].count", "between 1 and 4096"),
+        ([FULL | {"count": 0}], "layers[0].count", "between 1 and 4096"),
+        ([FULL, FULL | {"spec": "NoSpec"}], "layers[1].spec", "'NoSpec' is not known; known are FullAttentionSpec"),
+        ([FULL | {"spec": None}], "layers[0].spec", "None is not known"),
+        ([FULL | {"page_bytes": 65_537}], "layers[0].page_bytes", "is not a multiple of 8 heads x 16 tokens"),
+        ([FULL | {"block_size": 0}], "layers[0].block_size", "between 1 and 1073741824"),
+        ([FULL | {"page_bytes": (1 << 40) + 1}], "layers[0].page_bytes", "between 1 and 1099511627776"),
+        ([FULL | {"num_kv_heads": (1 << 16) + 1}], "layers[0].num_kv_heads", "between 1 and 65536"),
+        ([STATE | {"num_speculative_blocks": 1025}], "layers[0].num_speculative_blocks", "between 0 and 1024"),
+        (
+            [STATE | {"num_prefill_checkpoint_blocks": -1}],
+            "layers[0].num_prefill_checkpoint_blocks",
+            "between 0 and 1024",
+        ),
+        ([FULL | {"sliding_window": (1 << 30) + 1}], "layers[0].sliding_window", "between 1 and 1073741824"),
+        (
+            [FULL | {"attention_chunk_size": (1 << 30) + 1}],
+            "layers[0].attention_chunk_size",
+            "between 1 and 1073741824",
+        ),
+    ],
+)
+def test_what_is_no_spec_is_named(layers: list[object] | None, field: str, message: str) -> None:
+    """By its place in the list and its field."""
+    with pytest.raises(KvModelError) as caught:
+        parse_page_specs({"layers": layers})
+
+    assert (field, True) == (caught.value.field, message in caught.value.message)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"block_size": 1 << 30, "page_bytes": 1 << 40, "num_kv_heads": 1},
+        {"block_size": 1, "page_bytes": 1 << 16, "num_kv_heads": 1 << 16},
+        {"sliding_window": 1 << 30, "attention_chunk_size": 1 << 30},
+    ],
+)
+def test_the_bounds_themselves_are_specs(more: dict[str, int]) -> None:
+    """A block of 2**30 tokens, a page of a tebibyte, 65,536 heads, windows of 2**30."""
+    # GIVEN
+    told = FULL | more
+    actual = page(**more)
+
+    # THEN
+    assert (told["block_size"], told["page_bytes"], told["num_kv_heads"], told.get("sliding_window")) == (
+        actual.block_size_tokens,
+        actual.page_bytes,
+        actual.heads,
+        actual.window_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"layers": [FULL, STATE]}, True),
+        ({"layers": []}, False),
+        ({"layers": [FULL, {"type": "attention"}]}, False),
+        ({"layers": [FULL, "spec"]}, False),
+        ({"layers": {"spec": 1}}, False),
+        ({"model_type": "llama", "layers": 32}, False),
+        ({}, False),
+    ],
+)
+def test_specs_are_told_from_a_config(document: dict[str, object], expected: bool) -> None:
+    """By a list of layers that all name a spec."""
+    assert expected is is_spec_document(document)

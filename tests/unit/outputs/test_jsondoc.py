@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+import kvdiag.outputs.documents
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
+from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Gap, LedgerLine, Quantity, Sample, StepResult, Timeline
+from kvdiag.outputs.documents.diagnosis_document import audit_document, document
+from tests.builders.runs import judged
+from tests.builders.soak_timeline import SOAKS, facts_of, soak
+from tests.builders.values import GIB, MIB, NO_NVML, device, pool
+from tests.builders.worlds import WORLDS, World, facts
+
+SCHEMA = json.loads((Path(kvdiag.outputs.documents.__path__[0]) / "diagnosis.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+Json = dict[str, Any]
+
+
+def test_the_schema_is_a_schema() -> None:
+    """The committed file is itself valid JSON Schema 2020-12."""
+    # THEN
+    assert [] == list(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(SCHEMA))
+
+
+def test_every_object_is_closed() -> None:
+    """No object takes a field that the schema does not name, and every field but a quantity has to be there."""
+    # GIVEN every object that the schema defines
+    objects = {name: one for name, one in SCHEMA["$defs"].items() if one.get("type") == "object"}
+
+    # THEN
+    assert {"document", "subject", "pool", "window", "step", "quantities", "finding", "evidence", "gap"} < set(objects)
+    for name, one in objects.items():
+        assert one["additionalProperties"] is False, name
+        assert name == "quantities" or set(one["required"]) == set(one["properties"]), name
+
+
+def test_the_schema_knows_every_id() -> None:
+    """Verdicts and steps of the code are those of the schema; the vocabulary may be larger than the rules so far."""
+    # GIVEN the schema's enumerations
+    defined = SCHEMA["$defs"]
+
+    # THEN
+    assert set(KNOWLEDGE) <= set(defined["finding"]["properties"]["id"]["enum"])
+    assert [one.id for one in (*STEPS, SOAK, ISOLATION)] == defined["step"]["properties"]["id"]["enum"]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_document_of_every_world_is_valid(name: str) -> None:
+    """Whatever was seen, the document meets its schema after a way through JSON."""
+    # WHEN a run is judged and its document written and read
+    written = json.dumps(document(judged(WORLDS[name])), allow_nan=False)
+
+    # THEN
+    assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
+
+
+@pytest.mark.parametrize("name", SOAKS)
+def test_the_document_of_every_soak_is_valid(name: str) -> None:
+    """A soak's step and its findings meet the schema too, whatever it found."""
+    # GIVEN
+    diagnosis = diagnose(soak(SOAKS[name]), facts_of())
+
+    # WHEN
+    written = json.dumps(document(diagnosis), allow_nan=False)
+
+    # THEN
+    assert "soak" == diagnosis.steps[-1].id
+    assert [] == list(VALIDATOR.iter_errors(json.loads(written)))
+
+
+def test_the_document_of_nothing_is_valid() -> None:
+    """An empty timeline of an unknown server has a document too."""
+    # THEN
+    assert [] == list(VALIDATOR.iter_errors(document(diagnose(Timeline(samples=()), Facts()))))
+
+
+def test_the_whole_document_of_a_diagnosis() -> None:
+    """Each field of a diagnosis has its one place in the document."""
+    # GIVEN a diagnosis of one of each
+    diagnosis = Diagnosis(
+        worst="fault",
+        facts=Facts(
+            url="http://127.0.0.1:8000",
+            engine_name="vllm",
+            engine_version="0.32.0",
+            model="m",
+            max_model_len_tokens=2048,
+            pools=(pool(max_concurrency=3.0, capacity_tokens=98_304),),
+            server_pids=(7, 8),
+            weights_bytes=GIB,
+            forced=True,
+        ),
+        start_seconds=1.5,
+        end_seconds=9.5,
+        samples=80,
+        steps=(
+            StepResult(
+                id="single_request",
+                status="ok",
+                summary="all blocks came back",
+                expected=(Quantity(name="blocks", value=39, unit="blocks"),),
+                measured=(Quantity(name="blocks", value=None, unit="blocks"),),
+                notes=("scaled down",),
+            ),
+        ),
+        findings=(
+            Finding(
+                id="leak.kv_blocks",
+                status="fault",
+                summary="84 blocks",
+                evidence=(Evidence(name="held", value=84, unit="blocks", source="engine"),),
+                likely_cause="a plugin",
+                confirm="stop all traffic",
+                remedy="restart",
+                runbook="alerts/runbooks/leak.kv_blocks.md",
+            ),
+        ),
+        ledger=(
+            LedgerLine(gpu=0, uuid="GPU-a", component="unaccounted", bytes=-5, source="computed", detail="nobody's"),
+        ),
+        gaps=(Gap(source="nvml", kind="absent", reason="no driver"),),
+    )
+    # WHEN it is written
+    actual = document(diagnosis)
+    # THEN
+    expected = {
+        "schema_version": 1,
+        "worst": "fault",
+        "subject": {
+            "url": "http://127.0.0.1:8000",
+            "engine": "vllm",
+            "engine_version": "0.32.0",
+            "model": "m",
+            "max_model_len_tokens": 2048,
+            "weights_bytes": GIB,
+            "server_pids": [7, 8],
+            "forced": True,
+            "pools": [
+                {
+                    "engine": "0",
+                    "block_tokens": 16,
+                    "total_blocks": 6145,
+                    "usable_blocks": 6144,
+                    "capacity_tokens": 98_304,
+                    "max_concurrency": 3.0,
+                    "pool_bytes": 6145 * 2 * MIB,
+                    "block_bytes": 2 * MIB,
+                    "bytes_source": "reported",
+                    "cost_model": {
+                        "architecture": None,
+                        "assumed": None,
+                        "figures": [],
+                        "problem": "the model's config.json is not visible from here",
+                    },
+                }
+            ],
+        },
+        "window": {"start": 1.5, "end": 9.5, "samples": 80},
+        "steps": [
+            {
+                "id": "single_request",
+                "status": "ok",
+                "expected": {"blocks": 39},
+                "measured": {"blocks": None},
+                "summary": "all blocks came back",
+                "notes": ["scaled down"],
+            }
+        ],
+        "findings": [
+            {
+                "id": "leak.kv_blocks",
+                "status": "fault",
+                "summary": "84 blocks",
+                "evidence": [{"name": "held", "value": 84, "unit": "blocks", "source": "engine"}],
+                "likely_cause": "a plugin",
+                "confirm": "stop all traffic",
+                "remedy": "restart",
+                "runbook": "alerts/runbooks/leak.kv_blocks.md",
+            }
+        ],
+        "ledger": [
+            {
+                "gpu": 0,
+                "uuid": "GPU-a",
+                "component": "unaccounted",
+                "bytes": -5,
+                "source": "computed",
+                "detail": "nobody's",
+            }
+        ],
+        "gaps": [{"source": "nvml", "kind": "absent", "reason": "no driver"}],
+    }
+
+    assert expected == actual
+    VALIDATOR.validate(actual)
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Json], None]:
+    """Put a value at a path of the document."""
+
+    def change(found: Any) -> None:
+        for key in path[:-1]:
+            found = found[key]
+        found[path[-1]] = to
+
+    return change
+
+
+def _drop(*path: str | int) -> Callable[[Json], None]:
+    """Take the value at a path out of the document."""
+
+    def change(found: Any) -> None:
+        for key in path[:-1]:
+            found = found[key]
+        del found[path[-1]]
+
+    return change
+
+
+MUTATIONS: dict[str, Callable[[Json], None]] = {
+    "another version": _set("schema_version", to=2),
+    "a status that does not exist": _set("worst", to="healthy"),
+    "no verdict": _drop("worst"),
+    "a field of its own": _set("extra", to=1),
+    "no gaps": _drop("gaps"),
+    "a step that does not exist": _set("steps", 0, "id", to="warmup"),
+    "a step without a sentence": _set("steps", 0, "summary", to=""),
+    "a step's field of its own": _set("steps", 1, "title", to="x"),
+    "six steps": lambda found: found["steps"].extend(found["steps"][:2]),
+    "a quantity that does not exist": _set("steps", 1, "measured", "gigabytes", to=1),
+    "a quantity that is text": _set("steps", 1, "measured", "blocks", to="39"),
+    "a share of a byte": _set("steps", 1, "measured", "bytes", to=0.5),
+    "a verdict that does not exist": _set("findings", 0, "id", to="leak.everything"),
+    "a finding's status that does not exist": _set("findings", 0, "status", to="warning"),
+    "no remedy": _drop("findings", 0, "remedy"),
+    "an empty remedy": _set("findings", 0, "remedy", to=None),
+    "a runbook elsewhere": _set("findings", 0, "runbook", to="https://example.org"),
+    "evidence without a source": _drop("findings", 0, "evidence", 0, "source"),
+    "evidence that is a list": _set("findings", 0, "evidence", 0, "value", to=[1]),
+    "a line without bytes": _drop("ledger", 0, "bytes"),
+    "a line of unknown origin": _set("ledger", 0, "source", to="guessed"),
+    "a line's share of a byte": _set("ledger", 0, "bytes", to=1.5),
+    "a GPU by name": _set("ledger", 0, "gpu", to="GPU 0"),
+    "a window without an end": _drop("window", "end"),
+    "a time as text": _set("window", "start", to="now"),
+    "fewer than no samples": _set("window", "samples", to=-1),
+    "a pool of no blocks": _set("subject", "pools", 0, "usable_blocks", to=0),
+    "a process id as text": _set("subject", "server_pids", to=["7"]),
+    "forced or not": _set("subject", "forced", to=None),
+    "a gap of another kind": lambda found: found["gaps"].append({"source": "a", "kind": "late", "reason": "b"}),
+    "a gap without a reason": lambda found: found["gaps"].append({"source": "a", "kind": "absent"}),
+}
+
+
+@pytest.fixture(scope="module")
+def leaking() -> Json:
+    """The document of a server that leaks."""
+    return document(judged(World(leaked_blocks_per_request=4)))
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_the_schema_rejects_what_is_not_the_document(what: str, leaking: Json) -> None:
+    """One thing changed is enough to be refused."""
+    # GIVEN a valid document
+    changed = copy.deepcopy(leaking)
+    VALIDATOR.validate(changed)
+
+    # WHEN one thing is changed
+    MUTATIONS[what](changed)
+
+    # THEN
+    with pytest.raises(ValidationError):
+        VALIDATOR.validate(changed)
+
+
+def test_text_from_a_server_stays_what_it_is() -> None:
+    """Escapes, quotes and line ends in a name come through JSON unchanged."""
+    # GIVEN a model's name full of them
+    name = 'a"b\n\x1b[31m</script>[bold]\u202e\ud800'
+    known = Facts(model=name, pools=(pool(),))
+    written = json.dumps(document(diagnose(Timeline(samples=()), known)), allow_nan=False)
+
+    # THEN the text is plain ASCII, and the name the same
+    assert written.isascii()
+    assert name == json.loads(written)["subject"]["model"]
+
+
+def test_an_audit_shows_devices_and_lines() -> None:
+    """The audit's document has what is there and what is used of each device."""
+    # GIVEN a device and one whose memory is not told
+    sample = Sample(at_seconds=1.0, devices=(device(used_bytes=GIB), device(1, used_bytes=None)))
+    line = LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=GIB, source="computed")
+    # WHEN it is written
+    actual = audit_document(facts(World()), sample, (line,), (NO_NVML,))
+    # THEN
+    devices = [
+        {
+            "gpu": 0,
+            "uuid": "GPU-0",
+            "name": "NVIDIA Test",
+            "total_bytes": 24 * GIB,
+            "used_bytes": GIB,
+            "free_bytes": 23 * GIB,
+        },
+        {"gpu": 1, "uuid": "GPU-1", "name": "NVIDIA Test", "total_bytes": None, "used_bytes": None, "free_bytes": None},
+    ]
+
+    assert devices == actual["devices"]
+    assert [NO_NVML.reason] == [gap["reason"] for gap in actual["gaps"]]
+    assert {"schema_version", "subject", "devices", "ledger", "gaps"} == set(actual)

@@ -1,0 +1,241 @@
+"""A diagnosis as text: what stands first, what stands together, and that it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+
+from kvdiag.commands.printing import print_diagnosis
+from kvdiag.diagnosis import diagnose
+from kvdiag.model import Evidence, Facts, Finding, StepResult, Timeline
+from kvdiag.outputs.terminal.text import evidence_value, render
+from tests.builders.runs import judged, run
+from tests.builders.soak_timeline import SOAKS, facts_of, soak
+from tests.builders.values import GIB, NO_NVML, OOM, process
+from tests.builders.worlds import WORLDS, World, facts
+from tests.unit.outputs.texts import harmful, parts, piped
+
+
+def test_the_whole_text_of_a_leaking_server() -> None:
+    """Verdict, server, steps, the finding with its evidence and its remedy, then what was not found or not told."""
+    # GIVEN a leaking server
+    text = piped(render(judged(World(leaked_blocks_per_request=4))))
+
+    # THEN the verdict is the first thing, and the parts follow in order
+    assert text.startswith("FAULT  leak.kv_blocks: 84 of 6,144 KV blocks (168 MiB) stay held at idle")
+    assert [
+        "verdict",
+        "Test steps",
+        "leak.kv_blocks",
+        "Explained",
+        "Looked at and not found",
+        "Could not tell",
+        "Where the memory is",
+    ] == list(parts(text))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_verdict_comes_first(name: str) -> None:
+    """The first word is the verdict, whatever it is."""
+    # GIVEN any run
+    diagnosis = judged(WORLDS[name])
+
+    # THEN
+    assert diagnosis.worst.upper() == piped(render(diagnosis)).split(maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_within_a_finding_evidence_comes_before_the_remedy_and_the_remedy_last(name: str) -> None:
+    """A finding is told by its sentence, its numbers, its cause, how to confirm it, and last what to do."""
+    # GIVEN any run
+    diagnosis = judged(WORLDS[name])
+    found = parts(piped(render(diagnosis)))
+
+    # THEN
+    for one in diagnosis.findings:
+        if one.status in {"fault", "suspect"}:
+            lines = found[one.id].splitlines()
+            names = [line[:9].strip() for line in lines if line[:9].strip()]
+            assert [one.status.upper(), "cause", "confirm", "runbook", "remedy"] == names
+            told = next(number for number, line in enumerate(lines) if line[:9].strip() == "cause")
+            numbers = " ".join(line.strip() for line in lines[:told])
+            assert all(f"{part.name.replace('_', ' ')}: " in numbers for part in one.evidence)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_nothing_is_wider_than_80_columns(name: str) -> None:
+    """Every line of every world fits a terminal of 80 columns."""
+    # GIVEN any run
+    text = piped(render(judged(WORLDS[name])))
+
+    # THEN
+    assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
+
+
+@pytest.mark.parametrize("name", SOAKS)
+def test_a_soak_is_not_wider_than_80_columns(name: str) -> None:
+    """Every line of a soak's result fits a terminal too; what it found stands in its step, what would show in notes."""
+    # GIVEN any soak
+    text = piped(render(diagnose(soak(SOAKS[name]), facts_of())))
+
+    # THEN
+    assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
+    assert "5 soak: " in text
+
+
+def test_long_words_and_wide_characters_are_folded() -> None:
+    """Names and errors without a space, or of double-width characters, are broken rather than cut."""
+    # GIVEN a server full of them
+    long, wide = "x" * 300, "模" * 200
+    world = World(failing={"single_request": long, "concurrent": wide, "long_context": OOM + long}, notes=(long, wide))
+    known = replace(facts(world), model=long, url=f"http://{long}", engine_version=wide)
+    text = piped(render(diagnose(run(world), known)))
+
+    # THEN
+    assert [] == [line for line in text.splitlines() if cell_len(line) > 80]
+    assert 300 * 2 < text.count("x")
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_unknown_is_never_shown_as_ok(name: str) -> None:
+    """What could not be told stands under that heading or with that word, and under no other."""
+    # GIVEN any run
+    diagnosis = judged(WORLDS[name])
+    found = parts(piped(render(diagnosis)))
+
+    # THEN
+    steps = found.get("Test steps", "")
+    for number, result in enumerate(diagnosis.steps, start=1):
+        assert f"{result.status.upper()} {number} {result.id}: " in " ".join(steps.split())
+    for one in diagnosis.findings:
+        assert (one.status == "unknown") == (one.id in found.get("Could not tell", ""))
+        seen = found.get("Looked at and not found", "") + found.get("Explained", "")
+        assert (one.status == "ok") == (one.id in seen)
+
+
+def test_unknowns_with_one_reason_are_told_together() -> None:
+    """Six findings that lack the same thing are not six paragraphs."""
+    # GIVEN no NVML
+    told = parts(piped(render(judged(World(nvml=NO_NVML)))))["Could not tell"]
+
+    # THEN both kinds of leak stand beside one reason
+    assert "cannot tell" not in told
+    assert 2 == " ".join(told.split()).count("no NVIDIA driver here")
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_unknown_has_its_reason_beside_it(name: str) -> None:
+    """One that lacks what another one lacks says so, and does not stand there without a reason."""
+    # GIVEN any run
+    diagnosis = judged(WORLDS[name])
+    lines = parts(piped(render(diagnosis))).get("Could not tell", "").splitlines()
+
+    # THEN
+    unknown = [one.id for one in diagnosis.findings if one.status == "unknown"]
+    rows = [line.split(maxsplit=1) for line in lines]
+    assert [] == [row for row in rows if row and row[0] in unknown and len(row) == 1]
+    assert sorted(unknown) == sorted(row[0] for row in rows if row and row[0] in unknown)
+
+
+def test_ok_says_what_it_does_not_cover() -> None:
+    """Without a GPU the good news is about the pool alone, and says so."""
+    # GIVEN a healthy server with and without a GPU
+    with_gpu, without = (piped(render(judged(world))) for world in (World(), World(nvml=NO_NVML)))
+
+    # THEN
+    assert "OK  no fault found in what could be seen" == with_gpu.splitlines()[0]
+    assert "OK  no fault found in what could be seen; device memory was not seen" == without.splitlines()[0]
+
+
+def test_the_headline_is_the_worst_finding() -> None:
+    """The first line has what is worst, and how much more there is."""
+    # GIVEN a leak and a co-tenant
+    world = World(leaked_blocks_per_request=4, foreign={0: (process(7, 3 * GIB, "train.py"),)})
+
+    # THEN
+    assert [
+        "FAULT  leak.kv_blocks: 84 of 6,144 KV blocks (168 MiB) stay held at idle, 4 more",
+        "with each request (and 1 more)",
+    ] == piped(render(judged(world))).splitlines()[:2]
+
+
+def test_the_headline_is_the_step_that_could_not_be_told() -> None:
+    """Where nothing accuses, the first unknown step is why the verdict is unknown."""
+    # GIVEN a step with other traffic
+    text = piped(render(judged(World(other_prompt_tokens={"concurrent": 9}))))
+
+    # THEN
+    assert [
+        "UNKNOWN  step concurrent: cannot tell: other traffic: the server took 9 prompt",
+        "tokens that are not ours",
+    ] == text.splitlines()[:2]
+
+
+def test_the_headline_of_nothing_says_so() -> None:
+    """An empty timeline is no good news."""
+    # THEN
+    shown = piped(render(diagnose(Timeline(samples=()), Facts())))
+    assert ["UNKNOWN  not enough was seen to judge", "  server   not told"] == shown.splitlines()[:2]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "index", "0"),
+        (1_536, "bytes", "1.50 KiB"),
+        (1_536, "bytes per request", "1.50 KiB per request"),
+        (0.125, "ratio", "12.5%"),
+        (2_029, "requests", "2,029 requests"),
+        (1, "requests", "1 request"),
+        (1, "blocks per request", "1 block per request"),
+        (1, "processes", "1 process"),
+        (1, "ms", "1 ms"),
+        (3, "", "3"),
+        (None, "bytes", "not known"),
+    ],
+)
+def test_evidence_is_told_in_its_unit(value: float | None, unit: str, text: str) -> None:
+    """An index is a name, and has none."""
+    assert text == evidence_value(Evidence(name="it", value=value, unit=unit, source="engine"))
+
+
+def test_faults_come_before_what_is_only_suspect() -> None:
+    """The order of the findings is that of their weight."""
+    # GIVEN a suspect finding that the rules name first, and a fault
+    diagnosis = replace(
+        judged(),
+        worst="fault",
+        findings=(
+            Finding(id="leak.kv_blocks", status="suspect", summary="perhaps"),
+            Finding(id="capacity.concurrency", status="fault", summary="surely"),
+        ),
+    )
+
+    # THEN
+    assert ["verdict", "Test steps", "capacity.concurrency", "leak.kv_blocks"] == list(parts(piped(render(diagnosis))))[
+        :4
+    ]
+
+
+def test_a_fault_of_a_step_alone_is_the_headline() -> None:
+    """Where only a step accuses, its sentence is the verdict."""
+    # GIVEN such a diagnosis
+    diagnosis = replace(
+        judged(), worst="fault", steps=(StepResult(id="concurrent", status="fault", summary="too much"),), findings=()
+    )
+
+    # THEN
+    assert "FAULT  step concurrent: too much" == piped(render(diagnosis)).splitlines()[0]
+
+
+def test_a_pipe_gets_plain_text_without_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `kvdiag run | less` shows is text: no colours, no padding."""
+    # WHEN a diagnosis is printed to something that is no terminal
+    print_diagnosis(judged(World(leaked_blocks_per_request=4)), "text")
+    text = capsys.readouterr().out
+
+    # THEN
+    assert set() == harmful(text)
+    assert [] == [line for line in text.splitlines() if line != line.rstrip()]

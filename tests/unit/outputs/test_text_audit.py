@@ -1,0 +1,74 @@
+"""An audit as text: each GPU with its own lines, the pool where there is none, and readable sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvdiag.ledger import ledger
+from kvdiag.model import Facts, Sample
+from kvdiag.outputs.terminal.text import readable, render_audit
+from tests.builders.runs import judged
+from tests.builders.values import GIB, KIB, MIB, NO_ANSWER, NO_NVML, device, pool, process
+from tests.builders.worlds import World, facts
+from tests.unit.outputs.texts import parts, piped
+
+
+def test_an_audit_heads_each_gpu_with_its_lines() -> None:
+    """Every device has its total and its own lines, the pool without a device its own heading."""
+    # GIVEN two GPUs, of which one does not tell its memory
+    known = facts(World())
+    devices = (device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),)), device(1, used_bytes=None))
+    text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), (NO_ANSWER,)))
+    found = parts(text)
+
+    # THEN
+    assert "20.00 GiB used of 24.00 GiB, 4.00 GiB free (83% taken)" in found["GPU 0  NVIDIA Test"]
+    assert "kv_pool" in found["GPU 0  NVIDIA Test"]
+    assert "memory cannot be read" == found["GPU 1  NVIDIA Test"].strip()
+    assert "connection refused" in found["Not seen"]
+
+
+def test_an_audit_of_slices_gives_each_its_own_lines() -> None:
+    """MIG slices share their GPU's index; lines are matched by UUID."""
+    # GIVEN two slices of one GPU
+    devices = tuple(
+        device(uuid=f"MIG-{part}", mig_parent_uuid="GPU-0", used_bytes=size, driver_reserved_bytes=None)
+        for part, size in (("a", 3 * GIB), ("b", 5 * GIB))
+    )
+    known = Facts(pools=(pool(),))
+    text = piped(render_audit(known, devices, ledger(Sample(at_seconds=1.0, devices=devices), known), ()))
+
+    # THEN
+    assert (1, 1) == (text.count("3.00 GiB  computed"), text.count("5.00 GiB  computed"))
+
+
+def test_an_audit_without_a_device_shows_the_pool() -> None:
+    """Without a GPU the engine's own figures stand under a heading that says so."""
+    # GIVEN no device
+    sample = judged(World(nvml=NO_NVML)).ledger
+    found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
+
+    # THEN
+    assert "kv_free" in found["KV pool, as the engine reports it (no device was seen)"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KIB, "1.00 KiB"),
+        (MIB - KIB, "1,023.00 KiB"),
+        (MIB - 6, "1,023.99 KiB"),
+        (MIB - 5, "1.00 MiB"),
+        (GIB - 1, "1.00 GiB"),
+        (1 - GIB, "-1.00 GiB"),
+        (3 * MIB // 2, "1.50 MiB"),
+        (-2 * GIB, "-2.00 GiB"),
+        (2000 * GIB, "2,000.00 GiB"),
+    ],
+)
+def test_bytes_are_readable(size: int, text: str) -> None:
+    """Sizes come with the unit that suits them, negative ones with their sign."""
+    # THEN
+    assert text == readable(size)

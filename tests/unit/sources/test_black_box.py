@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvdiag.errors import KvdiagError
+from kvdiag.sources.black_boxes import parse, read_folder
+
+GIB = 2**30
+BOX: dict[str, Any] = {
+    "kvdiag_black_box": 1,
+    "number": 0,
+    "device": 1,
+    "asked_bytes": GIB,
+    "allowed_bytes": 80 * GIB,
+    "free_bytes": GIB // 2,
+    "document": {
+        "kvdiag_agent": 1,
+        "wall_seconds": 1000.5,
+        "monotonic_seconds": 10.0,
+        "process": {"pid": 42, "start_ticks": 7, "title": "VLLM::Worker_TP1"},
+        "ranks": {"tensor": 1},
+        "torch": {"backend": "native"},
+        "devices": [
+            {
+                "index": 1,
+                "uuid": None,
+                "statistics": {
+                    "allocated_bytes": {"current": 70 * GIB},
+                    "reserved_bytes": {"current": 72 * GIB},
+                },
+            }
+        ],
+        "errors": {},
+    },
+}
+NAME = "oom-42-7-0.json"
+
+
+def changed(**changes: Any) -> bytes:
+    """The black box with other values."""
+    return json.dumps({**BOX, **changes}).encode()
+
+
+def test_failure_and_what_torch_held_are_read() -> None:
+    """The box is an account with exact figures, also of a torch that does not name its device."""
+    # WHEN
+    actual = parse(changed())
+
+    # THEN
+    figures = actual.shortage
+    assert (True, 1000.5, "VLLM::Worker_TP1 42", 1) == (actual.exact, actual.at_seconds, actual.process, actual.rank)
+    assert (1, GIB, GIB // 2, 80 * GIB, 70 * GIB, 2 * GIB) == (
+        figures.device,
+        figures.asked_bytes,
+        figures.free_bytes,
+        figures.total_bytes,
+        figures.allocated_bytes,
+        figures.unallocated_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"NaN",
+        b"[" * 100_000,
+        changed(kvdiag_black_box=2),
+        changed(kvdiag_black_box=True),
+        changed(device=-1),
+        changed(asked_bytes="1"),
+        changed(free_bytes=2**60),
+        changed(document=None),
+        changed(document={}),
+        changed(document={**BOX["document"], "process": []}),
+    ],
+)
+def test_what_is_no_black_box_is_refused(content: bytes) -> None:
+    """Wrong types, ranges, versions and shapes are one error with a reason."""
+    with pytest.raises(ValueError, match=r".+"):
+        parse(content)
+
+
+def test_impossible_statistics_leave_the_failure() -> None:
+    """What torch held is left out where it cannot be; what was asked for and was there stays."""
+    # GIVEN
+    document = json.loads(json.dumps(BOX["document"]))
+    document["devices"][0]["statistics"]["allocated_bytes"]["current"] = 99 * GIB
+
+    # WHEN
+    actual = parse(changed(document=document))
+
+    # THEN
+    assert (GIB, None, None) == (actual.shortage.asked_bytes, actual.shortage.allocated_bytes, actual.allocator)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text() | st.floats(), lambda e: st.lists(e) | st.dictionaries(st.text(), e)
+    )
+)
+def test_any_document_is_read_or_refused(document: Any) -> None:
+    """Nothing that stands in a box makes it fail otherwise."""
+    try:
+        actual = parse(json.dumps({**BOX, "document": document}))
+    except ValueError:
+        return
+    assert actual.shortage is not None
+
+
+def test_folder_is_untrusted(tmp_path: Path) -> None:
+    """Links, pipes, strangers' names and damaged files are gaps or nothing; the good box is read."""
+    # GIVEN
+    (tmp_path / NAME).write_bytes(changed())
+    (tmp_path / "oom-42-7-1.json").symlink_to(tmp_path / NAME)
+    os.mkfifo(tmp_path / "oom-42-7-2.json")
+    (tmp_path / "oom-42-7-3.json").write_bytes(changed()[:100])
+    (tmp_path / "oom-42-7-4.json").write_bytes(b" " * 2**20)
+    (tmp_path / "oom-other.json").write_bytes(changed())
+    (tmp_path / "oom-42-7-5.json").mkdir()
+
+    # WHEN
+    accounts, gaps = read_folder(tmp_path)
+
+    # THEN
+    assert [f"the black box {NAME}"] == [account.origin for account in accounts]
+    assert 5 == len(gaps)
+
+
+def test_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """The path and the reason are named."""
+    with pytest.raises(KvdiagError, match="No such file"):
+        read_folder(tmp_path / "none")

@@ -1,0 +1,179 @@
+"""The server's processes on this host, with real ones that listen: which they are, what they hold and may hold."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvdiag.model import Gap, HostCache, HostProcess
+from kvdiag.sources.host import SOURCE, caches, find_server, limit_bytes, read
+from tests.fixtures.hostile import refused_port
+from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, listening, unseen
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", socket.gethostname()])
+def test_listener_is_found_with_its_children(host: str) -> None:
+    """The process that listens on the port and its workers are the server; whoever started it is not."""
+    # WHEN
+    with listening(SERVER) as server:
+        actual = find_server(f"http://{host}:{server.port}")
+
+    # THEN
+    assert (tuple(sorted(server.pids)), ()) == actual
+
+
+def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
+    """With several API servers the one that started them is theirs, where it runs vLLM by the same interpreter."""
+    # WHEN
+    with listening(LAUNCHER, "vllm", "serve") as server:
+        actual = find_server(f"http://127.0.0.1:{server.port}")
+
+    # THEN
+    assert server.launcher is not None
+    assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
+
+
+def test_caches_are_read_from_the_command_line() -> None:
+    """What the launcher's command says of caches is known, once for all of the server's processes."""
+    # WHEN
+    with listening(LAUNCHER, "vllm", "serve", "--mm-processor-cache-gb", "2") as server:
+        actual = caches((server.launcher or 0, *server.pids, 2**22 + 1))
+
+    # THEN
+    expected = HostCache(
+        name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=2 * 2**30
+    )
+    assert (expected,) == actual
+
+
+def test_starter_of_another_program_stays_out() -> None:
+    """A script that starts a server and is no vLLM itself is not counted in."""
+    # WHEN
+    with listening(LAUNCHER, "benchmark") as server:
+        actual = find_server(f"http://127.0.0.1:{server.port}")
+
+    # THEN
+    assert (tuple(sorted(server.pids)), ()) == actual
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://192.0.2.1:8000", "192.0.2.1"),
+        ("http://[2001:db8::1]:8000", "2001:db8::1"),
+        ("https://llm.example.com", "llm.example.com"),
+    ],
+)
+def test_remote_server_is_a_gap(url: str, host: str) -> None:
+    """Processes of another host cannot be seen, and the gap says whose."""
+    # WHEN
+    actual = find_server(url)
+
+    # THEN
+    assert (None, (unseen(f"{host} is not this host: its processes cannot be seen from here"),)) == actual
+
+
+def test_port_without_listener_is_a_gap() -> None:
+    """A port that is forwarded from elsewhere, or belongs to another PID namespace, has no process here."""
+    # WHEN
+    with refused_port() as port:
+        actual = find_server(f"http://127.0.0.1:{port}")
+
+    # THEN
+    assert (None, (unseen(f"no process of this PID namespace is seen listening on port {port}"),)) == actual
+
+
+def test_memory_of_the_living_is_read() -> None:
+    """Each process that lives comes with its name and its memory; one that has ended is left out."""
+    # GIVEN a process that has ended, whose id nobody has yet
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait(LONG_SECONDS)
+
+    # WHEN
+    found, gaps = read([os.getpid(), ended.pid])
+
+    # THEN
+    assert found is not None
+    assert [(os.getpid(), psutil.Process().name()[:64])] == [(one.pid, one.name) for one in found]
+    assert all(0 < (one.anonymous_bytes or 0) < one.resident_bytes for one in found)
+    assert () == gaps
+
+
+def test_server_that_has_ended_is_a_gap() -> None:
+    """When none of its processes lives any more, the reading has failed."""
+    # GIVEN
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait(LONG_SECONDS)
+
+    # WHEN
+    actual = read([ended.pid])
+
+    # THEN
+    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    assert (None, (gap,)) == actual
+
+
+def test_impossible_process_id_is_passed_over() -> None:
+    """A process id that no host gives, as a trace could hold, is no process."""
+    # WHEN
+    actual = read([2**31, 2**40, -1])
+
+    # THEN
+    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    assert (None, (gap,)) == actual
+
+
+def test_own_memory_grows_with_what_is_held() -> None:
+    """Memory that a process takes shows in its resident and its anonymous bytes."""
+
+    # GIVEN
+    def own() -> HostProcess:
+        found, _ = read([os.getpid()])
+        assert found is not None
+        return found[0]
+
+    before = own()
+
+    # WHEN
+    held = bytearray(b"x") * (64 * 2**20)
+    after = own()
+
+    # THEN
+    assert after.resident_bytes - before.resident_bytes > len(held) // 2
+    assert (after.anonymous_bytes or 0) - (before.anonymous_bytes or 0) > len(held) // 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, None),
+        ({"pod/memory.max": "max\n"}, None),
+        ({"pod/memory.max": "4294967296\n"}, 2**32),
+        ({"pod/memory.max": "4294967296\n", "memory.max": "1073741824\n"}, 2**30),
+        ({"pod/memory.max": "-1\n"}, None),
+        ({"pod/memory.max": "9" * 5000}, None),
+    ],
+    ids=["none", "no limit", "its own", "a parent's", "nonsense", "endless"],
+)
+def test_limit_is_the_least_of_machine_and_cgroups(
+    limits: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    """A container's limit counts where it is below the machine's memory; what is no limit does not."""
+    # GIVEN
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text("1:name=systemd:/other\n0::/pod\n")
+    (tmp_path / "sys/fs/cgroup/pod").mkdir(parents=True)
+    for name, text in limits.items():
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+
+    # THEN
+    machine = psutil.virtual_memory().total
+    assert min(machine, expected or machine) == limit_bytes([7], tmp_path)
+    assert machine == limit_bytes([8], tmp_path)
+    assert limit_bytes([], tmp_path) is None

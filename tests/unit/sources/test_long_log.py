@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvdiag.errors import KvdiagError
+from kvdiag.sources import log_file
+from kvdiag.sources.log_file import read_long_log
+
+OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+LINE = b"INFO Engine 000: Avg prompt throughput: 612.0 tokens/s, Running: 3 reqs, Waiting: 0 reqs\n"
+QUOTED = b"INFO Received request cmpl-1: prompt: 'CUDA out of memory. Tried to allocate 9.00 GiB'\n"
+
+
+def filler(mebibytes: int) -> bytes:
+    """Lines of statistics."""
+    return LINE * (mebibytes * 2**20 // len(LINE))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_failure_in_the_middle_of_a_long_log_is_kept(tmp_path: Path, packed: bool) -> None:
+    """The start, the failure wherever it is, and the end are kept; what is between them is not."""
+    # GIVEN
+    content = b"the start\n" + QUOTED + filler(12) + OOM + filler(12) + b"the end\n"
+    path = tmp_path / "server.log"
+    path.write_bytes(gzip.compress(content, 1) if packed else content)
+
+    # WHEN
+    kept, whole = read_long_log(path)
+
+    # THEN
+    assert not whole
+    assert len(kept) < 12 * 2**20
+    assert [True, True, True] == [part in kept for part in (b"the start\n", OOM, b"the end\n")]
+
+
+def test_short_log_is_kept_whole(tmp_path: Path) -> None:
+    """Nothing is added to it or taken from it."""
+    # GIVEN
+    content = filler(5) + OOM
+    (tmp_path / "log").write_bytes(content)
+
+    # THEN
+    assert (content, True) == read_long_log(tmp_path / "log")
+
+
+def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    """What another command writes is waited for."""
+    # GIVEN
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+
+    def write() -> None:
+        os.write(writer, OOM)
+        os.close(writer)
+
+    thread = threading.Timer(0.2, write)
+    thread.start()
+
+    # WHEN
+    actual = read_long_log(pipe)
+
+    # THEN
+    thread.join()
+    os.close(reader)
+    assert (OOM, True) == actual
+
+
+def test_silent_pipe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that never writes does not hold kvdiag for ever."""
+    # GIVEN
+    monkeypatch.setattr(log_file, "SILENT_SECONDS", 0.1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+
+    # THEN
+    with pytest.raises(KvdiagError, match="has told nothing"):
+        read_long_log(pipe)
+    os.close(held)

@@ -1,0 +1,351 @@
+"""The arithmetic of trends: known answers, invariances, and false alarms on noise that remembers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from random import Random
+from statistics import median
+from time import process_time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvdiag import stats
+from tests.builders.series import MODELS, memory, report, seeded
+
+numbers = st.lists(st.integers(-10_000, 10_000).map(float), min_size=8, max_size=40)
+
+
+def autoregressive(random: Random, keep: float, count: int = 60) -> list[float]:
+    """Noise of which each value keeps a share of the one before."""
+    value, values = 0.0, []
+    for number in range(count + 100):
+        value = keep * value + random.gauss(0.0, 1.0)
+        if number >= 100:
+            values.append(value)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("score", "freedom", "expected"),
+    [(0.0, 8, 0.5), (1.860, 8, 0.05), (2.821, 9, 0.01), (-1.812, 10, 0.95), (6.314, 1, 0.05), (1.645, 10_000, 0.05)],
+)
+def test_student_tail_is_the_table_s(score: float, freedom: float, expected: float) -> None:
+    """One-sided probabilities of Student's t, as printed in any table."""
+    assert pytest.approx(expected, abs=1e-4) == stats.student_tail(score, freedom)
+
+
+def test_binomial_tail_is_a_coin_s() -> None:
+    """Seven heads of seven are rarer than one in a hundred, six of six are not."""
+    assert (1 / 128, 1 / 64, 1.0) == (
+        stats.binomial_tail(7, 7),
+        stats.binomial_tail(6, 6),
+        stats.binomial_tail(0, 3),
+    )
+
+
+@pytest.mark.parametrize(("keep", "bar"), [(0.0, 0.02), (0.3, 0.03), (0.6, 0.06), (0.8, 0.08), (0.9, 0.12)])
+def test_slope_holds_its_false_alarms_on_noise_that_remembers(keep: float, bar: float) -> None:
+    """At a nominal 1 % the slope stays below 6 % up to a correlation of 0.8, and at about 8 % with 0.9."""
+    # GIVEN 300 series of 60 values without a trend
+    random = seeded(f"noise {keep}")
+    series = [autoregressive(random, keep) for _ in range(300)]
+
+    # WHEN
+    found = [stats.slope(values) for values in series]
+
+    # THEN
+    rate = sum(one is not None and one.p_rising < 0.01 for one in found) / len(found)
+    report(f"slope, correlation {keep}: {rate:.1%} false alarms at a nominal 1 %")
+    assert rate <= bar
+
+
+def test_drift_is_not_seen_in_walks() -> None:
+    """Of random walks, which a trend test calls every fourth time, the drift test calls at most its share."""
+    # GIVEN
+    random = seeded("walks")
+    walks = [autoregressive(random, 1.0) for _ in range(300)]
+
+    # WHEN
+    calls = [(tail := stats.drift_tail(values, 12)) is not None and tail < 0.05 for values in walks]
+
+    # THEN
+    report(f"drift, random walk: {sum(calls) / len(calls):.1%} false alarms at a nominal 5 %")
+    assert sum(calls) / len(calls) <= 0.09
+
+
+def test_load_beside_the_series_is_not_its_trend() -> None:
+    """Memory that follows a rising load has no slope of its own, and one that rises beside the load has."""
+    # GIVEN load that rises, with noise
+    random = seeded("load")
+    load = [number / 10 + random.gauss(0.0, 1.0) for number in range(60)]
+    follows = [3.0 * each + random.gauss(0.0, 0.1) for each in load]
+
+    # WHEN
+    alone, beside = stats.slope(follows), stats.slope(follows, [load])
+    rising = stats.slope([each + 0.05 * number for number, each in enumerate(follows)], [load])
+
+    # THEN
+    assert alone is not None
+    assert beside is not None
+    assert rising is not None
+    assert alone.p_rising < 0.01 < beside.p_rising
+    assert rising.p_rising < 0.01
+    assert pytest.approx(0.05, abs=0.005) == rising.per_step
+
+
+def test_beside_load_leaves_the_trend() -> None:
+    """What the load explains is taken out, and the trend of what is left stays."""
+    # GIVEN
+    random = seeded("beside")
+    load = [random.random() for _ in range(60)]
+    values = [100.0 + 2.0 * number + 500.0 * each for number, each in enumerate(load)]
+
+    # WHEN
+    actual = stats.beside_load(values, [load])
+
+    # THEN
+    assert pytest.approx(2.0) == stats.theil_sen(actual)
+    assert pytest.approx([2.0] * 59) == [later - earlier for earlier, later in pairwise(actual)]
+    assert tuple(values) == stats.beside_load(values, [[1.0] * 60])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([5.0] * 20, (0.0, 0.5)), ([2.0 * number for number in range(20)], (2.0, 0.0))],
+    ids=["flat", "line"],
+)
+def test_slope_without_noise(values: list[float], expected: tuple[float, float]) -> None:
+    """A flat series has no trend, and a straight line nothing but."""
+    # WHEN
+    actual = stats.slope(values)
+
+    # THEN
+    assert actual is not None
+    assert expected == (round(actual.per_step, 6), round(actual.p_rising, 6))
+
+
+def test_too_few_values_tell_nothing() -> None:
+    """Neither a slope nor a drift nor a change is made of a handful of values."""
+    assert stats.slope([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+    assert stats.slope([float(number) for number in range(20)], [[float(number) for number in range(20)]]) is None
+    assert stats.drift_tail([1.0] * 12, 12) is None
+    assert stats.change([1.0, 2.0, 3.0]) is None
+    assert stats.change([7.0] * 10) is None
+
+
+def test_drift_of_what_never_varies() -> None:
+    """A straight line drifts for certain, a flat one not at all."""
+    line = [float(number) for number in range(26)]
+    assert (0.0, 1.0) == (stats.drift_tail(line, 12), stats.drift_tail([3.0] * 26, 12))
+
+
+@given(numbers, st.integers(-(10**9), 10**9), st.sampled_from([0.5, 2.0, 1024.0]))
+def test_shift_and_scale_change_nothing_but_the_unit(values: list[float], shift: int, scale: float) -> None:
+    """In another unit and from another zero the slope is the same in that unit, and its significance the same."""
+    # GIVEN
+    others = [shift + scale * value for value in values]
+
+    # WHEN
+    before, after = stats.slope(values), stats.slope(others)
+
+    # THEN
+    assert before is not None
+    assert after is not None
+    assert pytest.approx(scale * stats.theil_sen(values), rel=1e-9, abs=1e-6) == stats.theil_sen(others)
+    assert pytest.approx(scale * before.per_step, rel=1e-6, abs=1e-4) == after.per_step
+    if before.error_per_step > 1e-3:
+        assert pytest.approx(before.p_rising, rel=1e-3, abs=1e-6) == after.p_rising
+
+
+@given(numbers)
+def test_a_series_turned_round_has_the_opposite_slope(values: list[float]) -> None:
+    """Read backwards what rose falls, at the same rate."""
+    assert pytest.approx(-stats.theil_sen(values)) == stats.theil_sen(values[::-1])
+
+
+def test_theil_sen_ignores_outliers() -> None:
+    """A fifth of the values may be anything."""
+    values = [3.0 * number for number in range(40)]
+    values[::5] = [1e9] * 8
+    assert pytest.approx(3.0, rel=0.05) == stats.theil_sen(values)
+
+
+def test_change_tells_a_step_from_a_line() -> None:
+    """A level step is explained by a step, a slope by a line; place and height of the step are told."""
+    # WHEN
+    step = stats.change([10.0] * 30 + [15.0] * 10)
+    line = stats.change([float(number) for number in range(40)])
+
+    # THEN
+    assert step is not None
+    assert line is not None
+    assert (30, 5.0, 0.0) == (step.index, round(step.step, 9), round(step.step_share, 9))
+    assert step.step_share < step.line_share
+    assert line.line_share < line.step_share
+
+
+def test_jumps_are_taken_out_and_counted() -> None:
+    """Two jumps up and one down leave the slope that the series has besides."""
+    # GIVEN
+    random = seeded("jumps")
+    rises = [1.0 + random.gauss(0.0, 0.2) for _ in range(60)]
+    rises[10], rises[30], rises[50] = 200.0, 300.0, -100.0
+    values = [sum(rises[:number]) for number in range(61)]
+
+    # WHEN
+    actual = stats.without_jumps(values, 6.0, 20.0)
+
+    # THEN
+    assert (2, 1) == (actual.ups, actual.downs)
+    assert pytest.approx(397.0, abs=3.0) == values[-1] - actual.values[-1]
+    assert pytest.approx(1.0, abs=0.1) == stats.theil_sen(actual.values)
+    assert stats.Levelled(values=(4.0,), ups=0, downs=0) == stats.without_jumps([4.0], 6.0, 1.0)
+
+
+def test_what_follows_a_series_shares_its_steps() -> None:
+    """Memory that follows the load shares its steps; one that only rises and levels off with it does not."""
+    # GIVEN
+    random = seeded("share")
+    load = [random.random() for _ in range(60)]
+    follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
+    highest = [max(load[: number + 1]) for number in range(60)]
+    saturating = [1.0 - math.exp(-number / 15) for number in range(60)]
+
+    # THEN
+    assert stats.steps_share(follows, load) > 0.8
+    assert stats.steps_share(saturating, highest) < 0.5
+    assert (0.0, 0.0) == (stats.steps_share([1.0] * 9, load[:9]), stats.steps_share(load[:9], [1.0] * 9))
+
+
+def test_steps_of_the_load_are_no_jumps() -> None:
+    """Memory that follows a load which comes and goes has no jumps of its own."""
+    # GIVEN
+    load = [1.0 if number % 20 < 3 else 0.0 for number in range(60)]
+    values = [100.0 * each for each in load]
+
+    # WHEN
+    alone, beside = stats.without_jumps(values, 6.0, 20.0), stats.without_jumps(values, 6.0, 20.0, [load])
+
+    # THEN
+    assert (3, 0) == (alone.downs, beside.ups + beside.downs)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 10))
+def test_running_minima_are_the_lowest_of_each_window(values: list[int], window: int) -> None:
+    """Each is the lowest of the readings of its window, the reading itself among them."""
+    expected = tuple(float(min(values[max(place - window, 0) : place + 1])) for place in range(len(values)))
+    assert expected == stats.running_minima(range(len(values)), values, window)
+
+
+@given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=60), st.integers(1, 12))
+def test_blocks_hold_every_reading_of_their_time_once(times: list[float], count: int) -> None:
+    """The blocks together hold the readings from their first edge to their end, in order, each within its own."""
+    # GIVEN
+    times.sort()
+
+    # WHEN
+    actual = stats.blocks(times, times, 900.0, 50.0, count)
+
+    # THEN
+    start = 900.0 - 50.0 * count
+    assert count == len(actual)
+    assert tuple(at for at in times if start <= at < 900.0) == tuple(at for block in actual for at in block)
+    assert all(
+        start + 50.0 * place <= at <= start + 50.0 * (place + 1) for place, block in enumerate(actual) for at in block
+    )
+
+
+def test_exhaustion_is_an_interval() -> None:
+    """A rate known to a fifth gives bounds around the time; one that may be 0 has no latest; a fall has no time."""
+    assert stats.Interval(low=50.0, middle=60.0, high=75.0) == stats.exhaustion_seconds(600.0, 10.0, 1.0, 2.0)
+    assert stats.Interval(low=20.0, middle=60.0, high=math.inf) == stats.exhaustion_seconds(600.0, 10.0, 10.0, 2.0)
+    assert stats.Interval(low=0.0, middle=0.0, high=0.0) == stats.exhaustion_seconds(-5.0, 10.0, 1.0, 2.0)
+    assert stats.exhaustion_seconds(600.0, 0.0, 1.0, 2.0) is None
+
+
+@given(numbers, st.floats(0.0, 1.0))
+def test_quantile_lies_between_its_neighbours(values: list[float], ratio: float) -> None:
+    """The ends are the extremes, the middle is the median, and more is never less."""
+    assert (min(values), max(values)) == (stats.quantile(values, 0.0), stats.quantile(values, 1.0))
+    assert pytest.approx(median(values)) == stats.quantile(values, 0.5)
+    assert stats.quantile(values, ratio / 2) <= stats.quantile(values, ratio)
+
+
+def test_a_day_at_one_reading_a_second_is_quick() -> None:
+    """Blocks, jumps, slope and drift of 86,400 readings take no more than 0.3 s."""
+    # GIVEN
+    times, sizes, _ = memory("slow noise", 1, hours=24.0, tick_seconds=1.0)
+
+    # WHEN
+    begin = process_time()
+    cells = stats.blocks(times, sizes, times[-1], 1440.0, 60)
+    smooth = stats.without_jumps([median(cell) for cell in cells], 6.0, 24.0 * 2**20)
+    slope, drift = stats.slope(smooth.values), stats.drift_tail(smooth.values, 12)
+    floors = stats.running_minima(times, sizes, 3600.0)
+    took = process_time() - begin
+
+    # THEN
+    report(f"a day at 1 Hz: {took:.3f} s")
+    assert None not in (slope, drift)
+    assert min(sizes) == min(floors)
+    assert took <= 0.3
+
+
+def test_every_null_model_is_what_it_says() -> None:
+    """The same seed gives the same series, another seed another one but for the pool that never moves."""
+    for name in MODELS:
+        first, again, other = (memory(name, seed, hours=1.0) for seed in (1, 1, 2))
+        assert first == again
+        assert name == "pool" or first[1] != other[1]
+
+
+def test_bend_tells_growth_that_ends_from_growth_that_goes_on() -> None:
+    """What levels off bends down for certain, what speeds up bends up, and a line in noise does neither."""
+    # GIVEN
+    random = seeded("bend")
+    noise = [random.gauss(0.0, 1.0) for _ in range(60)]
+    levels_off = [50.0 * (1.0 - math.exp(-step / 15.0)) + noise[step] for step in range(60)]
+    speeds_up = [0.03 * step * step + noise[step] for step in range(60)]
+    line = [step + noise[step] for step in range(60)]
+
+    # WHEN
+    down, up, straight = (stats.bend(values) for values in (levels_off, speeds_up, line))
+
+    # THEN
+    assert down is not None
+    assert up is not None
+    assert straight is not None
+    assert (True, True) == (down.p_rising > 0.99, up.p_rising < 0.01)
+    assert 0.05 < straight.p_rising < 0.95
+    assert stats.bend([1.0, 2.0, 3.0]) is None
+
+
+def test_jump_of_several_steps_is_one() -> None:
+    """What rises over three blocks is one jump up, and a second one later is another."""
+    # GIVEN
+    random = seeded("ramp")
+    values = [random.gauss(0.0, 1.0) for _ in range(60)]
+    for place, height in ((20, 100.0), (21, 100.0), (22, 100.0), (40, 100.0)):
+        values[place:] = [value + height for value in values[place:]]
+
+    # WHEN
+    actual = stats.without_jumps(values, 6.0, 20.0)
+
+    # THEN
+    assert (2, 0) == (actual.ups, actual.downs)
+    assert pytest.approx(400.0, rel=0.05) == values[-1] - actual.values[-1]
+
+
+def test_another_clock_straightens_what_runs_by_it() -> None:
+    """What grows with the work is a line by the work; a clock that stands still tells nothing."""
+    # GIVEN
+    clock = [0.0, 1.0, 1.0, 1.0, 4.0, 5.0, 9.0]
+
+    # THEN
+    actual = stats.evenly(clock, [2.0 * at for at in clock])
+    assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
+    assert stats.evenly([1.0] * 7, clock) is None
+    assert stats.evenly([], []) is None

@@ -1,0 +1,60 @@
+"""How figures are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvdiag.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    format_ratio,
+    format_time,
+    plural,
+)
+
+MIB, GIB = 2**20, 2**30
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (format_bytes, 0, "0 B"),
+        (format_bytes, 512, "512 B"),
+        (format_bytes, 168 * MIB, "168 MiB"),
+        (format_bytes, 1.25 * GIB, "1.25 GiB"),
+        (format_bytes, 22.98 * GIB, "23.0 GiB"),
+        (format_bytes, 1023.9 * MIB, "1.00 GiB"),
+        (format_bytes, 1000 * MIB, "1,000 MiB"),
+        (format_bytes, -12 * MIB, "-12.0 MiB"),
+        (format_bytes, 3 * 2**40, "3.00 TiB"),
+        (format_rate, 10.5 * MIB, "10.5 MiB/h"),
+        (format_count, 8191, "8,191"),
+        (format_count, 2.5, "2.5"),
+        (format_count, 2.04, "2"),
+        (format_duration, 0, "0 s"),
+        (format_duration, 0.85, "850 ms"),
+        (format_duration, 2.5, "2.5 s"),
+        (format_duration, 45, "45 s"),
+        (format_duration, 90, "1 min 30 s"),
+        (format_duration, 7500, "2 h 5 min"),
+        (format_duration, 7199.6, "2 h"),
+        (format_duration, 3 * 86_400 + 4 * 3_600, "3 d 4 h"),
+        (format_ratio, 0.92, "92 %"),
+        (format_ratio, 0.004, "0.4 %"),
+        (format_ratio, 0, "0 %"),
+        (format_time, 0, "1970-01-01T00:00:00Z"),
+    ],
+)
+def test_each_kind_of_figure_has_one_form(write: Callable[[float], str], value: float, text: str) -> None:
+    """Three significant digits, binary units, thousands separators, the two largest units of time."""
+    assert text == write(value)
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 process"), (0, "0 processes"), (8191, "8,191 processes")])
+def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
+    """Singular for one alone."""
+    assert text == plural(count, "process", "processes")
