@@ -96,7 +96,7 @@ def _cut_off(facts: Facts) -> bool:
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source, or one of the server's GPUs, has failed to the end, a stretch of time was lost, or all was."""
-    if _cut_off(facts) or any(gap.source == "prometheus" and gap.kind == "failed" for gap in facts.gaps):
+    if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
         return True
     own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"engine": [], "nvml": []}

@@ -15,6 +15,7 @@ from kvdiag import files
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
 from kvdiag.kv.model_error import KvModelError
+from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 8 * 2**20
 """Twice what the most profiles take."""
@@ -50,10 +51,10 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     if len(content) > MAX_FILE_BYTES:
         raise _broken(path, f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:
-        return parse_profiles(json.loads(content))
+        return parse_profiles(decode(content))
     except KvModelError as error:
         raise _broken(path, error.message) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _broken(path, "it is not JSON") from error
 
 
