@@ -163,7 +163,7 @@ def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
         return False
     if written.owner != owner:
         raise RefusedError(f"written by user {written.owner}, but process {pid} runs as user {owner}")
-    return written.folder_owner in (owner, 0, os.geteuid())
+    return not written.group_writable and written.folder_owner in (owner, 0, os.geteuid())
 
 
 def _owner(publication: Publication) -> int | None:
