@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag import comparison
+from kvdiag import comparison, files
 from kvdiag.commands import CommandGroup
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
@@ -47,7 +47,7 @@ def save(trace: Path, file: Path) -> None:
     if file.exists() and file.samefile(trace):
         raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
     try:
-        file.write_text(f"{document}\n", encoding="utf-8")
+        files.replace(file, f"{document}\n".encode())
     except OSError as error:
         raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
 

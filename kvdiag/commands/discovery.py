@@ -31,7 +31,9 @@ class Finder:
         """
         self._url = None if url is None else base_url(url)
         self._own_port = own_port
-        self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        self._api_key = api_key if url is not None else None
+        self._ca_file, self._insecure = ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._readers: dict[str, HttpReader] = {}
         self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)

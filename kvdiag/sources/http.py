@@ -121,7 +121,11 @@ class HttpReader:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
                 given = "Authorization" in response.request.headers
-                why = "the server refuses the key that was given" if given else "the server wants a key, pass --api-key"
+                why = (
+                    "the server refuses the key that was given"
+                    if given
+                    else "the server requires an API key: pass --api-key together with the server's address"
+                )
                 reason = f"{response.status_code} on {path}: {why}"
                 raise Unreadable("failed", reason, status=response.status_code)
             if response.status_code != httpx2.codes.OK:

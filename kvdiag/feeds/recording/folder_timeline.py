@@ -149,7 +149,8 @@ def moved(timeline: Timeline, seconds: float) -> Timeline:
 def _paths(folder: Path) -> list[Path]:
     try:
         names = sorted(entry.name for entry in islice(folder.iterdir(), MAX_NAMES))
-        paths = [folder / name for name in names if name.endswith(ENDINGS)]
+        # Opening a pipe would block.
+        paths = [folder / name for name in names if name.endswith(ENDINGS) and not (folder / name).is_fifo()]
     except OSError as error:
         raise KvdiagError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:

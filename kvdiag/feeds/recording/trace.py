@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, cast
 
 import kvdiag
+from kvdiag import files
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.feeds.recording.codec import from_plain, to_plain
@@ -79,9 +81,11 @@ class TraceWriter:
         about: Mapping[str, Any] | None = None,
         *,
         clock_set_seconds: float = 0.0,
+        opened: Callable[[Path], int] = files.emptied,
     ) -> None:
-        """Begin a trace in a new file or over an old one; `about` is kept in its header for people to read.
+        """Begin a trace in a new file or over an old one of ours; `about` is kept in its header for people to read.
 
+        `opened` gives the descriptor of the file, emptied.
         `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
 
         Raises:
@@ -98,9 +102,11 @@ class TraceWriter:
         if about is not None:
             header["about"] = _bounded(about)
         try:
-            self._file = _created(path)
+            self._raw = os.fdopen(opened(path), "wb")
         except OSError as error:
             raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw) if path.suffix == ".gz" else self._raw
+        self._file = cast("IO[bytes]", packed)
         try:
             self._write(header)
         except KvdiagError:
@@ -141,13 +147,15 @@ class TraceWriter:
         self._write({"end": self._entries, "crc32": self._crc32})
         try:
             self._file.close()
+            self._raw.close()
         except OSError as error:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
     def drop(self) -> None:
         """Close after an error: what the file still held cannot be written, which has been said already."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        for file in (self._file, self._raw):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def __enter__(self) -> Self:
         """Use as a context manager."""
@@ -218,10 +226,6 @@ def is_begun(path: Path) -> bool:
         return False
     except (OSError, zlib.error) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _created(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb"))
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -56,7 +56,15 @@ def test_a_command_line_can_be_typed(document: str, line: str) -> None:
     words = shlex.split(re.sub(r"\[[A-Z]+\]", "", line))[1:]
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         return  # prose: "what `kvdiag top` shows" begins with a command, "beside kvdiag itself" does not
-    values = {"DURATION": "12m", "GPU": "h100", "SCENARIO": "healthy", "DIR": "folder", "URL": "http://127.0.0.1:8000", "FILE": "file", "ID": "leak.host"}
+    values = {
+        "DURATION": "12m",
+        "GPU": "h100",
+        "SCENARIO": "healthy",
+        "DIR": "folder",
+        "URL": "http://127.0.0.1:8000",
+        "FILE": "file",
+        "ID": "leak.host",
+    }
     problem: click.UsageError | None = None
     try:
         _parse(cli, [values.get(word, word) for word in words])

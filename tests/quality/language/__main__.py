@@ -22,7 +22,9 @@ OWN_GLOSSARY = "CONTRIBUTING.md"
 
 def main() -> int:
     """Look through everything; say where each retired word stands."""
-    rules = [line.split(" -> ") for line in RETIRED.read_text(encoding="utf-8").splitlines() if line[:1] not in ("", "#")]
+    rules = [
+        line.split(" -> ") for line in RETIRED.read_text(encoding="utf-8").splitlines() if line[:1] not in ("", "#")
+    ]
     words = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in rules]
     found = 0
     for where, text in (*literals(), *documents()):
@@ -70,7 +72,9 @@ def documents() -> Iterator[tuple[str, str]]:
             continue
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".md":
-            text = re.sub(r"^```.*?^```", lambda block: "\n" * block.group(0).count("\n"), text, flags=re.M | re.S)
+            text = re.sub(
+                r"^```.*?^```", lambda block: "\n" * block.group(0).count("\n"), text, flags=re.MULTILINE | re.DOTALL
+            )
             text = re.sub(r"`[^`\n]*`|\]\([^)]*\)", " ", text)
         for number, line in enumerate(text.splitlines(), 1):
             if path.suffix == ".md" or re.match(r"\s*(summary|description):|\s+[A-Z{]", line):
