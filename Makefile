@@ -16,7 +16,7 @@ HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz screenshots check format lock clean
+.PHONY: help demo test test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -66,6 +66,10 @@ pyz: $(VENV)/.dev  ## Build dist/kvdiag.pyz: one file for this platform's Python
 screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, light and dark: OUT=folder
 	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
+
+docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
+	@$(UV) sync --quiet --frozen --inexact --group docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev  ## Check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet .
