@@ -19,7 +19,7 @@ from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, spaced, u
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 HATCHED = ("torch_stranded", "unaccounted")
-"""Components that should not exist are striped as well as coloured."""
+"""Components that should be zero are striped as well as coloured."""
 
 _DISC = "M8 0a8 8 0 1 0 0 16A8 8 0 0 0 8 0z"
 
@@ -232,6 +232,6 @@ def _ledger_rows(lines: Sequence[LedgerLine], whole: int) -> Iterator[Html]:
             element("th", swatch, spaced(line.component), scope="row"),
             element("td", format_bytes(line.bytes), class_="number"),
             element("td", format_ratio(line.bytes / whole), class_="number"),
-            element("td", line.source, class_="source dim"),
+            element("td", line.provenance, class_="source dim"),
             element("td", line.detail, class_="detail dim"),
         )

@@ -207,7 +207,7 @@ def _sources(snapshot: Snapshot, now_seconds: float) -> Iterator[Html]:
             "tr",
             element("th", one.source, scope="row"),
             element("td", "up" if one.up else "down", class_="ok" if one.up else "unknown"),
-            element("td", plural(one.errors_total, "error"), class_="number"),
+            element("td", f"{one.errors_total:,}", class_="number"),
             element(
                 "td", "" if one.duration_seconds is None else format_duration(one.duration_seconds), class_="number"
             ),

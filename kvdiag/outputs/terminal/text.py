@@ -191,7 +191,7 @@ def ledger_table(lines: Iterable[LedgerLine]) -> RenderableType:
     table.add_column(overflow="fold")
     for line in lines:
         where = "" if line.gpu is None else f"GPU {line.gpu} "
-        table.add_row(f"{where}{line.component}", format_bytes(line.bytes), line.source, plain(line.detail, "dim"))
+        table.add_row(f"{where}{line.component}", format_bytes(line.bytes), line.provenance, plain(line.detail, "dim"))
     return Padding(table, (0, 0, 0, 2))
 
 

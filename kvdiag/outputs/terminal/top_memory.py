@@ -286,7 +286,7 @@ def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Te
 
 
 def _share(component: str, cells: int) -> LedgerLine:
-    return LedgerLine(gpu=None, component=component, bytes=cells, source="computed")
+    return LedgerLine(gpu=None, component=component, bytes=cells, provenance="computed")
 
 
 def trend_lines(trends: Sequence[Trend], seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:

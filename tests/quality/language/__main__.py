@@ -22,7 +22,9 @@ OWN_GLOSSARY = "CONTRIBUTING.md"
 
 def main() -> int:
     """Look through everything; say where each retired word stands."""
-    rules = [line.split(" -> ") for line in RETIRED.read_text(encoding="utf-8").splitlines() if line[:1] not in ("", "#")]
+    rules = [
+        line.split(" -> ") for line in RETIRED.read_text(encoding="utf-8").splitlines() if line[:1] not in ("", "#")
+    ]
     words = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in rules]
     found = 0
     for where, text in (*literals(), *documents()):

@@ -28,9 +28,9 @@ SIZES = [(80, 24), (40, 12), (200, 60), (20, 4), (100, 30), (1, 1)]
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold red]loud[/]\r\bOK\u202etxt\u2028\ud800 :smile: 显存" * 20
 
 UP = (
+    SourceHealth(source="engine", up=True, errors_total=3, duration_seconds=0.004),
     SourceHealth(source="host", up=True, errors_total=0),
     SourceHealth(source="nvml", up=True, errors_total=0, duration_seconds=0.002),
-    SourceHealth(source="vllm", up=True, errors_total=3, duration_seconds=0.004),
 )
 
 
@@ -167,7 +167,7 @@ def test_every_world_fits_and_shows_its_verdict(world: str) -> None:
     # THEN
     assert len(lines) <= 24
     assert lines[1].startswith(status.upper())
-    assert lines[-1].startswith("sources  host up  nvml up  vllm up 3 errors")
+    assert lines[-1].startswith("sources  engine up 3 errors  host up  nvml up")
     assert lines[-1].endswith("q quits")
 
 
@@ -332,7 +332,7 @@ def test_a_bar_fills_its_width_and_hides_nothing(sizes: list[int], width: int) -
     # GIVEN
     names = ("driver_reserved", "weights", "kv_held", "kv_free", "outside_torch", "other_process", "unaccounted", "new")
     lines = [
-        LedgerLine(gpu=0, component=name, bytes=size, source="measured")
+        LedgerLine(gpu=0, component=name, bytes=size, provenance="measured")
         for name, size in zip(names, sizes, strict=False)
     ]
 
@@ -349,7 +349,10 @@ def test_a_negative_residual_is_told() -> None:
     """Parts that claim more than was measured cannot be drawn, but are in the legend."""
     # GIVEN
     shown = view()
-    lines = (*shown.lines, LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=-3 * GIB, source="computed"))
+    lines = (
+        *shown.lines,
+        LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=-3 * GIB, provenance="computed"),
+    )
 
     # THEN
     assert "? unaccounted -3.00 GiB" in "\n".join(screen(replace(shown, lines=lines)))
