@@ -72,7 +72,9 @@ def documents() -> Iterator[tuple[str, str]]:
             continue
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".md":
-            text = re.sub(r"^```.*?^```", lambda block: "\n" * block.group(0).count("\n"), text, flags=re.M | re.S)
+            text = re.sub(
+                r"^```.*?^```", lambda block: "\n" * block.group(0).count("\n"), text, flags=re.MULTILINE | re.DOTALL
+            )
             text = re.sub(r"`[^`\n]*`|\]\([^)]*\)", " ", text)
         for number, line in enumerate(text.splitlines(), 1):
             if path.suffix == ".md" or re.match(r"\s*(summary|description):|\s+[A-Z{]", line):
