@@ -135,7 +135,7 @@ def test_it_is_read_over_http() -> None:
         ({"metrics": reply("<html>")}, "is not what `kvdiag serve` does"),
         ({"metrics": reply("# " + "x" * MAX_PAGE_CHARACTERS)}, "its page is too large"),
         ({"ledger": reply_json([])}, "something else stands where an object should"),
-        ({"ledger": reply_json({"schema_version": 2})}, "its documents have version 2, this kvdiag reads 1"),
+        ({"ledger": reply_json({"schema_version": 3})}, "its documents have version 3"),
         ({"diagnosis": reply("nope")}, "not JSON"),
         ({"diagnosis": reply_json({"schema_version": 1, "window": {}, "worst": "fine"})}, "'fine' is no status"),
         ({"ledger": silent()}, "no whole answer within 1 s"),
