@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvdiag.diagnosis.caps import MEDIA
+from kvdiag.diagnosis.growth.host_caches import MEDIA
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.config_fields import Fields
