@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvdiag.errors import KvdiagError
+from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
-from kvdiag.kv.model_error import KvModelError
 
 MAX_FILE_BYTES = 8 * 2**20
 """Twice what the most profiles take."""
@@ -53,7 +52,7 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     try:
         return parse_profiles(json.loads(content))
     except KvModelError as error:
-        raise _broken(path, error.message) from error
+        raise _broken(path, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise _broken(path, "it is not JSON") from error
 

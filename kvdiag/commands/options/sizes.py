@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.gpu_catalogue import parse_bytes
-from kvdiag.kv.model_error import KvModelError
 
 
 class Size(click.ParamType[int]):
