@@ -103,7 +103,7 @@ class DaemonSource:
             return await self._http.get(path, [("name[]", name) for name in names])
         except Unreadable as unreadable:
             told = {
-                401: "it wants a name and a password, or refuses those given: pass --user and --password-file",
+                401: "authentication required: pass --attach URL, --user and --password-file",
                 403: "it does not let us in: is --user allowed to?",
                 404: f"there is no {path}: is it `kvdiag serve`, and of this version?",
             }.get(unreadable.status or 0)

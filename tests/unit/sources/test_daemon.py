@@ -125,7 +125,10 @@ def test_it_is_read_over_http() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"metrics": reply("", status=401)}, "it wants a name and a password, or refuses those given: pass --user"),
+        (
+            {"metrics": reply("", status=401)},
+            "authentication required: pass --attach URL, --user",
+        ),
         ({"metrics": reply("", status=403)}, "it does not let us in"),
         ({"ledger": reply("", status=404)}, "there is no /api/v1/ledger: is it `kvdiag serve`, and of this version"),
         ({"metrics": reply("up 1\n")}, "is not what `kvdiag serve` does: its page has no kvdiag_build_info"),
