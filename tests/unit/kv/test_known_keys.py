@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvdiag.diagnosis.growth.host_caches import MEDIA
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
