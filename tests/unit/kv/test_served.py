@@ -79,22 +79,18 @@ def test_what_the_engine_reports_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "problem"),
+    ("known", "word"),
     [
-        (facts(pool(), config=None), "the model's config.json is not visible from here"),
-        (facts(pool(), config="]"), "the model's config.json is no JSON"),
-        (facts(pool(), tensor_parallel=None), "over how many ranks the cache is divided is not visible"),
-        (
-            facts(pool(per_request=3_000)),
-            "the model's config gives another capacity_tokens than the engine reports",
-        ),
+        (facts(pool(), config=None), "config.json"),
+        (facts(pool(), config="]"), "JSON"),
+        (facts(pool(), tensor_parallel=None), "ranks"),
+        (facts(pool(per_request=3_000)), "capacity_tokens"),
     ],
     ids=["no config", "no JSON", "ranks unseen", "another model"],
 )
-def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known: Facts, problem: str) -> None:
-    """Where they would be a guess there are none, and it is said why."""
-    # THEN
-    assert problem == bytes_problem(known)
+def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known: Facts, word: str) -> None:
+    """Where they would be a guess there are none, and the reason is named."""
+    assert word in (bytes_problem(known) or "")
     assert all_pools_bytes(known) is None
 
 
