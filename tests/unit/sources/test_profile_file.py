@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.errors import KvdiagError
 from kvdiag.sources.profile_file import MAX_FILE_BYTES, default_path, read_profiles, write_profiles
-from tests.unit.kv.profiled import PROFILE
+from tests.unit.kv.calibration.profiled import PROFILE
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

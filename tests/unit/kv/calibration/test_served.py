@@ -12,7 +12,7 @@ from kvdiag.kv.calibration.predicted_vs_reported import Figure
 from kvdiag.kv.calibration.running_server import Served, all_pools_bytes, block_bytes, bytes_problem, pool_bytes, served
 from kvdiag.model import Facts, KvPool
 
-CONFIGS = Path(__file__).parent / "data" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 LLAMA = (CONFIGS / "Llama-3.1-8B.json").read_text(encoding="utf-8")
 GEMMA = (CONFIGS / "gemma-3-27b.json").read_text(encoding="utf-8")
 LATENT = (CONFIGS / "DeepSeek-V3.json").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.profiles import MOST_PROFILES, parse_profiles, profiles_document
-from tests.unit.kv.profiled import MODEL, PROFILE
+from tests.unit.kv.calibration.profiled import MODEL, PROFILE
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> tuple[str, str | None]:
