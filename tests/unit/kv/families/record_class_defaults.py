@@ -103,11 +103,11 @@ def main() -> None:
         for name, found in classes.items()
         if FAMILIES[name] is not encoder_only and (fields := defaults(found))
     }
-    patterns = {name: types for name, found in classes.items() if (types := layer_types(found)) is not None}
+    patterns = {name: names for name, found in classes.items() if (names := layer_types(found)) is not None}
     models = {name: of_class(name) for name in sorted(TYPE_OF_ARCHITECTURE)}
     DEFAULTS.write_text(f'{versions}, "defaults": {rows(set_by_class)}}}\n', encoding="utf-8")
-    types = f'"layer_types": {rows(patterns)},\n"model_classes": {rows(models)}'
-    LAYERS.write_text(f"{versions}, {fields}}}\n", encoding="utf-8")
+    layers = f'"layer_types": {rows(patterns)},\n"model_classes": {rows(models)}'
+    LAYERS.write_text(f"{versions}, {layers}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
