@@ -25,7 +25,7 @@ from tests.integration.alerts.rules import alerts
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "alerts" / "runbooks"
-SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
+SECTIONS = ("What it means", "What kvdiag reports", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
 LONGEST_LINES = 55
 
 
@@ -147,7 +147,7 @@ def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
 @pytest.mark.parametrize("verdict", KNOWLEDGE)
 def test_every_evidence_name_is_explained(verdict: str) -> None:
     """What a verdict can show as evidence is explained where its runbook says how to read it."""
-    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
+    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag reports")))
     assert evidence_names()[verdict] <= explained
 
 
