@@ -1,4 +1,4 @@
-"""The server that a daemon watches: looked for again and again, at its address or on the usual ports of this host."""
+"""Find the server to watch, at its address or on the usual ports of this host; asked again and again by a daemon."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvdiag.sources.worker_thread import ThreadedReader
 
 
 class Finder:
-    """Keeps one client for each address, and every NVML: this machine's, and those of the drills that it has found."""
+    """Keeps one client per address, this machine's NVML, and those of simulated servers."""
 
     def __init__(
         self, url: str | None, *, own_port: int, api_key: str | None, ca_file: Path | None, insecure: bool
     ) -> None:
-        """Ask nobody yet.
+        """Prepare without connecting.
 
         Raises:
             KvdiagError: the address, the key or the certificates cannot be used.
@@ -43,7 +43,7 @@ class Finder:
             self._client(self._url)
 
     async def find(self) -> FoundServer:
-        """The first server that answers.
+        """Return the first server that answers.
 
         Raises:
             KvdiagError: none does.
@@ -58,7 +58,7 @@ class Finder:
                 return await self._ask(url)
             except KvdiagError as error:
                 why = str(error)
-        raise KvdiagError(f"no server is found on this host ({why}): is it starting? else give its --url")
+        raise KvdiagError(f"no server found on this host ({why}): is it starting? otherwise give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
         # One for each address, however often it is asked: it remembers what was too much to be asked for again.
@@ -76,7 +76,7 @@ class Finder:
         return self._clients[url]
 
     async def close(self) -> None:
-        """Let go of clients and drivers."""
+        """Close clients and drivers."""
         self._host.close()
         for nvml in (self.nvml, *self._drills.values()):
             nvml.close()

@@ -1,4 +1,4 @@
-"""`--report FILE`: whether it can be written is known before anything begins, and it appears whole or not at all."""
+"""`--report FILE`: checked to be writable before anything begins, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report_option(function: F) -> F:
         "--report",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Write a report with plots to this file: one HTML page that needs no network.",
+        help="Write an HTML report with plots to FILE.",
     )
     return option(function)
 
@@ -55,12 +55,12 @@ class ReportFile:
         if path is None:
             return
         if str(path) == "-":
-            raise KvdiagError("cannot write a report to -: the verdict goes to standard output; give a file")
+            raise KvdiagError("cannot write a report to -: stdout has the verdict; give a file")
         try:
             if path.exists() and any(one.exists() and one.samefile(path) for one in read):
-                raise KvdiagError(f"cannot write a report to {path}: it is what is judged; give another file")
+                raise KvdiagError(f"cannot write a report to {path}: it is one of the inputs; give another file")
             if path.exists() and not path.is_file():
-                raise KvdiagError(f"cannot write a report to {path}: it is there, and not a file")
+                raise KvdiagError(f"cannot write a report to {path}: it exists and is not a regular file")
             files.refuse(path)
         except (OSError, RuntimeError) as error:  # a RuntimeError is a loop of links
             reason = getattr(error, "strerror", None) or error

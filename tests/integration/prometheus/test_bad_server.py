@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from kvdiag.commands.histories import fleet_history
+from kvdiag.commands import fleet_history
 from kvdiag.sources import prometheus_api
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged

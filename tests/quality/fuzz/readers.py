@@ -14,8 +14,7 @@ import click
 
 from kvdiag import comparison
 from kvdiag.commands import main
-from kvdiag.commands.options.durations import Duration
-from kvdiag.commands.options.sizes import Size
+from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures_text import parse_oom
 from kvdiag.engines.vllm.lengths import parse_lengths
 from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_pools, parse_version
@@ -85,17 +84,17 @@ def _log(data: bytes) -> None:
 
 
 def _config(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_architecture(_object(data))
 
 
 def _specs(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_page_specs(_object(data))
 
 
 def _profiles(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_profiles(_json(data))
 
 
@@ -181,9 +180,9 @@ def _options(data: bytes) -> None:
     for option in (Size(4 * 2**20), Duration(60.0, 7200.0)):
         with contextlib.suppress(click.BadParameter):
             option.convert(text, None, None)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(KvdiagError):
         parse_module_names(text.splitlines(), field="it")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(KvdiagError):
         parse_weight_format(text)
     parse_version(text)
 

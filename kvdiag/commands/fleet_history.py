@@ -7,19 +7,15 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from kvdiag.commands.options.prometheus_options import Access
 from kvdiag.commands.options.report_file import ReportFile
-from kvdiag.commands.printing import exit_code, print_json, print_text, spinner_of
+from kvdiag.commands.printing import exit_code, print_json, print_text, show_replicas
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -34,11 +30,6 @@ from kvdiag.outputs.html import report_fleet
 from kvdiag.outputs.terminal import fleet_text
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_api import SOURCE, PrometheusSource
-
-TELL_SECONDS = 5.0
-"""Between two lines of progress where stderr is no terminal; what takes less tells none."""
-
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +125,7 @@ def _all(
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
-    with _several(works) as results, _progress() as tell:
+    with _several(works) as results, show_replicas() as tell:
         for done in results:
             judged += done.judged
             summaries += done.summaries
@@ -215,22 +206,3 @@ def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:
     gap = Gap(source=SOURCE, kind="failed", reason=f"not asked for, since the server had stopped answering: {problem}")
     facts = Facts(gaps=(*replica.gaps, gap))
     return Judged(key=replica.key, subject=replica.subject, diagnosis=diagnose(Timeline(samples=()), facts, limits))
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """How many replicas have been judged, on stderr: a spinner on a terminal, else a line now and then."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        with console.status("reading", spinner=spinner_of(console)) as status:
-            yield lambda done, of: status.update(f"{done} of {of} replicas")
-        return
-    told = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_SECONDS:
-            told = time.monotonic()
-            sys.stderr.write(f"{done} of {of} replicas\n")
-
-    yield tell
