@@ -12,7 +12,14 @@ import click
 import psutil
 
 from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
-from kvdiag.commands.connect import DRILL_HEADER, agent_reader, base_url, device_reader, open_client
+from kvdiag.commands.connect import (
+    DRILL_HEADER,
+    agent_reader,
+    base_url,
+    device_reader,
+    open_client,
+    without_credentials,
+)
 from kvdiag.commands.options.common import agent_option, output_option, server_options
 from kvdiag.commands.options.prometheus_options import Access, access
 from kvdiag.commands.options.serve_options import LISTEN
@@ -111,7 +118,7 @@ async def _look(
         # Any process can listen on a usual port: a key goes only to an address that the user named.
         key = api_key if url is not None else None
         async with open_client(address, api_key=key, ca_file=ca_file, insecure=insecure) as client:
-            server, drill = await _engine(address, HttpReader(client))
+            server, drill = await _engine(without_credentials(address), HttpReader(client))
     return [
         *await _gpus(address, drill=drill),
         *server,

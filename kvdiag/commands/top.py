@@ -34,7 +34,8 @@ from kvdiag.feeds.live.sampling import ticks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, LedgerLine, Sample, Snapshot
 from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
-from kvdiag.outputs.terminal.top_frame import Room, View, frame, verdict
+from kvdiag.outputs.terminal.top_frame import View, frame, verdict
+from kvdiag.outputs.terminal.top_memory import Room
 from kvdiag.sources.daemon_client import DaemonReading, DaemonSource
 from kvdiag.sources.http import HttpReader, Unreadable
 

@@ -69,7 +69,7 @@ class LedgerLine:
     gpu: int | None
     component: str
     bytes: int
-    source: Provenance
+    provenance: Provenance
     detail: str = ""
     uuid: str | None = None
 

@@ -1,6 +1,6 @@
 """The port of `kvdiag serve`, on the daemon's own event loop: connections bounded in size, in time and in number.
 
-One is kept for the next request, as scrapers ask for, until its place is wanted by somebody else.
+A connection is kept for the next request, as scrapers expect, until its place is needed by another client.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
 class Access:
     """Who may read. `allow` is asked for the Authorization of a request and the client's IP address.
 
-    It says `None` where it cannot tell now.
+    It returns `None` if it cannot decide now.
     """
 
     allow: Callable[[str, str], Awaitable[bool | None]] | None = None
@@ -83,31 +83,31 @@ class WebServer:
         """
         self._pages = pages
         self.access = Access()
-        """Whom requests from now on are answered, anybody unless told otherwise."""
+        """Who may read from now on; anyone unless set."""
         self._request_seconds = request_seconds
         self._slow_seconds = slow_seconds
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
         self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self._idle: dict[asyncio.Task[None], None] = {}
-        """Those of the connections that wait for their next request, the longest waiting first."""
+        """Connections that wait for their next request, the longest waiting first."""
         self._begun: dict[asyncio.Task[None], float] = {}
-        """Those whose handshake or request is under way, and since when, the longest first."""
+        """Connections whose handshake or request is in progress, with its start, the oldest first."""
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._loopback_name: str | None = None
         """The name that the port was opened by if it is a loopback port, else `None`."""
         self._broken_handshakes = 0
-        """Since the last collection, with those that are under way."""
+        """Since the last garbage collection, including those in progress."""
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Open the port, any free one for 0, and return it.
+        """Open the port, any free one for 0, and return its number.
 
         Raises:
-            OSError: it is taken, or may not be used.
+            OSError: it is in use, or not permitted.
 
         """
-        # Not with the server's own TLS: nobody would count connections whose handshake does not end.
+        # Not with the server's own TLS: connections whose handshake does not end would not be counted.
         self._tls = tls
         if tls is not None:
             self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
@@ -119,7 +119,7 @@ class WebServer:
         return bound
 
     async def stop(self) -> None:
-        """Close the port and hang up."""
+        """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -138,10 +138,10 @@ class WebServer:
             return problem(HTTPStatus.MISDIRECTED_REQUEST, reason)
         allowed = True if self.access.allow is None else await self.access.allow(request.authorization, address)
         if allowed is None:
-            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to check; retry in a few seconds")
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
-            return problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
+            return problem(HTTPStatus.UNAUTHORIZED, "authentication required", challenge)
         return self._pages.answer(request)
 
     def _is_rebound(self, request: Request) -> bool:
@@ -188,9 +188,9 @@ class WebServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client has gone, or is not worth waiting for
+            pass  # the client disconnected, or took too long
         except asyncio.CancelledError:
-            pass  # hung up on; asyncio's streams before 3.12 take a cancelled task for a mistake
+            pass  # closed by us; asyncio's streams before 3.12 report a cancelled task as an error
         finally:
             self._idle.pop(task, None)
             self._begun.pop(task, None)
@@ -202,7 +202,7 @@ class WebServer:
                 gc.collect()
 
     def _has_room(self) -> bool:
-        """Whether one more connection may be served; one that has been idle, or slow, for longest makes room for it."""
+        """Whether one more connection may be served; the one that was idle or slow for longest makes room for it."""
         if len(self._connections) < self._most_connections:
             return True
         longest = next(iter(self._idle), None)
@@ -219,7 +219,7 @@ class WebServer:
 
     def _hang_up(self, task: asyncio.Task[None]) -> None:
         if task in self._begun:
-            # asyncio takes a handshake whose transport is aborted for one that is done.
+            # asyncio treats a handshake whose transport is aborted as complete.
             task.cancel()
         else:
             self._connections[task].abort()
@@ -227,10 +227,10 @@ class WebServer:
     async def _exchange(
         self, task: asyncio.Task[None], begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer a request whose first bytes were read; whether the connection is good for another one.
+        """Answer a request whose first bytes were read; return whether the connection can serve another one.
 
         Raises:
-            OSError, TimeoutError, asyncio.IncompleteReadError: the client has gone, or takes too long.
+            OSError, TimeoutError, asyncio.IncompleteReadError: the client disconnected, or takes too long.
 
         """
         keeps = bodiless = False
@@ -243,16 +243,16 @@ class WebServer:
                 address = str(writer.get_extra_info("peername", ("",))[0])
                 answer, keeps = await self._answer(request, address), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
-                answer = problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+                answer = problem(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
             except (OSError, asyncio.IncompleteReadError):
                 raise
-            except Exception:  # noqa: BLE001  what nobody foresaw costs this answer alone
-                _log.error("mistake", exc_info=True)
-                answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
+            except Exception:  # noqa: BLE001  an unforeseen error costs this answer alone
+                _log.error("internal error", exc_info=True)
+                answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the kvdiag log")
         writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()
-            # Who sends many requests at once would be answered all of them before anybody else has a turn.
+            # A client that pipelines many requests must not be answered all of them before others have a turn.
             await asyncio.sleep(0)
         return keeps
 

@@ -21,10 +21,11 @@ FUTURE_SECONDS = 5.0
 
 
 class Written(NamedTuple):
-    """A file's bytes, its modification time, and the owners (uid) of the file and its directory."""
+    """A file: bytes, modification time, whether its group may write it, and the owners of file and directory."""
 
     text: bytes
     at_seconds: float
+    group_writable: bool
     owner: int
     folder_owner: int
 
@@ -61,7 +62,7 @@ def content(folder: int, name: str) -> Written:
             raise RefusedError(f"dated {ahead_seconds:.0f} s in the future: was the clock changed?")
         # The agent never writes into a file that is there: what comes in one piece is all.
         text = os.read(file, MAX_FILE_BYTES)
-        return Written(text, about.st_mtime, about.st_uid, around.st_uid)
+        return Written(text, about.st_mtime, bool(about.st_mode & stat.S_IWGRP), about.st_uid, around.st_uid)
     except OSError as error:
         raise RefusedError(f"cannot be read: {error.strerror}") from error
     finally:

@@ -32,7 +32,9 @@ from kvdiag.model import (
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page, parse_page
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)
+"""Of the documents that are read: their structure is the same, see docs/json-schema-2.md."""
+
 MAX_PAGE_CHARACTERS = 2**20
 """What is asked for of the page has 3 KB with one engine; the parser takes a quarter of a second for 1 MiB."""
 
@@ -189,9 +191,9 @@ def _object(value: Any) -> Mapping[str, Any]:
     """A JSON object, of this version where it tells its version."""
     if not isinstance(value, dict):
         raise ValueError("something else stands where an object should")  # noqa: TRY004 - one kind of error for a bad answer
-    version = value.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"its documents have version {version!r:.20}, this kvdiag reads {SCHEMA_VERSION}")
+    version = value.get("schema_version", SCHEMA_VERSIONS[-1])
+    if version not in SCHEMA_VERSIONS:
+        raise ValueError(f"its documents have version {version!r:.20}, this kvdiag reads up to {SCHEMA_VERSIONS[-1]}")
     return value
 
 
@@ -307,7 +309,7 @@ def _line(values: Mapping[str, Any]) -> LedgerLine:
         uuid=_text(values.get("uuid")),
         component=_must(values.get("component")),
         bytes=_size(values.get("bytes")),
-        source=cast("Provenance", source),
+        provenance=cast("Provenance", source),
         detail=_text(values.get("detail")) or "",
     )
 

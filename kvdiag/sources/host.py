@@ -58,7 +58,7 @@ def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
         return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        listener = _listener(port)
+        listener = _listener(parts.hostname or "", port)
         if listener is None:
             return None, (_unseen(f"no process of this PID namespace is seen listening on port {port}"),)
         top = _launcher(listener)
@@ -84,14 +84,18 @@ def is_local(hostname: str) -> bool:
     return address.is_loopback or str(address) in own
 
 
-def _listener(port: int) -> psutil.Process | None:
+def _listener(hostname: str, port: int) -> psutil.Process | None:
+    """Return the process that listens on this address; another user may listen on the same port of another address."""
+    wanted = {"localhost": ("127.0.0.1", "::1"), socket.gethostname(): None}.get(hostname, (hostname,))
     for process in psutil.process_iter():
         try:
             connections = process.net_connections(kind="tcp")
         except psutil.Error:
             continue  # somebody else's process: it cannot be looked into, and is not ours to look into
-        if any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections):
-            return process
+        for found in connections:
+            address = found.laddr.ip.removeprefix("::ffff:") if found.status == psutil.CONN_LISTEN else ""
+            if address and found.laddr.port == port and (wanted is None or address in (*wanted, "0.0.0.0", "::")):  # noqa: S104 - read, not bound
+                return process
     return None
 
 

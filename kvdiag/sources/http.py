@@ -95,7 +95,7 @@ class HttpReader:
         """
         until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
         if self._clock() < until_seconds:
-            raise TooMuchError("failed", f"{why}; asked once in {REST_SECONDS:.0f} s")
+            raise TooMuchError("failed", f"{why}; the next attempt is {REST_SECONDS:.0f} s after the last")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._get(path, params, body)
@@ -206,7 +206,7 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
         if len(content) > limit_bytes:
             raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {where}")
         if count > FREE_CHUNKS + len(content) // LEAST_CHUNK_BYTES:
-            raise TooMuchError("failed", f"{count:,} pieces for {len(content):,} bytes on {where}")
+            raise TooMuchError("failed", f"{count:,} chunks for {len(content):,} bytes on {where}")
         if count % FREE_CHUNKS == 0:
             await asyncio.sleep(0)
     return content

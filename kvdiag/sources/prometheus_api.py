@@ -155,7 +155,9 @@ class PrometheusSource:
     def gave_up(self) -> bool:
         """Whether so many queries in a row have failed, or all have taken so long, that no other is asked."""
         if self._clock() > self._until_seconds:
-            self._last = f"all of it has taken more than {MAX_SECONDS / 60.0:.0f} minutes: narrow --match or --window"
+            self._last = (
+                f"the queries have taken more than {MAX_SECONDS / 60.0:.0f} minutes: narrow --match or --window"
+            )
             return True
         return self._failures >= MAX_FAILURES
 
@@ -191,7 +193,7 @@ class PrometheusSource:
                 self._labels_bytes += LABEL_BYTES + sys.getsizeof(label[1])
         if len(self._listed) >= MAX_SERIES or self._labels_bytes > MAX_LABELS_BYTES:
             what = f"{len(self._listed):,} series match, with {len(self._labels):,} labels"
-            raise TooMuchError("failed", f"{what}, and more than that cannot be looked through: narrow --match")
+            raise TooMuchError("failed", f"{what}, which is more than kvdiag reads: narrow --match")
         shared = tuple(self._labels[label] for label in series)
         self._listed[shared] = shared
         return shared

@@ -297,7 +297,7 @@ async def in_turns(steps: Generator[None, None, Page]) -> Page:
             return page
         spent_seconds += time.thread_time() - begun_seconds
         if spent_seconds > MAX_PARSE_SECONDS:
-            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+            raise TooLargeError(f"parsing it takes more than {MAX_PARSE_SECONDS:g} s of CPU time")
         await asyncio.sleep(0)
 
 

@@ -8,6 +8,7 @@ last that tells its memory counts.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import sys
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvdiag.engines.vllm.settings import parse_settings
-from kvdiag.errors import KvdiagError
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Size
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
+from kvdiag.sources.log_file import chunks
 
 MAX_PART_BYTES = 4 * 2**20
 """Read of a log's beginning, and again of its end: a start takes some 100 KB, the rest is requests and statistics."""
@@ -36,7 +37,6 @@ MAX_CONTINUATIONS = 6
 
 MAX_RANKS = 4096
 _PREFIX_CHARACTERS = 256
-_CHUNK_BYTES = 2**20
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})[),]")
@@ -96,7 +96,7 @@ class _Process:
     """What one process has printed so far."""
 
     name: str
-    sizes: dict[str, Size] = field(default_factory=dict)
+    sizes: dict[str, PrintedSize] = field(default_factory=dict)
     failed_pool: str | None = None
 
 
@@ -128,12 +128,15 @@ def read_log(path: Path) -> EngineReport:
     """
     try:
         if str(path) == "-":
-            content, whole = _streamed(sys.stdin.buffer)
+            content, whole = _streamed(chunks(sys.stdin.buffer.fileno(), "standard input"))
         elif path.is_dir():
             raise KvdiagError(f"{path} is a folder: give the file with the server's startup log")
         else:
-            with path.open("rb") as file:
-                content, whole = _ends(file) if stat.S_ISREG(path.stat().st_mode) else _streamed(file)
+            # Nobody may ever write to a named pipe.
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(number, "rb") as file:
+                is_file = stat.S_ISREG(os.fstat(number).st_mode)
+                content, whole = _ends(file) if is_file else _streamed(chunks(number, str(path)))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise KvdiagError(f"cannot read {path}: {reason}; give the server's startup log as --from-log") from error
@@ -154,16 +157,21 @@ def _ends(file: BinaryIO) -> tuple[bytes, bool]:
     return head + b"\n" + file.read(MAX_PART_BYTES), False
 
 
-def _streamed(file: BinaryIO) -> tuple[bytes, bool]:
-    head = file.read(MAX_PART_BYTES)
+def _streamed(parts: Iterator[bytes]) -> tuple[bytes, bool]:
+    head = b""
     tail: deque[bytes] = deque()
-    dropped, kept, total = False, 0, len(head)
-    while total < MAX_STREAM_BYTES and (chunk := file.read(_CHUNK_BYTES)):
-        tail.append(chunk)
-        kept, total = kept + len(chunk), total + len(chunk)
-        while kept - len(tail[0]) >= MAX_PART_BYTES:
+    dropped, kept, total = False, 0, 0
+    for part in parts:
+        room = MAX_PART_BYTES - len(head)
+        head, rest = head + part[:room], part[room:]
+        if rest:
+            tail.append(rest)
+        kept, total = kept + len(rest), total + len(part)
+        while tail and kept - len(tail[0]) >= MAX_PART_BYTES:
             kept -= len(tail.popleft())
             dropped = True
+        if total >= MAX_STREAM_BYTES:
+            break
     return head + (b"\n" if dropped else b"") + b"".join(tail), not dropped
 
 
@@ -266,11 +274,11 @@ def _take_size(start: _Start, key: str, name: str, figure: str, printed: str) ->
         process.failed_pool = None
 
 
-def _size(printed: str) -> Size | None:
+def _size(printed: str) -> PrintedSize | None:
     """A printed GiB figure; newer versions drop trailing zeros of two decimals (utils/mem_utils.py::format_gib)."""
     decimals = max(2, len(printed.partition(".")[2]))
     try:
-        return Size(nominal_bytes=round(float(printed) * GIB), slack_bytes=round(0.5 * 10**-decimals * GIB))
+        return PrintedSize(nominal_bytes=round(float(printed) * GIB), slack_bytes=round(0.5 * 10**-decimals * GIB))
     except KvModelError:
         return None
 

@@ -56,7 +56,7 @@ class TooLongError(KvdiagError):
 THINNED = Gap(
     source="recorder",
     kind="absent",
-    reason="too long to be kept whole: its older part is thinned to minutes, as a daemon keeps its history",
+    reason="too long to keep whole: its older part is thinned to one-minute samples, like a daemon's history",
 )
 
 
@@ -121,7 +121,7 @@ class Kept:
         self.marks.append(mark)
         self._budget.memory_bytes -= size_bytes
         if self._budget.memory_bytes < WORK_BYTES:
-            raise TooLongError("more marks than there is memory for")
+            raise TooLongError("its marks need too much memory")
 
     def add(self, sample: Sample, size_bytes: int) -> None:
         """Take the newest sample.
@@ -138,7 +138,7 @@ class Kept:
         if self._whole_bytes > max(room_bytes - self._budget.thinned_bytes, WORK_BYTES):
             self._thin()
             if self._thinned_bytes > self._budget.memory_bytes - WORK_BYTES:
-                raise TooLongError("more than there is memory for, even in minutes")
+                raise TooLongError("it needs too much memory even when thinned to one-minute samples")
 
     def _refuse_crowds(self, sample: Sample) -> None:
         for device in sample.devices or ():
@@ -174,7 +174,7 @@ class Kept:
 
         """
         if self.marks and self._thinned:
-            raise TooLongError("more than there is memory for, and test steps cannot be judged by minutes")
+            raise TooLongError("it needs too much memory, and test steps cannot be judged from one-minute samples")
         self._budget.memory_bytes -= self._whole_bytes + self._thinned_bytes
         return tuple(sample for sample, _ in chain(self._thinned, self._whole))
 

@@ -11,11 +11,11 @@ import structlog
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.interning import Interning
 from kvdiag.feeds.daemon.retention import MINUTE_SECONDS
-from kvdiag.feeds.recording.budget import Budget
+from kvdiag.feeds.recording.budget import Budget, TooLongError
 from kvdiag.feeds.recording.folder_timeline import behind, moved, of_it
 from kvdiag.feeds.recording.segment_store import HISTORY, KEPT_SECONDS, files
 from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
-from kvdiag.model import Facts, Gap, Sample
+from kvdiag.model import Facts, Gap, GapKind, Sample
 
 _log = structlog.get_logger()
 
@@ -26,8 +26,8 @@ MOST_TAILS = 64
 """Segments that are looked at for that; each start makes one."""
 
 
-MEMORY_BYTES = 64 * 2**20
-"""Of all of it: a day of 8 GPUs in minutes takes 30 MiB, of which equal values take none."""
+HISTORY_BYTES, TAIL_BYTES = 56 * 2**20, 16 * 2**20
+"""Of memory, for the newest of each: a day of 8 GPUs in minutes takes 30 MiB, of which equal values take none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,8 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
     )
     if facts is None or (url is not None and facts.url != url):
         return None
-    budget = Budget(memory_bytes=MEMORY_BYTES)
-    earliest_seconds = now_seconds - KEPT_SECONDS
-    thinned: list[Sample] = []
-    for path in histories:
-        _extend(thinned, _Segment(path, facts, budget, lost), earliest_seconds, now_seconds)
+    span = _Span(facts, now_seconds - KEPT_SECONDS, now_seconds, Budget(memory_bytes=HISTORY_BYTES), lost)
+    thinned = _in_order([_samples(path, span) for path in reversed(histories)])
     if thinned:
         _log.info(
             "recorder", state="goes on", minutes=len(thinned), since_seconds=round(now_seconds - thinned[0].at_seconds)
@@ -71,9 +68,8 @@ def reload(folder: Path, *, now_seconds: float, url: str | None) -> Before | Non
     tail_seconds = now_seconds - TAIL_SECONDS
     if thinned:
         tail_seconds = max(tail_seconds, (thinned[-1].at_seconds // MINUTE_SECONDS + 1) * MINUTE_SECONDS)
-    tail: list[Sample] = []
-    for path, late_seconds in reversed(behind(segments[-MOST_TAILS:]).items()):
-        _extend(tail, _Segment(path, facts, budget, lost), tail_seconds, now_seconds, late_seconds)
+    span = _Span(facts, tail_seconds, now_seconds, Budget(memory_bytes=TAIL_BYTES), lost)
+    tail = _in_order([_samples(path, span, late) for path, late in behind(segments[-MOST_TAILS:]).items()])
     if lost:
         tail.append(Sample(at_seconds=now_seconds, gaps=tuple(lost.values())))
     if not thinned and not tail:
@@ -86,39 +82,42 @@ def same_server(one: Facts, other: Facts) -> bool:
     return replace(one, gaps=(), server_pids=None) == replace(other, gaps=(), server_pids=None)
 
 
-class _Segment(NamedTuple):
-    """A file of the folder, whose facts it has to be of, what may still be read, and what could not be."""
+class _Span(NamedTuple):
+    """What is read of each segment: samples of one server in a time, within a budget; and what could not be."""
 
-    path: Path
     facts: Facts
+    from_seconds: float
+    until_seconds: float
     budget: Budget
     lost: dict[str, Gap]
 
 
-def _extend(
-    found: list[Sample], segment: _Segment, from_seconds: float, until_seconds: float, late_seconds: float = 0.0
-) -> None:
-    """Add those of a segment that are of the same server, and later than what there is."""
-    path = segment.path
-    own = _facts(path, segment.lost)
-    if own is None or not same_server(own, segment.facts):
-        return
+def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample, ...]:
+    """Those of a segment that are of the same server and in the time."""
+    own = _facts(path, span.lost)
+    if own is None or not same_server(own, span.facts):
+        return ()
     try:
         timeline, _ = read_trace(
-            path, from_seconds=from_seconds - late_seconds, share=Interning().sample, budget=segment.budget
+            path, from_seconds=span.from_seconds - late_seconds, share=Interning().sample, budget=span.budget
         )
     except KvdiagError as error:
-        _leave_out(path, error, segment.lost)
-        return
-    timeline = moved(timeline, late_seconds)
-    ahead = 0
-    for sample in timeline.samples:
-        if sample.at_seconds > until_seconds:
-            ahead += 1
-        elif not found or sample.at_seconds >= found[-1].at_seconds:
-            found.append(sample)
-    if ahead:
+        _leave_out(path, error, span.lost)
+        return ()
+    samples = moved(timeline, late_seconds).samples
+    known = tuple(sample for sample in samples if sample.at_seconds <= span.until_seconds)
+    if ahead := len(samples) - len(known):
         _log.warning("recorder", reason=f"{ahead} samples of {path.name} are of the future: left out at the start")
+    return known
+
+
+def _in_order(newest_first: list[tuple[Sample, ...]]) -> list[Sample]:
+    """The samples of several segments in ascending time; what is before what an earlier one holds is left out."""
+    found: list[Sample] = []
+    for samples in reversed(newest_first):
+        last_seconds = found[-1].at_seconds if found else 0.0
+        found += [sample for sample in samples if sample.at_seconds >= last_seconds]
+    return found
 
 
 def _facts(path: Path, lost: dict[str, Gap]) -> Facts | None:
@@ -135,4 +134,5 @@ def _facts(path: Path, lost: dict[str, Gap]) -> Facts | None:
 def _leave_out(path: Path, error: KvdiagError, lost: dict[str, Gap]) -> None:
     if path.name not in lost:
         _log.warning("recorder", reason=f"left out at the start: {error}")
-        lost[path.name] = Gap(source="recorder", kind="failed", reason=f"{path.name} is left out: {of_it(error, path)}")
+        kind: GapKind = "absent" if isinstance(error, TooLongError) else "failed"
+        lost[path.name] = Gap(source="recorder", kind=kind, reason=f"{path.name} is left out: {of_it(error, path)}")

@@ -265,7 +265,7 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) 
         how.budget.take(line)
         if found := CHECK.fullmatch(line) or END.fullmatch(line):
             if (told := found[found.re.groups]) is not None and int(told) != crc32:
-                raise DamagedError(f"{path}, line {number}: what stands before it is damaged, or was edited")
+                raise DamagedError(f"{path}, line {number}: the lines before it are damaged or were edited")
             if found.re is END and int(found[1]) == count:
                 return _ended(lines, kept, facts, path, checked=told is not None)
         crc32 = zlib.crc32(line, crc32)
@@ -291,7 +291,7 @@ def _ended(
     """What was read, once gzip has compared its own checksum, which stands behind all that is packed."""
     line, _ = next(lines, (None, True))
     if line:
-        raise DamagedError(f"{path} goes on after its end: it is damaged, or was edited")
+        raise DamagedError(f"{path} continues after its end line: it is damaged or was edited")
     torn = line is not None and not checked
     return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
 

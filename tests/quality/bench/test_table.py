@@ -31,7 +31,7 @@ def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_documents_show_what_was_measured() -> None:
-    """The whole table stands in docs/accuracy.md and six of its rows in the README, from the newest run of each benchmark."""
+    """The whole table stands in docs/accuracy.md, six of its rows in the README, from the newest run of each."""
     results = json.loads(KEPT.read_text(encoding="utf-8"))
     assert set(BENCHES) == set(results)
     table = rendered({name: results[name] for name in BENCHES})

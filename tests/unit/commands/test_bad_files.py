@@ -60,7 +60,9 @@ A_BOX = f"{NO_TRACE}; to judge an agent's black box, add --postmortem"
             id="a field that would clear the screen",
         ),
         pytest.param(
-            b"\x1f\x8b" + b"garbage" * 99, "cannot read TRACE: Unknown compression method", id="corrupt, packed"
+            b"\x1f\x8b" + b"garbage" * 99,
+            "cannot read TRACE: Unknown compression method: the file is damaged",
+            id="corrupt, packed",
         ),
     ],
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.commands import main, serve
+from kvdiag.commands import main
 from kvdiag.commands.discovery import Finder
+from kvdiag.commands.options import report_file
 from kvdiag.errors import KvdiagError
 from kvdiag.sources import listening_ports as listening
 from kvdiag.sources.model_files import read_model
@@ -132,7 +133,6 @@ def test_a_daemon_that_was_found_is_not_given_the_password(
     assert stranger.heads
     assert not stranger.was_given_a_secret
     assert "--attach" in capsys.readouterr().out
-    assert serve.LISTEN
 
 
 def test_a_token_of_the_hub_stays_with_the_hub(
@@ -154,3 +154,27 @@ def test_a_token_of_the_hub_stays_with_the_hub(
     # THEN
     assert stranger.heads
     assert not stranger.was_given_a_secret
+
+
+@pytest.mark.parametrize("command", ["doctor", "audit", "run", "top"])
+@pytest.mark.parametrize("port", [1, 99_999])
+def test_a_password_in_an_address_is_not_printed(command: str, port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither by an error nor by a result, whether the address can be used or not."""
+    # WHEN
+    arguments = FAST if command == "top" else ()
+    main([command, "--url", f"http://alice:{GIVEN}@127.0.0.1:{port}", *arguments])
+
+    # THEN
+    printed = capsys.readouterr()
+    assert GIVEN not in printed.out + printed.err
+    assert printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    "address", [f"http://alice:{GIVEN}@a", f"alice:{GIVEN}@a", f"http://alice:{GIVEN[0]}@/{GIVEN}@a", f"a/?k={GIVEN}"]
+)
+def test_a_password_in_an_address_is_not_reported(address: str) -> None:
+    """The command line that a report repeats has the host alone."""
+    # THEN
+    assert "a" in report_file._address(address)  # noqa: SLF001 - the one place where it is cut
+    assert GIVEN not in report_file._address(address)  # noqa: SLF001 - as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from tests.fixtures.require import require
 from tests.integration.prometheus.server import PrometheusEnvError, programs
 from tests.unit.feeds.strategies import FACTS, SAMPLES
 
-GOLDEN = Path(__file__).with_name("metrics.prom")
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics" / "page.prom"
 
 NEWEST = Sample(
     at_seconds=1_000.5,
@@ -130,13 +131,9 @@ def named(shown: Snapshot, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(value for _, value in key[1]): value for key, value in series(shown).items() if key[0] == name}
 
 
-def test_the_golden_page() -> None:
+def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
     """Every name, label, help and value of a whole page; a change here is one for rules and dashboards."""
-    # WHEN
-    actual = page(snapshot())
-
-    # THEN
-    assert GOLDEN.read_text(encoding="utf-8") == actual
+    golden("metrics/page.prom", page(snapshot()))
 
 
 def test_promtool_has_nothing_to_say() -> None:

@@ -62,10 +62,10 @@ def test_another_host_is_refused(serving: Shell, host: str) -> None:
 
 
 def test_a_second_host_header_does_not_help(serving: Shell) -> None:
-    """Whichever comes first."""
+    """Two are no valid request, whichever comes first (RFC 9112, 3.2)."""
     # THEN
-    assert 421 == answered(serving, "/", "localhost", "evil.example")
-    assert 421 == answered(serving, "/", "evil.example", "localhost")
+    assert 400 == answered(serving, "/", "localhost", "evil.example")
+    assert 400 == answered(serving, "/", "evil.example", "localhost")
 
 
 def test_a_port_with_passwords_or_for_other_machines_takes_any_host() -> None:

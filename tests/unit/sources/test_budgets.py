@@ -56,7 +56,7 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
         for seconds in (0.0, 1.0, REST_SECONDS - 1.0, REST_SECONDS + 1.0):
             now_seconds[0] = seconds
             engines, (gap,) = await source.read()
-            told.append((taken, engines, gap.kind, gap.reason.endswith("asked once in 60 s")))
+            told.append((taken, engines, gap.kind, gap.reason.endswith("60 s after the last")))
         return told
 
     # WHEN

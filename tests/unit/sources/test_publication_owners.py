@@ -103,6 +103,18 @@ def test_our_file_in_a_strangers_folder_is_not_vouched_for(folder: Path) -> None
     assert ((replace(READ, unverified=True),)) == found
 
 
+def test_a_file_that_its_group_may_write_is_unverified(folder: Path) -> None:
+    """Anybody in the group could have written it."""
+    # GIVEN
+    write(folder).chmod(0o660)
+
+    # WHEN
+    found, _ = read(folder)
+
+    # THEN
+    assert (replace(READ, unverified=True),) == found
+
+
 def test_a_process_that_is_not_seen_is_unverified(folder: Path) -> None:
     """A claim to be in another PID namespace proves nothing."""
     # GIVEN
