@@ -55,7 +55,12 @@ def _growth_families(findings: list[Finding]) -> Iterator[Metric]:
         rows = [((verdict,), float(value)) for verdict, value in known.items() if value is not None]
         yield gauge(f"kvdiag_{name}", text, ("id",), rows)
     holders = [((one.id, one.holder), 1.0) for one in found.values() if one.holder is not None]
-    yield gauge("kvdiag_finding_holder_info", "The process or device that a verdict is about; always 1.", ("id", "holder"), holders)
+    yield gauge(
+        "kvdiag_finding_holder_info",
+        "The process or device that a verdict is about; always 1.",
+        ("id", "holder"),
+        holders,
+    )
 
 
 def _hurry(growth: GrowthFigures | None) -> tuple[float, float]:
