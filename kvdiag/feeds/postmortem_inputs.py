@@ -13,11 +13,10 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Account, Case
 from kvdiag.diagnosis.postmortem.case import agree
-from kvdiag.engines.vllm.settings import parse_settings
-from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.engines import ENGINES
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, Settings
+from kvdiag.kv.calibration.engine_report import EngineReport, Settings
 from kvdiag.model import Gap
 from kvdiag.oom.log import LoggedFailure, read_failures
 from kvdiag.sources.black_boxes import read_file, read_folder
@@ -26,7 +25,6 @@ from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
 Kind = Literal["black box", "trace", "log"]
 PEEK_BYTES = 64 * 2**10
 MAX_FILES = 64
-_BELOW_ZERO = re.compile(r"KV [Cc]ache(?: memory)?(?: is|:) ?-(\d{1,7}(?:\.\d{1,6})?) ?GiB")
 
 
 def gather(
@@ -135,23 +133,26 @@ def _with_log(case: Case, path: Path) -> Case:
             case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
         )
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
-    below = _BELOW_ZERO.findall(before)
+    failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
         case,
         accounts=(*case.accounts, _account(failure, origin)),
         report=case.report or _report(before),
-        failed_pool_bytes=round(float(below[-1]) * GIB) if below else case.failed_pool_bytes,
+        failed_pool_bytes=next((size for size in failed_pools if size is not None), case.failed_pool_bytes),
         gaps=gaps,
     )
 
 
 def _report(text: str) -> EngineReport | None:
-    try:
-        return parse_log(text)
-    except KvdiagError:
-        # It died before it told its memory; how it was started stands there all the same.
-        settings = parse_settings(text.splitlines())
-        return None if settings == Settings() else EngineReport(settings=settings)
+    for engine in ENGINES:
+        try:
+            return engine.parse_startup_log(text)
+        except KvdiagError:
+            # The server exited before it printed its memory figures; its settings may be printed all the same.
+            settings = engine.parse_settings(text.splitlines())
+            if settings != Settings():
+                return EngineReport(settings=settings)
+    return None
 
 
 def _account(failure: LoggedFailure, origin: str) -> Account:

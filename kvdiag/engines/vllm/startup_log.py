@@ -86,6 +86,7 @@ _TOKENS = re.compile(rf"\w+(?: \+ host)? KV cache size: {_COUNT} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: (\d{{1,12}}\.\d{{1,4}})x")
 _BLOCKS = re.compile(rf"# \w{{1,12}} blocks: {_COUNT}(?:, # CPU blocks: \d{{1,15}})?")
 _OVERRIDE = re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override={_COUNT}")
+_BELOW_ZERO = re.compile(r"KV [Cc]ache(?: memory)?(?: is|:) ?-(\d{1,7}(?:\.\d{1,6})?) ?GiB")
 _V0 = re.compile(r"# \w{1,12} blocks: \d{1,15}, # CPU blocks: ")
 _DATA_RANK = re.compile(r"(?:^|_)DP(\d{1,5})(?:_|$)")
 _STAGE = re.compile(r"(?:^|_)PP(\d{1,5})(?:_|$)")
@@ -142,6 +143,12 @@ def read_log(path: Path) -> EngineReport:
         return report
     size = f"the first and last {MAX_PART_BYTES // 2**20} MiB of the log were read"
     return replace(report, notes=(*report.notes, size))
+
+
+def failed_pool_bytes(text: str) -> int | None:
+    """The size below zero of a KV pool for which a start had no memory, as a positive number; `None` without one."""
+    found = _BELOW_ZERO.findall(text)
+    return round(float(found[-1]) * GIB) if found else None
 
 
 def _ends(file: BinaryIO) -> tuple[bytes, bool]:

@@ -147,8 +147,8 @@ class IsolationFeed:
         salt = {"other_salt": secrets.token_hex(16)}.get(probe.kind, prompt.cache_salt)
         headers = dict(self._other_headers or {}) if probe.other_key else {}
         if len(self._facts.pools) > 1:
-            # Each engine of a data-parallel server has a cache of its own: vLLM sends these all to the first.
-            headers["X-data-parallel-rank"] = "0"
+            # Each engine of a data-parallel server has a prefix cache of its own.
+            headers |= self._requests.first_engine_headers
         return replace(
             prompt,
             cache_salt=None if probe.kind.endswith("unsalted") else salt,

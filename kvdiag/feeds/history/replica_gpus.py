@@ -7,16 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvdiag.engines import is_server_title
 from kvdiag.feeds.history.columns import Column, side_by_side
 from kvdiag.feeds.history.replica_columns import Columns, Fields
-from kvdiag.feeds.history.series_join import UUID_LABELS, uuid_of
+from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
 
 ROUNDING_BYTES = 4 * 2**20
 """DCGM tells whole MiB of used, free and reserved, so that their sum moves by up to three."""
-
-SERVER_TITLE = re.compile(r"vllm|enginecore|worker", re.IGNORECASE)
-"""What vLLM's processes call themselves (vllm/utils/system_utils.py::set_process_title)."""
 
 FIRST_PID = 2**22
 """Of processes that are told by a name alone: no pid of Linux is as high (/proc/sys/kernel/pid_max)."""
@@ -44,7 +42,7 @@ def names_of(columns: Columns) -> Names:
         label: told[label] if shared[told.get(label, -1)] == 1 else FIRST_PID + number
         for number, label in enumerate(labels)
     }
-    server = {pids[label] for label in labels if label in own or SERVER_TITLE.search(label)}
+    server = {pids[label] for label in labels if label in own or is_server_title(label)}
     return Names(pids=pids, server_pids=tuple(sorted(server)) or None)
 
 

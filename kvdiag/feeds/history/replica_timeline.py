@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history.columns import Column, side_by_side
 from kvdiag.feeds.history.replica_columns import Columns, sort_out
 from kvdiag.feeds.history.replica_facts import (
@@ -24,10 +25,10 @@ from kvdiag.feeds.history.replica_facts import (
 )
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.replica_host import host_of
-from kvdiag.feeds.history.series_join import Replica, Said, container_of, gpus_assigned
+from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
+from kvdiag.feeds.history.series_labels import METRICS, Said
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus_api import SOURCE, History, LostHistory
-from kvdiag.sources.prometheus_names import METRICS, VLLM
 
 T = TypeVar("T")
 
@@ -51,16 +52,16 @@ def timeline_of(
     said = [dict(labels) for labels in replica.series]
     container = container_of(replica)
     version = version_of(said, container)
-    pools = pools_of(columns, _present(replica, history), version)
+    engine = engine_with_metrics(one["__name__"] for one in said)
+    pools = pools_of(columns, _present(replica, history), version, engine)
     if pools.since_seconds is not None:
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
     samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
-    model = _only(one["model_name"] for one in said if one.get("__name__") in VLLM and one.get("model_name"))
-    engine = any(one.get("__name__") in VLLM for one in said)
+    model = _only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     facts = Facts(
         url=_where(replica),
-        engine_name="vllm" if engine else engine_of(said, container),
+        engine_name=engine_of(said, container) if engine is None else engine.name,
         engine_version=version,
         model=model,
         max_model_len_tokens=longest_request_tokens(pools.pools),
@@ -73,7 +74,7 @@ def timeline_of(
         device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
         gaps=(
             *replica.gaps,
-            *(pools.gaps if engine else ()),
+            *pools.gaps,
             *columns.gaps,
             *gaps,
             *_missing(history, pools),

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
@@ -177,7 +177,7 @@ class Sampler:
     def __init__(
         self,
         *,
-        vllm: EngineClient | None,
+        engine: EngineClient | None,
         nvml: ThreadedReader[DeviceReading],
         agents: ThreadedReader[AllocatorReading] | None = None,
         processes: ThreadedReader[HostReading] | None = None,
@@ -190,11 +190,10 @@ class Sampler:
     ) -> None:
         """Keep the sources; nothing is read yet.
 
-        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for; `processes` reads
-        the server's from the host, as a sampler does by itself. The ticks of each source are added to those that are
-        `counted` already.
+        Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes
+        from the host, as a sampler does by itself. The ticks of each source are added to those `counted` already.
         """
-        self._vllm = vllm
+        self._engine = engine
         self._nvml = nvml
         self._agents = agents
         self._processes = processes or ThreadedReader(host.read, "host")
@@ -211,7 +210,7 @@ class Sampler:
     async def run(self) -> None:
         """Read for ever, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            if self._vllm is not None:
+            if self._engine is not None:
                 group.create_task(self._engine_loop())
             group.create_task(self._device_loop())
             group.create_task(self._host_loop())
@@ -288,11 +287,11 @@ class Sampler:
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
-        if self._vllm is None:
+        if self._engine is None:
             return
         before = self._load()
         with self._timed("engine"):
-            engines, gaps = await self._vllm.read()
+            engines, gaps = await self._engine.read()
         now_seconds = self._clock.now_seconds()
         self._recorder.add(
             Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)

@@ -15,7 +15,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.diagnosis.timeline_queries import whole_load
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
 from kvdiag.feeds.active.load_generator import Requests, Speed
@@ -53,9 +53,9 @@ def run(
         recorder, clock = TimelineBuilder(), Clock()
         nvml = ThreadedReader(no_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            requests = Requests(client, "tiny", silence_seconds=0.3)
+            requests = Requests(client, "tiny", silence_seconds=0.3, engine=ENGINE)
             sampler = Sampler(
-                vllm=EngineClient(HttpReader(client)),
+                engine=ENGINE.open(HttpReader(client)),
                 nvml=nvml,
                 facts=facts or Facts(),
                 recorder=recorder,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus, uuid_of
+from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_api import History, Labels, Points
-from kvdiag.sources.prometheus_names import METRICS
 
 
 def labels(name: str, **more: str) -> Labels:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import httpx2
 import pytest
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
     HOST_SECONDS,
@@ -53,7 +53,7 @@ def sampled(
         nvml = ThreadedReader(read_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             sampler = Sampler(
-                vllm=EngineClient(HttpReader(client, answer_seconds)),
+                engine=ENGINE.open(HttpReader(client, answer_seconds)),
                 nvml=nvml,
                 processes=None if read_host is None else ThreadedReader(read_host, "host"),
                 facts=Facts(server_pids=pids),
@@ -226,7 +226,7 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
 
     nvml = ThreadedReader(breaks_later, "nvml")
     sampler = Sampler(
-        vllm=None,
+        engine=None,
         nvml=nvml,
         facts=Facts(),
         recorder=TimelineBuilder(),

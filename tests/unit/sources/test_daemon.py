@@ -84,7 +84,7 @@ VIEWS: Mapping[str, Callable[[], View]] = {
 
 def down() -> tuple[Any, ...]:
     """The sources of a daemon whose server does not answer."""
-    return tuple(replace(one, up=one.source != "vllm") for one in view().snapshot.sources)
+    return tuple(replace(one, up=one.source != "engine") for one in view().snapshot.sources)
 
 
 @pytest.mark.parametrize("name", VIEWS)

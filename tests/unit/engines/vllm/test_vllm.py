@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kvdiag.engines.vllm.metrics import MAX_SERIES, SOURCE, WAITING_BY_REASON, parse_engines, parse_pools
+from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.vllm.metrics import MAX_SERIES, WAITING_BY_REASON, parse_engines, parse_pools
 from kvdiag.model import MAX_COUNT, Engine, Gap
 from kvdiag.sources.prometheus_text import parse_page
 from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.engines.vllm.metrics import MAX_SERIES, SOURCE, parse_caches, parse_pools
+from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from kvdiag.sources.prometheus_text import parse_page
 from tests.unit.engines.vllm.vllm_pages import engine_page
