@@ -20,8 +20,8 @@ from typing import IO, Any, Self, TypeVar, cast
 
 import kvdiag
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.codec import from_plain, to_plain
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
+from kvdiag.model.codec import from_plain, to_plain
 from kvdiag.sources.log_file import GZIP_MAGIC
 
 Entry = TypeVar("Entry", Sample, Mark)

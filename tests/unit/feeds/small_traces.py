@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.feeds.recording.trace import FORMAT, TraceWriter, read_trace
 from kvdiag.model import Engine, Facts, Gap, Mark, Sample, Timeline, Workload
+from kvdiag.model.codec import to_plain
 
 FACTS_SEEN = Facts(url="http://127.0.0.1:8000", model="tiny")
 CUT_OFF = replace(

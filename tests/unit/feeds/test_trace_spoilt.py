@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from kvdiag.commands.printing import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.feeds.recording.trace import FORMAT, MAX_LINE_BYTES, read_trace
 from kvdiag.model import Timeline
+from kvdiag.model.codec import to_plain
 from tests.builders import runs, worlds
 from tests.unit.feeds.small_traces import (
     CUT_OFF,

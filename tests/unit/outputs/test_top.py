@@ -29,7 +29,7 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold red]loud[/]\r\bOK\u202etxt\u20
 UP = (
     SourceHealth(source="host", up=True, errors_total=0),
     SourceHealth(source="nvml", up=True, errors_total=0, duration_seconds=0.002),
-    SourceHealth(source="engine", up=True, errors_total=3, duration_seconds=0.004),
+    SourceHealth(source="vllm", up=True, errors_total=3, duration_seconds=0.004),
 )
 
 
