@@ -15,7 +15,7 @@ HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test bench bench-diagnosis pyz gpu-check screenshots check format lock clean
+.PHONY: help demo test bench bench-diagnosis pyz gpu-check screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -62,6 +62,10 @@ pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform'
 screenshots: OUT = .cache/screenshots
 screenshots: $(VENV)/.dev  ## Take pictures of reports of every kind, on small and wide screens, light and dark: OUT=folder
 	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
+
+docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
+	@$(UV) sync --quiet --frozen --inexact --group docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
 	@$(BIN)/ruff format --check --quiet .

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ import click
 
 import kvdiag
 import kvdiag.agent
+from kvdiag import files as files_
 from kvdiag.commands import CommandGroup
 from kvdiag.errors import KvdiagError
 
@@ -70,18 +71,11 @@ def files() -> Mapping[str, bytes]:
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a server may be starting from the version before."""
     _make_folder(path.parent)
-    unfinished = path.with_name(f".{path.name}.new")
-    # Whoever else may write here could have laid a link in this place.
-    unfinished.unlink(missing_ok=True)
-    try:
-        with unfinished.open("xb") as file:
-            file.write(content)
-        unfinished.chmod(FILE_MODE)
-        unfinished.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    # Another user who can write here could have created the package's directory, and could then replace what the server
+    # imports.
+    if (owner := path.parent.lstat().st_uid) not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"{path.parent} belongs to user {owner}")
+    files_.replace(path, content, mode=FILE_MODE, link=False)
 
 
 def _make_folder(path: Path) -> None:
@@ -89,4 +83,8 @@ def _make_folder(path: Path) -> None:
     if not path.exists():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        path.chmod(FOLDER_MODE)
+        made = files_.folder(path, link=False)
+        try:
+            os.fchmod(made, FOLDER_MODE)
+        finally:
+            os.close(made)

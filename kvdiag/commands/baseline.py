@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag import comparison
+from kvdiag import comparison, files
 from kvdiag.commands import CommandGroup
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
@@ -17,6 +17,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.outputs.terminal import comparison_text
+from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 4 * 2**20
 
@@ -46,7 +47,7 @@ def save(trace: Path, file: Path) -> None:
     if file.exists() and file.samefile(trace):
         raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
     try:
-        file.write_text(f"{document}\n", encoding="utf-8")
+        files.replace(file, f"{document}\n".encode())
     except OSError as error:
         raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
 
@@ -82,10 +83,10 @@ def _of(path: Path) -> Baseline:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
+        document = decode(content) if len(content) <= MAX_FILE_BYTES else None
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError):
+    except ValueError:
         document = None
     if not isinstance(document, dict) or "kvdiag_trace" in document:
         # Several lines of JSON, or a packed file: a trace, which says itself what is wrong with it.

@@ -45,7 +45,7 @@ def base_url(url: str) -> str:
         KvdiagError: it is no http or https address.
 
     """
-    refusal = f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000"
+    refusal = f"{url.rpartition('@')[2]!r} is not the address of a server: give one such as http://127.0.0.1:8000"
     return urlunsplit(pasted(url, SUFFIXES, refusal))
 
 

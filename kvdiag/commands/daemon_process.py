@@ -28,7 +28,7 @@ from kvdiag.feeds.recording.restore import Before, reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
-from kvdiag.server.web_config import Passwords, WebConfig, access, read_web_config
+from kvdiag.server.web_config import Passwords, WebConfig, access, lowered, read_web_config
 from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
 
 _log = structlog.get_logger()
@@ -152,6 +152,7 @@ class Daemon:
         """Do as the configuration says now; one that is wrong changes nothing."""
         try:
             options = self._reread()
+            _still_checks(self._options, options)
             elsewhere = options.server != self._options.server
             finder = _finder(options, self._options.listen[1]) if elsewhere else None
             # Last of what may fail: whatever did leaves everything as it was.
@@ -192,6 +193,8 @@ class Daemon:
         if self._options.web_config is None:
             return
         config = read_web_config(self._options.web_config)
+        if (less := lowered(self._web_config, config)) is not None:
+            raise KvdiagError(f"{self._options.web_config} would lower protection: {less}; restart kvdiag to apply it")
         config.tls()
         allowed, passwords = access(config)
         if self._tls is not None:
@@ -200,6 +203,18 @@ class Daemon:
         self._web.access, self._passwords = allowed, passwords
         if config.transport != self._web_config.transport:
             _log.warning("configuration", reason="tls_server_config takes a restart, but for renewed files")
+        self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
+
+
+def _still_checks(before: Options, now: Options) -> None:
+    """Refuse a reload that stops certificate checks.
+
+    Raises:
+        KvdiagError: the new options set --insecure.
+
+    """
+    if now.insecure and not before.insecure:
+        raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
 
 
 def _mistake(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

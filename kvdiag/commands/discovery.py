@@ -31,8 +31,11 @@ class Finder:
         """
         self._url = None if url is None else base_url(url)
         self._own_port = own_port
-        self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        self._api_key = api_key if url is not None else None
+        self._ca_file, self._insecure = ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._readers: dict[str, HttpReader] = {}
         self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
         self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
         self._host = host_reader()
@@ -58,7 +61,8 @@ class Finder:
         raise KvdiagError(f"no server is found on this host ({why}): is it starting? else give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
-        engine = DEFAULT.open(HttpReader(self._client(url)))
+        # One for each address, however often it is asked: it remembers what was too much to be asked for again.
+        engine = DEFAULT.open(self._readers.setdefault(url, HttpReader(self._client(url))))
         facts, identity = await gather_facts(engine, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
             return FoundServer(facts=facts, engine=engine, nvml=self.nvml)

@@ -110,7 +110,9 @@ async def _look(
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
         server = _server(None, None, why)
     else:
-        async with open_client(address, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        key = api_key if url is not None else None
+        async with open_client(address, api_key=key, ca_file=ca_file, insecure=insecure) as client:
             server, drill = await _engine(address, HttpReader(client))
     return [
         *await _gpus(address, drill=drill),

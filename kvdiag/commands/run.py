@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvdiag import files
 from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
 from kvdiag.commands.options.common import agent_option, either, output_option, server_options
 from kvdiag.commands.options.durations import Duration
@@ -117,7 +118,7 @@ def command(
             url = stack.enter_context(simulated(simulate))
         work = _run(
             url or "",
-            api_key=api_key,
+            api_key=api_key if simulate is None else None,
             ca_file=ca_file,
             insecure=insecure,
             agent_dir=agent_dir,
@@ -147,7 +148,7 @@ class _Recording:
         self._begun = False
         if path is not None:
             try:
-                path.open("ab").close()
+                files.refuse(path)
             except OSError as error:
                 raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
 

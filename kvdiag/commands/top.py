@@ -147,8 +147,15 @@ def command(
     @asynccontextmanager
     async def attached(address: str, *, only_if_there: bool) -> AsyncIterator[Feed | None]:
         try:
+            # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
+            named = attach is not None or url is not None
             client = open_daemon(
-                address, user=user, password=password, password_file=password_file, ca_file=ca_file, insecure=insecure
+                address,
+                user=user if named else None,
+                password=password if named else None,
+                password_file=password_file if named else None,
+                ca_file=ca_file,
+                insecure=insecure,
             )
         except KvdiagError:
             if url is None:

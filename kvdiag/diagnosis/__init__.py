@@ -11,6 +11,7 @@ from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
+from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
@@ -25,9 +26,13 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     that is unknown for want of something that does not exist here (no GPU, no allocator statistics) leaves it alone:
     it is listed, and the outputs name what the verdict leaves out.
     """
-    stepped = bool(timeline.marks) or _cut_off(facts)
-    steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
-    findings = tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+
+    def judged(timeline: Timeline) -> Judged:
+        stepped = bool(timeline.marks) or _cut_off(facts)
+        steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
+        return steps, tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+
+    steps, findings = weighed(timeline, judged(timeline), judged)
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
         worst=_worst(timeline, facts, steps, findings, limits),
@@ -91,7 +96,7 @@ def _cut_off(facts: Facts) -> bool:
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source, or one of the server's GPUs, has failed to the end, a stretch of time was lost, or all was."""
-    if _cut_off(facts) or any(gap.source == "prometheus" and gap.kind == "failed" for gap in facts.gaps):
+    if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
         return True
     own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"engine": [], "nvml": []}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -47,11 +49,18 @@ MOST_BROKEN_HANDSHAKES = 32
 """Until what they leave behind is collected: as much again, in circles, which Python by itself looks for seldom."""
 
 
+HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
+"""A Host header in lower case: name or address, and a port, which differs from ours if it is forwarded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may read. `allow` is asked for the Authorization of a request, and says `None` where it cannot tell now."""
+    """Who may read. `allow` is asked for the Authorization of a request and the client's IP address.
 
-    allow: Callable[[str], Awaitable[bool | None]] | None = None
+    It says `None` where it cannot tell now.
+    """
+
+    allow: Callable[[str, str], Awaitable[bool | None]] | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -86,6 +95,8 @@ class WebServer:
         """Those whose handshake or request is under way, and since when, the longest first."""
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
+        self._loopback_name: str | None = None
+        """The name that the port was opened by if it is a loopback port, else `None`."""
         self._broken_handshakes = 0
         """Since the last collection, with those that are under way."""
 
@@ -101,7 +112,10 @@ class WebServer:
         if tls is not None:
             self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
-        bound: int = self._server.sockets[0].getsockname()[1]
+        addresses = [each.getsockname() for each in self._server.sockets]
+        if all(ipaddress.ip_address(address[0]).is_loopback for address in addresses):
+            self._loopback_name = host.lower()
+        bound: int = addresses[0][1]
         return bound
 
     async def stop(self) -> None:
@@ -116,14 +130,38 @@ class WebServer:
                 task.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
 
-    async def _answer(self, request: Request) -> Answer:
-        allowed = True if self.access.allow is None else await self.access.allow(request.authorization)
+    async def _answer(self, request: Request, address: str) -> Answer:
+        if self._is_rebound(request):
+            reason = (
+                "foreign Host header on a loopback port: use localhost or 127.0.0.1, or set passwords with --web-config"
+            )
+            return problem(HTTPStatus.MISDIRECTED_REQUEST, reason)
+        allowed = True if self.access.allow is None else await self.access.allow(request.authorization, address)
         if allowed is None:
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
             return problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
         return self._pages.answer(request)
+
+    def _is_rebound(self, request: Request) -> bool:
+        """Return whether a request to a loopback port without passwords or TLS names another host.
+
+        A web page can have its own name resolved to 127.0.0.1 (DNS rebinding) and then read the answer. Passwords and
+        certificate names keep such a page out.
+        """
+        if self._loopback_name is None or self.access.allow is not None or self._tls is not None or not request.host:
+            return False
+        found = HOST.fullmatch(request.host.lower())
+        if found is None:
+            return True
+        name = found[1].strip("[]")
+        if name in ("localhost", self._loopback_name):
+            return False
+        try:
+            return not ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -202,7 +240,8 @@ class WebServer:
                 self._begun.pop(task, None)
                 request = parse_request(head)
                 bodiless = request.method == "HEAD"
-                answer, keeps = await self._answer(request), request.keeps
+                address = str(writer.get_extra_info("peername", ("",))[0])
+                answer, keeps = await self._answer(request, address), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
                 answer = problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
             except (OSError, asyncio.IncompleteReadError):

@@ -34,6 +34,8 @@ class Request:
     query: Mapping[str, Sequence[str]] = field(default_factory=dict)
     openmetrics: bool = False
     """Whether the page is wanted as OpenMetrics, and not as Prometheus' text."""
+    host: str = ""
+    """The address that the client thinks it talks to, as its Host header has it; empty where it says none."""
     authorization: str = ""
     packed: bool = False
     keeps: bool = False
@@ -69,6 +71,7 @@ def parse_request(head: bytes) -> Request:
         names=tuple(query.get("name[]", ())),
         query=query,
         openmetrics=_takes(headers.get("accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
+        host=headers.get("host", ""),
         authorization=headers.get("authorization", ""),
         packed=_takes(headers.get("accept-encoding", ""), "gzip"),
         keeps=version == "HTTP/1.1"

@@ -51,7 +51,7 @@ class DaemonSource:
             answer = await self._http.get(PATH)
         except Unreadable as unreadable:
             reason = {
-                401: "authentication required or refused: pass --user and --password-file",
+                401: "authentication required: pass --attach URL, --user and --password-file",
                 403: "access denied: is --user allowed to read it?",
                 404: f"it has no {PATH}: is it `kvdiag serve`, and as new as this kvdiag?",
             }.get(unreadable.status or 0)

@@ -194,7 +194,9 @@ def _shown(url: str) -> str:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or not (value.isascii() and value.isprintable()):
-        raise KvdiagError(f"{name[:40]!r} is no header: give it as NAME:VALUE")
+        # What has no name may be the value alone, a token for one.
+        shown = f"{name[:40]!r}" if colon else "what was given with --header"
+        raise KvdiagError(f"{shown} is no header: give it as NAME:VALUE")
     return name, value.strip()
 
 

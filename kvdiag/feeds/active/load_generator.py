@@ -7,7 +7,6 @@ its usage with every chunk. The engine writes the request's body; the stream tha
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import time
@@ -20,6 +19,7 @@ import httpx2
 
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Load, Outcome, Workload
+from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
@@ -238,8 +238,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not line.startswith(b"data:"):
         return None
     try:
-        event = json.loads(line.removeprefix(b"data:"))
-    except (ValueError, RecursionError):
+        event = decode(line.removeprefix(b"data:"))
+    except ValueError:
         return None  # [DONE], or a line that is none of ours
     return event if isinstance(event, dict) else None
 
@@ -271,8 +271,8 @@ async def _error_of(response: httpx2.Response, path: str) -> str:
                 break
     text = content.decode("utf-8", errors="replace")
     try:
-        decoded = json.loads(text)
-    except (ValueError, RecursionError):
+        decoded = decode(text)
+    except ValueError:
         decoded = None
     message = _message(decoded) if isinstance(decoded, dict) else None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"

@@ -65,7 +65,8 @@ def read_facts(
     # Where both limit a cache, the command line counts.
     told = (cache for command in commands for cache in caps.told(command))
     caches = {cache.name: cache for cache in (*engine.parse_caches(page), *told)}
-    weights, weight_gaps = host.weights_bytes(identity.root)
+    root = host.model_folder(identity.root, pids or ())
+    weights, weight_gaps = host.weights_bytes(root)
     return Facts(
         url=url,
         engine_name=engine.name,
@@ -77,7 +78,7 @@ def read_facts(
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
         host_caches=None if pids is None and not caches else tuple(caches.values()),
         host_limit_bytes=host.limit_bytes(pids or ()),
-        model_config=host.model_config(identity.root),
+        model_config=host.model_config(root),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
         forced=forced,

@@ -130,7 +130,7 @@ def test_answers_under_way_end_in_silence() -> None:
     looked_at = threading.Event()
     mistakes: list[dict[str, object]] = []
 
-    async def allow(_: str) -> bool:
+    async def allow(*_: str) -> bool:
         looked_at.set()
         await asyncio.Event().wait()
         return True

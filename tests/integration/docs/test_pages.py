@@ -17,13 +17,14 @@ DOCUMENTS = sorted(
     path.relative_to(ROOT)
     for path in (
         *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("alerts/*.md"),
         *ROOT.glob("dashboards/*.md"),
         *ROOT.glob("deploy/**/*.md"),
         *ROOT.glob("tests/**/*.md"),
     )
 )
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIT = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
@@ -45,7 +46,8 @@ COMMAND_LINES = sorted({(str(document), line) for document in DOCUMENTS for line
 
 def test_there_are_commands_to_look_at() -> None:
     """A pattern that finds nothing would find no mistake either."""
-    assert len([line for document, line in COMMAND_LINES if document == "README.md"]) > 20
+    assert len([line for document, line in COMMAND_LINES if document == "README.md"]) > 8
+    assert len([line for document, line in COMMAND_LINES if document.startswith("docs/")]) > 30
 
 
 @pytest.mark.parametrize(("document", "line"), COMMAND_LINES)
@@ -54,7 +56,15 @@ def test_a_command_line_can_be_typed(document: str, line: str) -> None:
     words = shlex.split(re.sub(r"\[[A-Z]+\]", "", line))[1:]
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         return  # prose: "what `kvdiag top` shows" begins with a command, "beside kvdiag itself" does not
-    values = {"DURATION": "12m", "GPU": "h100", "STORY": "healthy", "FILE": "file", "ID": "leak.host"}
+    values = {
+        "DURATION": "12m",
+        "GPU": "h100",
+        "SCENARIO": "healthy",
+        "DIR": "folder",
+        "URL": "http://127.0.0.1:8000",
+        "FILE": "file",
+        "ID": "leak.host",
+    }
     problem: click.UsageError | None = None
     try:
         _parse(cli, [values.get(word, word) for word in words])
@@ -74,9 +84,9 @@ def _parse(command: click.Command, words: list[str]) -> None:
 
 
 def test_the_plan_is_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """The answer below `kvdiag fit` in the README is what it answers."""
+    """The answer below `kvdiag fit` in docs/fit.md is what it prints."""
     # GIVEN
-    command, told = re.findall(r"```sh\n(kvdiag fit llama_70b[^\n]*)\n```\n\n```\n(.*?)```", README, flags=re.DOTALL)[0]
+    command, told = re.findall(r"```sh\n(kvdiag fit llama_70b[^\n]*)\n```\n\n```\n(.*?)```", FIT, flags=re.DOTALL)[0]
 
     # WHEN
     main(shlex.split(command)[1:])
@@ -96,3 +106,9 @@ def test_links_and_targets_lead_somewhere(document: Path) -> None:
         assert ((ROOT / document).parent / link).exists(), link
     named = set(re.findall(r"`make ([a-z-]+)`", text)) | set(re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE))
     assert set() == named - TARGETS
+
+
+@pytest.mark.parametrize("document", ["README.md", *(str(path) for path in DOCUMENTS if path.parts[0] == "docs")])
+def test_a_page_can_be_read_in_one_sitting(document: str) -> None:
+    """At most 200 lines a page."""
+    assert len((ROOT / document).read_text(encoding="utf-8").splitlines()) <= 200
