@@ -19,7 +19,7 @@ from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import EngineReport, Settings
 from kvdiag.model import Gap
 from kvdiag.oom.log import LoggedFailure, read_failures
-from kvdiag.sources.black_boxes import read_file, read_folder
+from kvdiag.sources.black_boxes import BlackBox, read_file, read_folder
 from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
 
 Kind = Literal["black box", "trace", "log"]
@@ -45,7 +45,7 @@ def gather(
     if sum(kind == "trace" for _, kind in named) > 1:
         raise KvdiagError("more than one trace: give the one that ends with the failure")
     case = Case()
-    found: list[Account] = []
+    found: list[BlackBox] = []
     for path, kind in named:
         if kind == "trace":
             timeline, facts = read_trace(path)
@@ -172,10 +172,24 @@ def _account(failure: LoggedFailure, origin: str) -> Account:
     )
 
 
-def _with_box(case: Case, boxes: list[Account]) -> Case:
+def _account_of_box(box: BlackBox) -> Account:
+    return Account(
+        origin=box.origin,
+        exact=True,
+        at_seconds=box.at_seconds,
+        process=box.process,
+        rank=None if box.allocator is None else box.allocator.tensor_rank,
+        shortage=box.shortage,
+        allocator=box.allocator,
+        split=box.split,
+    )
+
+
+def _with_box(case: Case, found: list[BlackBox]) -> Case:
     """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
-    if not boxes:
+    if not found:
         return case
+    boxes = [_account_of_box(box) for box in found]
     told = case.accounts
     oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
     chosen = next((box for box in boxes if any(agree(box, other) for other in told)), oldest)
