@@ -58,7 +58,7 @@ def gather(
                 damaged = (
                     f": {gaps[0].reason}"
                     if gaps
-                    else ": no agent has seen an allocation fail, or it is the wrong folder"
+                    else ": no allocation failed under an agent, or it is the wrong folder"
                 )
                 gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
             found += read
@@ -103,7 +103,7 @@ def recognise(path: Path) -> Kind:
     if first.startswith(b"{") and b'"kvdiag_black_box"' in first:
         return "black box"
     if first.startswith(b"{") and b'"kvdiag_agent"' in first:
-        raise KvdiagError(f"{path} is what an agent publishes of a living process: give the folder, or an oom-….json")
+        raise KvdiagError(f"{path} is an agent's publication of a running process: give the folder, or an oom-….json")
     return "log"
 
 
@@ -125,10 +125,10 @@ def _with_log(case: Case, path: Path) -> Case:
     case = replace(case, has_log=True)
     gaps = case.gaps
     if not whole:
-        reason = f"{origin} is long: its beginning, its end and what lies round its first failure were read"
+        reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
         gaps = (*gaps, Gap(source="log", kind="absent", reason=reason))
     if failure is None:
-        reason = f"{origin} tells of no failure for want of memory"
+        reason = f"{origin} reports no out-of-memory failure"
         return replace(
             case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
         )

@@ -113,7 +113,7 @@ def read_folder(path: Path) -> tuple[tuple[BlackBox, ...], tuple[Gap, ...]]:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_NAMES) if NAME.fullmatch(entry.name))
         if len(names) > MAX_BOXES:
-            gaps.append(_gap(f"{len(names)} black boxes, of which the first {MAX_BOXES} are read"))
+            gaps.append(_gap(f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
                 boxes.append(parse(content(folder, name).text, origin=f"the black box {name}"))
@@ -215,11 +215,11 @@ def read_file(path: Path, text: bytes) -> BlackBox:
 
     """
     if len(text) > MAX_FILE_BYTES:
-        raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB, which no black box has")
+        raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB: not a black box")
     try:
         return parse(text, origin=f"the black box {path.name}")
     except ValueError as error:
-        raise KvdiagError(f"{path} is not a black box that can be read: {str(error)[:160]}") from error
+        raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error
 
 
 def _whole(told: dict[str, Any], name: str, *, most: int) -> int:

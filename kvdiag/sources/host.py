@@ -51,12 +51,12 @@ def find_server(url: str, server_program: str) -> tuple[tuple[int, ...] | None, 
     """
     parts = urlsplit(url)
     if not is_local(parts.hostname or ""):
-        return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
+        return None, (_unseen(f"{parts.hostname} is another host: its processes are not visible here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         listener = _listener(port)
         if listener is None:
-            return None, (_unseen(f"no process of this PID namespace is seen listening on port {port}"),)
+            return None, (_unseen(f"no process in this PID namespace listens on port {port}"),)
         top = _launcher(listener, server_program)
         family = [top, *top.children(recursive=True)]
     except psutil.Error as error:
@@ -122,7 +122,7 @@ def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap
     """Resident and anonymous bytes of the processes that still live; a gap when none does."""
     found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
     if not found:
-        return None, (Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more"),)
+        return None, (Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited"),)
     return found, ()
 
 

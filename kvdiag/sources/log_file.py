@@ -80,7 +80,7 @@ def _chunks(file: int, name: str) -> Iterator[bytes]:
             read = os.read(file, CHUNK_BYTES)
         except BlockingIOError:
             if not select.select([file], [], [], SILENT_SECONDS)[0]:
-                raise KvdiagError(f"{name} has told nothing for {SILENT_SECONDS:.0f} s: give a log that ends") from None
+                raise KvdiagError(f"{name} printed nothing for {SILENT_SECONDS:.0f} s: give a log that ends") from None
             continue
         if not read:
             # A named pipe that nobody has opened to write reads as one that has ended.

@@ -103,7 +103,7 @@ class VllmClient:
         path, params = "/metrics/", [("name[]", name) for name in names]
         answer = await self._http.get(path, params)
         if "html" in answer.content_type:
-            raise Unreadable("failed", "answered a web page where metrics should be: check the URL")
+            raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
         try:
             return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
         except TooLargeError as error:

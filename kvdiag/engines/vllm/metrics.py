@@ -145,11 +145,11 @@ def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int |
 
 
 def _refused(name: str, label: str, value: float) -> Gap:
-    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible figure")
+    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible value")
 
 
 def _repeated(name: str, count: int, label: str) -> Gap:
-    reason = f"{name} stands {count} times for engine {label}: is this page joined from several servers?"
+    reason = f"{name} appears {count} times for engine {label}: does this endpoint merge several servers?"
     return Gap(source=SOURCE, kind="failed", reason=reason)
 
 

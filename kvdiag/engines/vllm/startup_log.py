@@ -192,7 +192,7 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
     telling = [start for start in starts if start.tells_memory]
     if not telling:
         raise KvdiagError(
-            f"{origin} has none of the lines in which vLLM tells its memory (model weights, available KV cache, "
+            f"{origin} has none of vLLM's memory figures (model weights, available KV cache, "
             "KV cache size): give the log from the server's start, at level INFO"
         )
     report = _report(telling[-1])
@@ -200,7 +200,7 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
     if len(telling) > 1:
         notes.append(f"the log has {len(telling)} starts; the last one is used")
     if telling[-1] is not starts[-1]:
-        notes.append("a later start in the log tells no memory yet; the one before it is used")
+        notes.append("a later start in the log has no memory figures yet; the previous start is used")
     return replace(report, notes=tuple(notes))
 
 
@@ -302,7 +302,7 @@ def _report(start: _Start) -> EngineReport:
         notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
     processes = [process for process in start.processes.values() if _data_rank(process.name) == engine]
     notes += [
-        f"{process.name or 'the engine'} says its KV pool is {process.failed_pool} GiB: that start failed"
+        f"{process.name or 'the engine'} reports a KV pool of {process.failed_pool} GiB: this start failed"
         for process in processes
         if process.failed_pool
     ]

@@ -83,7 +83,10 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
     if speed is not None:
         new = ROUNDS * (len(SALTED_ROUNDS[0]) + len(UNSALTED))
         rooms.append(
-            (int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new), "the server takes no more in a minute")
+            (
+                int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new),
+                "the server cannot process more in a minute",
+            )
         )
     room, reason = min(rooms, default=(fitting.prompt_tokens, ""))
     if room < fitting.prompt_tokens:
@@ -161,7 +164,7 @@ class IsolationFeed:
             async with asyncio.timeout(REQUEST_SECONDS):
                 return await self._requests.ask(prompt, max_tokens)
         except TimeoutError:
-            error = f"given up after {REQUEST_SECONDS:.0f} s"
+            error = f"timed out after {REQUEST_SECONDS:.0f} s"
             return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(error,))
 
     async def _await_counted(self, before: int | None, outcome: Outcome) -> None:

@@ -231,7 +231,7 @@ class Watch:
                 self._recorder.renew_history(self._tiers.thinned)
             self._clock_set_total += 1
             self._snapshot = None
-            _log.warning("clock", set_seconds=round(seconds, 1), reason="the history was moved with it")
+            _log.warning("clock", set_seconds=round(seconds, 1), reason="moved the history by the same time")
 
     async def _measure_lengths(self) -> None:
         """What finished requests were like changes slowly, and its histograms are long: seldom read."""
@@ -338,7 +338,9 @@ class Watch:
             raise
         except Exception as error:  # what nobody foresaw is no reason to end
             _log.debug("mistake", exc_info=True)
-            reason = f"kvdiag failed to look for it ({type(error).__name__}); please report that with a log of -vv"
+            reason = (
+                f"internal error while searching for it ({type(error).__name__}); please report it with a log of -vv"
+            )
             raise KvdiagError(reason) from error
         # The cost model of a new server takes some 0.1 s; afterwards its answers are remembered.
         await asyncio.to_thread(all_pools_bytes, found.facts)

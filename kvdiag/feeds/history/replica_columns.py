@@ -105,10 +105,12 @@ def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
     gaps = []
     for name, count in refused.items():
         if count:
-            reason = f"{count} samples of {name} are no possible figures and are left out"
+            reason = f"{count} samples of {name} are not possible values and are left out"
             gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     if twice:
         names = ", ".join(sorted(twice)[:3])
-        reason = f"series stand twice for this replica ({names}): scraped by two jobs? The one with more samples counts"
+        reason = (
+            f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
+        )
         gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     return gaps

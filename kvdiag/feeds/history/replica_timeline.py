@@ -208,9 +208,11 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
         for one in lost[:MAX_LOST]
     ]
     if len(lost) > MAX_LOST:
-        gaps.append(Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more stretches were not read"))
+        gaps.append(
+            Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more intervals could not be read")
+        )
     if pools.since_seconds is not None:
-        reason = f"before {clock(pools.since_seconds)} the KV pool was another one: judged from then on"
+        reason = f"before {clock(pools.since_seconds)} the KV pool had another size: diagnosed from then on"
         gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     return gaps
 
@@ -229,13 +231,13 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this time")]
+        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
     reason = (
         f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
-        "was the server replaced, or is it scraped no more?"
+        "was the server replaced, or is it no longer scraped?"
     )
     return [Gap(source=SOURCE, kind="absent", reason=reason)]
 

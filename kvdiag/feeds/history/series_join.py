@@ -197,7 +197,9 @@ def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], ch
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap(source="engine", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
+        gap = Gap(
+            source="engine", kind="absent", reason="its engine's metrics are not scraped: its requests are unknown"
+        )
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -297,7 +299,7 @@ def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
     names = ", ".join(one.key.partition(" ")[2].lstrip("/") for one in owners[:MAX_NAMED])
     more = "" if len(owners) <= MAX_NAMED else f" and {len(owners) - MAX_NAMED} more"
     reason = (
-        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is joined to none"
+        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is assigned to none"
     )
     return Gap(source="nvml", kind="absent", reason=reason)
 
@@ -307,13 +309,13 @@ def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
     more = "" if len(pods) <= MAX_NAMED else f" and {len(pods) - MAX_NAMED} more"
     names = ", ".join(pods[:MAX_NAMED])
     reason = (
-        f"GPU {uuid} of {host} is shared by {names}{more}: whose its bytes are is not told, so it is joined to none"
+        f"GPU {uuid} of {host} is shared by {names}{more}: its bytes cannot be attributed, so it is assigned to none"
     )
     return Gap(source="nvml", kind="absent", reason=reason)
 
 
 def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
-    reason = "no server could be joined to this GPU"
+    reason = "no server is known to use this GPU"
     return Replica(
         key=f"gpu {uuid}",
         subject=_common([dict(labels) for labels in series]),
@@ -325,11 +327,11 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
 def _replica(group: _Group) -> Replica:
     gaps = list(group.gaps)
     if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
-        reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag tells of this server's GPUs"
+        reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag covers this server's GPUs"
         gaps.append(Gap(source="nvml", kind="absent", reason=reason))
     names = {dict(labels).get("__name__", "") for labels in group.series}
     if not any(METRICS[name].part in ("host", "container") for name in names):
-        reason = "no series of kvdiag or cAdvisor tells of this server's memory on its host"
+        reason = "no series of kvdiag or cAdvisor covers this server's host memory"
         gaps.append(Gap(source="host", kind="absent", reason=reason))
     return Replica(key=group.key, subject=_common(group.own), series=tuple(group.series), gaps=tuple(gaps))
 

@@ -269,7 +269,7 @@ class Sampler:
             raise
         except Exception as error:  # noqa: BLE001
             _log.debug("mistake", source=source, exc_info=True)
-            reason = f"kvdiag failed to read it ({type(error).__name__}); please report that with a log of -vv"
+            reason = f"internal error while reading it ({type(error).__name__}); please report it with a log of -vv"
             gap = Gap(source=source, kind="failed", reason=reason)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
@@ -281,7 +281,7 @@ class Sampler:
                     processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
                 except ReadTimeout as busy:
                     since = f"{busy.since_seconds:.0f} s"
-                    reason = f"the host has not answered for {since}: does a process hang in a driver?"
+                    reason = f"the host has not answered for {since}: is a process stuck in a driver?"
                     processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 

@@ -118,7 +118,9 @@ def _extend(
         elif not found or sample.at_seconds >= found[-1].at_seconds:
             found.append(sample)
     if ahead:
-        _log.warning("recorder", reason=f"{ahead} samples of {path.name} are of the future: left out at the start")
+        _log.warning(
+            "recorder", reason=f"{ahead} samples of {path.name} are dated in the future: left out at the start"
+        )
 
 
 def _facts(path: Path, lost: dict[str, Gap]) -> Facts | None:

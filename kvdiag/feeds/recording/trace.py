@@ -46,7 +46,9 @@ MAX_LINE_VALUES = 100_000
 CHECK_EVERY = 10
 """Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
 
-CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
+CUT_OFF = Gap(
+    source="trace", kind="failed", reason="the trace is incomplete: its recorder was killed, or is still writing"
+)
 
 END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
 """The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""
@@ -265,7 +267,7 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) 
         how.budget.take(line)
         if found := CHECK.fullmatch(line) or END.fullmatch(line):
             if (told := found[found.re.groups]) is not None and int(told) != crc32:
-                raise DamagedError(f"{path}, line {number}: what stands before it is damaged, or was edited")
+                raise DamagedError(f"{path}, line {number}: an earlier part is damaged, or was edited")
             if found.re is END and int(found[1]) == count:
                 return _ended(lines, kept, facts, path, checked=told is not None)
         crc32 = zlib.crc32(line, crc32)
@@ -291,7 +293,7 @@ def _ended(
     """What was read, once gzip has compared its own checksum, which stands behind all that is packed."""
     line, _ = next(lines, (None, True))
     if line:
-        raise DamagedError(f"{path} goes on after its end: it is damaged, or was edited")
+        raise DamagedError(f"{path} continues after its end: it is damaged, or was edited")
     torn = line is not None and not checked
     return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
 
@@ -326,12 +328,12 @@ def read_header(path: Path) -> tuple[Facts, float]:
     except (OSError, EOFError, zlib.error) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
-        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is no number of seconds")
+        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
     return facts, float(moved)
 
 
 def _header(line: bytes, path: Path) -> Facts:
-    not_a_trace = f"{path} is not a trace of kvdiag: its first line is no header"
+    not_a_trace = f"{path} is not a kvdiag trace: its first line is not a header"
     try:
         header = _decoded(line)
     except ValueError as error:
@@ -370,11 +372,11 @@ def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sam
         _refuse_earlier(mark, kept.marks[-1] if kept.marks else None, "mark")
         kept.mark(mark, size_bytes)
     elif "end" in line:
-        raise ValueError("the end of a trace with another number of samples and marks: was it edited?")
+        raise ValueError("the trace's end reports another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
 
 
 def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:
     if before is not None and entry.at_seconds < before.at_seconds:
-        raise ValueError(f"its time is before that of the {kind} before it")
+        raise ValueError(f"its time is before the previous {kind}'s")

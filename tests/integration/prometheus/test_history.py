@@ -259,7 +259,7 @@ def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -
 
     # THEN
     assert ("unknown", 148) == (replica["worst"], replica["window"]["samples"])
-    assert "3 samples of vllm:kv_cache_usage_perc are no possible figures" in reasons(replica)
+    assert "3 samples of vllm:kv_cache_usage_perc are not possible values" in reasons(replica)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ WRONG_SERVERS = [
         {"/v1/models": reply_json({"data": []})}, "/v1/models lists no model: is this a vLLM server?", id="no model"
     ),
     pytest.param({"/v1/models": reply("[" * 100_000)}, f"the answer is not JSON: {CHECK}", id="nested without end"),
-    pytest.param({"/v1/models": raw(b"\x00" * 999)}, "the answer broke off (…)", id="garbage"),
+    pytest.param({"/v1/models": raw(b"\x00" * 999)}, "the connection broke off (…)", id="garbage"),
     pytest.param({"/v1/models": silent()}, "no whole answer within 5 s on /v1/models", id="silence"),
     pytest.param({**SERVER, "/metrics/": reply("", status=404)}, f"404 on /metrics/: {CHECK}", id="no metrics"),
     pytest.param(
-        {**SERVER, "/metrics/": HTML}, "answered a web page where metrics should be: check the URL", id="HTML metrics"
+        {**SERVER, "/metrics/": HTML}, "it returned a web page instead of metrics: check the URL", id="HTML metrics"
     ),
     pytest.param(
         {**SERVER, "/metrics/": reply("<html>\r\n</html>")},
@@ -76,7 +76,7 @@ WRONG_SERVERS = [
     ),
     pytest.param(
         {**SERVER, "/metrics/": reply(gzip.compress(bytes(64 * MIB)), Content_Encoding="gzip")},
-        "the answer on /metrics/ is packed (…) although that was not asked for",
+        "the answer on /metrics/ is compressed (…) although that was not requested",
         id="a packed bomb",
     ),
 ]
@@ -113,7 +113,7 @@ def test_impossible_count_is_a_gap(value: str, told: str) -> None:
         result = kvdiag("audit", "--url", server.url, "--output", "json")
 
     # THEN
-    reason = f"vllm:num_requests_running of engine 0 is {told}: not a possible figure"
+    reason = f"vllm:num_requests_running of engine 0 is {told}: not a possible value"
     assert (0, "") == (result.code, result.stderr)
     assert {"source": "vllm", "kind": "failed", "reason": reason} in result.document["gaps"]
     assert ["kv_held", "kv_free"] == [line["component"] for line in result.document["ledger"]]
@@ -130,7 +130,7 @@ def test_impossible_usage_leaves_nothing_to_show(value: str, told: str) -> None:
         actual = refusal("audit", "--url", server.url)
 
     # THEN
-    assert f"nothing to audit: KV usage of engine 0 is {told}: not a possible figure" == actual
+    assert f"nothing to audit: KV usage of engine 0 is {told}: not a possible value" == actual
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def test_other_traffic_is_refused(drill: Client) -> None:
 
     # THEN
     expected = (
-        "kvdiag: the server has other traffic (1 requests run or wait): the steps would measure it as theirs; "
-        "stop it, or pass --force and accept that most steps cannot tell\n"
+        "kvdiag: the server has other traffic (1 requests run or wait), which the steps would count as their own; "
+        "stop it, or pass --force: most steps then become unknown\n"
     )
     assert (3, "", expected) == (actual.code, actual.stdout, actual.stderr)
     assert 0 == served(drill)

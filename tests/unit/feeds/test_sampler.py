@@ -187,7 +187,7 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
 
     # THEN
     gaps = {gap for one in samples for gap in one.gaps}
-    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: does a process hang in a driver?"
+    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: is a process stuck in a driver?"
     assert {Gap(source="host", kind="failed", reason=reason)} == gaps
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
@@ -208,7 +208,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
 
     # THEN
     gaps = [one.gaps for one in device_readings(samples)]
-    reason = "kvdiag failed to read it (ZeroDivisionError); please report that with a log of -vv"
+    reason = "internal error while reading it (ZeroDivisionError); please report it with a log of -vv"
     assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 

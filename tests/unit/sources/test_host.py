@@ -72,7 +72,7 @@ def test_remote_server_is_a_gap(url: str, host: str) -> None:
     actual = find_server(url, "vllm")
 
     # THEN
-    assert (None, (unseen(f"{host} is not this host: its processes cannot be seen from here"),)) == actual
+    assert (None, (unseen(f"{host} is another host: its processes are not visible here"),)) == actual
 
 
 def test_port_without_listener_is_a_gap() -> None:
@@ -82,7 +82,7 @@ def test_port_without_listener_is_a_gap() -> None:
         actual = find_server(f"http://127.0.0.1:{port}", "vllm")
 
     # THEN
-    assert (None, (unseen(f"no process of this PID namespace is seen listening on port {port}"),)) == actual
+    assert (None, (unseen(f"no process in this PID namespace listens on port {port}"),)) == actual
 
 
 def test_memory_of_the_living_is_read() -> None:
@@ -111,7 +111,7 @@ def test_server_that_has_ended_is_a_gap() -> None:
     actual = read([ended.pid])
 
     # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
     assert (None, (gap,)) == actual
 
 
@@ -121,7 +121,7 @@ def test_impossible_process_id_is_passed_over() -> None:
     actual = read([2**31, 2**40, -1])
 
     # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
     assert (None, (gap,)) == actual
 
 
