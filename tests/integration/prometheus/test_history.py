@@ -167,7 +167,7 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
     assert ["unknown", "ok"] == statuses(alone, "leak.kv_blocks", "leak.device_non_torch")
     for server in (one for one in document["replicas"] if one is not alone):
         assert ["ok", "unknown"] == statuses(server, "leak.kv_blocks", "leak.device_non_torch")
-        assert "joined to none" in reasons(server)
+        assert "assigned to none" in reasons(server)
 
 
 def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose: Diagnose) -> None:
