@@ -7,7 +7,8 @@ from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
 from kvdiag.diagnosis.timeline_queries import counted
-from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
+from kvdiag.engines.engine import Identity
+from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, parse_version
 from kvdiag.sources.prometheus_text import Page
 
 OLDEST = (0, 6, 0)
