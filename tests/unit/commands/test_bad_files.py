@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.model import Facts, Sample
-from kvdiag.model.codec import to_plain
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
 from tests.unit.commands.refusals import PAGE, SERVER, refusal
@@ -25,9 +25,9 @@ def line(**value: object) -> bytes:
 
 HEADER = line(kvdiag_trace=1, kvdiag_version="0.1.0", facts=to_plain(Facts(url="http://127.0.0.1:8000")))
 SAMPLES = b"".join(line(sample=to_plain(Sample(at_seconds=float(number)))) for number in range(9))
-NO_TRACE = "TRACE is not a kvdiag trace: its first line is not a header"
-A_LOG = f"{NO_TRACE}; if it is an engine's log, add --postmortem"
-A_BOX = f"{NO_TRACE}; to judge an agent's black box, add --postmortem"
+NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
+A_LOG = f"{NO_TRACE}; if it is an engine log, add --postmortem"
+A_BOX = f"{NO_TRACE}; to read an agent's black box, add --postmortem"
 
 
 @pytest.mark.parametrize(
