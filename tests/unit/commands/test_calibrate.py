@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -187,9 +186,9 @@ def test_weights_in_another_format_are_named(capsys: pytest.CaptureFixture[str],
 
 def test_a_log_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     """`kubectl logs pod | kvdiag fit MODEL --from-log -`."""
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(CPU).read_bytes())))
-
-    code, document = answer(capsys, tiny, "--from-log", "-")
+    with Path(CPU).open(encoding="utf-8") as log:
+        monkeypatch.setattr("sys.stdin", log)
+        code, document = answer(capsys, tiny, "--from-log", "-")
 
     assert (0, "the log from stdin") == (code, document["engine"]["origin"])
 
