@@ -301,7 +301,7 @@ def test_a_pool_that_is_not_what_its_config_gives_is_told_with_the_likely_reason
     actual = judged(pool(usable_blocks=5_529, pool_bytes=6_145 * 2 * MIB))
 
     # THEN
-    told = "its model's config gives 6,145 blocks in the pool, the engine reports 5,530 (+11.1%): a drafter's layers"
+    told = "its model's config gives 6,145 blocks in the pool, the engine reports 5,530 (+11.1%): a draft model"
     assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
 
 
