@@ -60,7 +60,7 @@ def test_one_copy_is_ok() -> None:
         (World(weights_bytes=None), "the size of the weights is not known (the model's files are not visible here)"),
         (
             World(pools=(pool(pool_bytes=None),)),
-            "the engine does not report its pool's bytes, and the model's config.json is not visible from here",
+            "the engine does not report its pool's bytes, and the model's config.json is not readable from here",
         ),
         (World(server_seen=False), "the server's own bytes on the device are not visible"),
         (World(server_bytes_told=False), "the server's own bytes on the device are not visible"),
