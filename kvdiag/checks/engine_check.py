@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
-from kvdiag.diagnosis.timeline_queries import counted
 from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
+from kvdiag.formatting import plural
 from kvdiag.sources.prometheus_text import Page
 
 OLDEST = (0, 6, 0)
@@ -97,7 +97,7 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     if pids is None:
         fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
         return Check(id="engine.processes", outcome="warn", found=problem or "not seen", fix=fix)
-    found = f"{counted(len(pids), 'process', 'processes')}, the memory of {readable} can be read"
+    found = f"{plural(len(pids), 'process', 'processes')}, the memory of {readable} can be read"
     if readable < len(pids):
         fix = "run kvdiag as the server's user: host memory of the others stays unseen"
         return Check(id="engine.processes", outcome="warn", found=found, fix=fix)

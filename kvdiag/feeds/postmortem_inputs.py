@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from kvdiag.diagnosis.postmortem import Account, Case
+from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
 from kvdiag.engines.vllm.settings import parse_settings
 from kvdiag.engines.vllm.startup_log import parse_log
@@ -19,6 +19,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, Settings
 from kvdiag.model import Gap
+from kvdiag.oom.account import Account
 from kvdiag.oom.log import LoggedFailure, read_failures
 from kvdiag.sources.black_boxes import read_file, read_folder
 from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log

@@ -25,7 +25,18 @@ from kvdiag.model.snapshot import PressureThresholds, ServerState, Snapshot, Sou
 from kvdiag.model.timeline import Load, Mark, Outcome, Phase, Probe, ProbeKind, Sample, Span, Timeline, Workload
 from kvdiag.model.torch_memory import NATIVE, Allocator, FailedAllocation, ReservedSplit
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
-from kvdiag.model.verdicts import Diagnosis, Evidence, Finding, LedgerLine, Provenance, Quantity, Status, StepResult
+from kvdiag.model.verdicts import (
+    Diagnosis,
+    Evidence,
+    Finding,
+    GrowthFigures,
+    ImbalanceFigures,
+    LedgerLine,
+    Provenance,
+    Quantity,
+    Status,
+    StepResult,
+)
 
 __all__ = [
     "ENGINE_COUNTS",
@@ -42,8 +53,10 @@ __all__ = [
     "Finding",
     "Gap",
     "GapKind",
+    "GrowthFigures",
     "HostCache",
     "HostProcess",
+    "ImbalanceFigures",
     "KvPool",
     "LedgerLine",
     "Lengths",

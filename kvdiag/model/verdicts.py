@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from kvdiag.model.facts import Facts
@@ -12,7 +12,7 @@ Status = Literal["ok", "suspect", "fault", "unknown"]
 Provenance = Literal["measured", "reported", "computed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Quantity:
     """A named number with its unit; `value` is `None` where it is not known."""
 
@@ -21,9 +21,9 @@ class Quantity:
     unit: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """A number that a finding stands on, and where it was seen."""
+    """One figure behind a finding: name, value, unit, and the source that measured it."""
 
     name: str
     value: float | str | None
@@ -31,26 +31,60 @@ class Evidence:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """A test step's verdict: what had to be seen against what was."""
+    """The verdict of one test step: expected and measured quantities."""
 
     id: str
     status: Status
     summary: str
+    _: KW_ONLY
     expected: tuple[Quantity, ...] = ()
     measured: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthFigures:
+    """How fast what a finding is about grows, and how long the room lasts: what outputs and alerts read.
+
+    `low` and `high` are bounds. `room_bytes` and the times are `None` where the room is not known, or nothing is being
+    used up; `exhaustion_high_seconds` also where the growth may end before it.
+    """
+
+    bytes_per_second: float
+    low_bytes_per_second: float | None = None
+    high_bytes_per_second: float | None = None
+    room_bytes: int | None = None
+    exhaustion_seconds: float | None = None
+    exhaustion_low_seconds: float | None = None
+    exhaustion_high_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImbalanceFigures:
+    """What one rank holds beyond the others, and the KV tokens that this costs every rank; `None` where unknown."""
+
+    excess_bytes: int | None = None
+    lost_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule's verdict with the numbers that decided. The last four come from the knowledge base."""
+    """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
+
+    `holder` is whose memory it is about, where it is about one process or device. Outputs read `growth` and
+    `imbalance`, never a row of the evidence by its name.
+    """
 
     id: str
     status: Status
     summary: str
     evidence: tuple[Evidence, ...] = ()
+    _: KW_ONLY
+    holder: str | None = None
+    growth: GrowthFigures | None = None
+    imbalance: ImbalanceFigures | None = None
     likely_cause: str | None = None
     confirm: str | None = None
     remedy: str | None = None

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kvdiag.diagnosis.postmortem import Account
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap
+from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
 from kvdiag.sources import agent_publication
 from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, content

@@ -91,7 +91,7 @@ def _rates(figures: Mapping[str, float]) -> dict[str, float]:
 def _imbalance_families(findings: list[Finding]) -> Iterator[Metric]:
     told = [_figures(finding) for finding in findings if finding.id == "imbalance.rank"]
     for name, field, text in (
-        ("bytes", "beyond_the_others", "What one rank holds beyond the others."),
+        ("bytes", "excess", "What one rank holds beyond the others."),
         ("lost_tokens", "kv_tokens_lost", "KV cache that an uneven rank costs every rank."),
     ):
         largest = max((figures[field] for figures in told if field in figures), default=None)
