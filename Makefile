@@ -1,12 +1,13 @@
-# Everything runs from a virtual environment of its own, .venv, made here: no root, nothing to activate.
+# Everything runs from a virtual environment in .venv, created here: no root, nothing to activate.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 
-# Most of a test run is waiting for servers, so that twice the cores of a small machine keep it busy.
+# Tests mostly wait for servers: twice as many workers as a small machine has cores keep it busy.
 WORKERS ?= 4
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
@@ -15,21 +16,24 @@ HOURS ?= 24
 SECONDS ?= 60
 COUNT ?= 150
 
-.PHONY: help demo test bench bench-diagnosis pyz gpu-check screenshots check format lock clean
+.PHONY: help demo test test-all bench bench-diagnosis soak fuzz mutation gpu-check pyz screenshots docs check format lock clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-demo: $(VENV)/.runtime  ## Set up, then diagnose the embedded simulated server
+demo: $(VENV)/.runtime  ## Set up, then diagnose a simulated server
 	@$(BIN)/kvdiag run --simulate healthy
 
-test: $(VENV)/.dev check  ## Set up, then run the whole suite, the real vLLM among it
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+test: $(VENV)/.dev check  ## Set up, then run the everyday tests, a real vLLM and Prometheus included (minutes)
+	@$(PYTEST) -m "not long"
 
-bench: $(VENV)/.dev  ## Print the benchmarks and one table of them: kvdiag beside others, its verdicts, its cost (half an hour)
+test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)
+	@$(PYTEST) -m long
+
+bench: $(VENV)/.dev  ## Measure kvdiag beside other tools: verdicts and cost, in one table (half an hour)
 	@$(BIN)/python -m tests.quality.bench.table $(BENCH)
 
-bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported incidents, healthy servers and leaks (minutes)
+bench-diagnosis: $(VENV)/.dev  ## Score the diagnosis on reported incidents, healthy servers and leaks (minutes)
 	@$(BIN)/python -m tests.quality.bench.diagnosis_score
 	@$(BIN)/python -m tests.quality.bench.diagnosis_history || [ $$? = 3 ]
 	@$(BIN)/python -m tests.quality.bench.fleet_power
@@ -37,20 +41,20 @@ bench-diagnosis: $(VENV)/.dev  ## Print the score of the diagnosis on reported i
 	@$(BIN)/python -m tests.quality.bench.day_speed || [ $$? = 1 ]
 	@$(BIN)/python -m tests.quality.bench.fleet_speed || [ $$? = 3 ]
 
-soak: $(VENV)/.dev  ## Break every source of the daemon in random order for a day of accelerated time, kills among it (HOURS=24)
+soak: $(VENV)/.dev  ## Inject random faults into every source of the daemon for HOURS=24 of accelerated time
 	@$(BIN)/python -m tests.quality.faults.soak --hours $(HOURS)
 
-fuzz: $(VENV)/.dev  ## Look for input that a reader neither reads nor refuses (SECONDS=60 for each reader)
+fuzz: $(VENV)/.dev  ## Fuzz every parser of untrusted input, SECONDS=60 each
 	@$(UV) sync --quiet --frozen --inexact --group fuzz
 	@$(BIN)/python -m tests.quality.fuzz --seconds $(SECONDS)
 
-mutation: $(VENV)/.dev  ## Print which share of small wrong versions of the judging code the tests notice (COUNT=150)
+mutation: $(VENV)/.dev  ## Print the share of COUNT=150 mutants of the judging code that the tests kill
 	@$(BIN)/python -m tests.quality.mutation.mutation --count $(COUNT)
 
-gpu-check: $(VENV)/.dev  ## Play what only a GPU can show, with a Python that has torch: GPU_PYTHON=...
+gpu-check: $(VENV)/.dev  ## Run the checks that need a GPU, with a Python that has torch: GPU_PYTHON=...
 	@$(BIN)/python -m tests.integration.gpu.check --python $(GPU_PYTHON) --out $(OUT)
 
-pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform's Python from 3.11 on, with nothing installed
+pyz: $(VENV)/.dev  ## Build dist/kvdiag.pyz: one file for this platform's Python 3.11 or newer
 	@rm -rf $(PYZ).d && mkdir -p $(PYZ).d
 	@$(UV) export --quiet --frozen --no-dev --no-emit-project --no-hashes --output-file $(PYZ).d/requirements.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(PYZ).d/site -r $(PYZ).d/requirements.txt
@@ -60,10 +64,14 @@ pyz: $(VENV)/.dev  ## Make dist/kvdiag.pyz: one file that runs on this platform'
 	@rm -rf $(PYZ).d
 
 screenshots: OUT = .cache/screenshots
-screenshots: $(VENV)/.dev  ## Take pictures of reports of every kind, on small and wide screens, light and dark: OUT=folder
+screenshots: $(VENV)/.dev  ## Take screenshots of reports at several widths, light and dark: OUT=folder
 	@$(BIN)/python -m tests.integration.browser.screenshots $(OUT)
 
-check: $(VENV)/.dev  ## Formatting, lint, types and the import contracts
+docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
+	@$(UV) sync --quiet --frozen --inexact --group docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+check: $(VENV)/.dev  ## Check formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
@@ -73,17 +81,17 @@ format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only .
 
-lock: $(VENV)/.dev  ## Lock the newest versions that fit
+lock: $(VENV)/.dev  ## Lock the newest compatible versions
 	@$(UV) lock --upgrade
 
-clean:  ## Remove what was made here
+clean:  ## Remove everything built here
 	rm -rf $(VENV) .cache dist
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kvdiag needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 3; }
 	@$(PYTHON) -m venv $(VENV) || \
-	  { rm -rf $(VENV); echo "this Python cannot make a virtual environment: install python3-venv" >&2; exit 3; }
+	  { rm -rf $(VENV); echo "$(PYTHON) cannot create a virtual environment: install python3-venv" >&2; exit 3; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 
 $(VENV)/.runtime: pyproject.toml uv.lock | $(UV)

@@ -8,6 +8,7 @@ the variable `kvdiag`, which holds the kvdiag targets that stand beside the chos
 from __future__ import annotations
 
 from dashboards.grafana import Annotation, Variable
+from kvdiag.outputs.current_verdict import STALE_SECONDS as CURRENT_SECONDS
 
 CODES = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
 """Of a status, so that the largest is what must be seen first."""
@@ -15,8 +16,8 @@ CODES = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
 UNKNOWN = 'status="unknown"'
 WRONG = 'status=~"suspect|fault"'
 
-STALE_SECONDS = 300
-"""A diagnosis is made every 10 s, or less often where it takes more than 0.5 % of a core: older ones have stopped."""
+STALE_SECONDS = round(CURRENT_SECONDS)
+"""Age above which a diagnosis is not shown as current, in the boards as on the status page."""
 
 
 def replica(expr: str) -> str:

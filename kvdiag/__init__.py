@@ -1,4 +1,4 @@
-"""kvdiag: where an LLM server's GPU memory is, whether it comes back, and what to change."""
+"""kvdiag shows where an LLM server's GPU memory goes, whether it is returned after load, and what to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The two functions for a server's own code, imported when they are asked for: no command needs them."""
+    """Return one of the two functions for a server's own code, imported on first use: no command needs them."""
     if name in ("log_memory", "memory_report"):
         return getattr(importlib.import_module("kvdiag.agent.report"), name)
     raise AttributeError(f"module 'kvdiag' has no attribute {name!r}")

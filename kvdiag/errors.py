@@ -1,13 +1,13 @@
-"""The one exception that stands for a mistake the user can mend, or a subject that cannot be diagnosed."""
+"""The one exception for errors that the user can fix, and for subjects that cannot be diagnosed."""
 
 from __future__ import annotations
 
 
 class KvdiagError(Exception):
-    """A message for the user: what is wrong and what to do next, in one line.
+    """A one-line message for the user: what failed, the value, and the fix.
 
-    The command line prints it to stderr and exits with `exit_code` (3, "could not tell", unless told otherwise).
-    Nothing else of the program's failures is dressed as one: a bug stays a traceback.
+    The command line prints it to stderr and exits with `exit_code` (3, unknown, by default). Other failures are not
+    dressed up as one: a bug stays a traceback.
     """
 
     def __init__(self, message: str, exit_code: int = 3) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_LAST_SECONDS = 253_402_300_799
+"""The end of Python's calendar: a trace or a daemon may report any time."""
+
 _TIMES = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -70,4 +73,4 @@ def format_ratio(ratio: float) -> str:
 
 def format_time(epoch_seconds: float) -> str:
     """A moment in UTC, ISO 8601, to the second: `2026-11-22T03:49:20Z`."""
-    return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(min(epoch_seconds, _LAST_SECONDS), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -197,13 +197,15 @@ def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
         size, whole, ratio = block_bytes(facts, pool), pool_bytes(facts, pool), usage.get(pool.engine)
         if whole is None or size is None or ratio is None:
             continue
-        held, source, detail = pool.used_blocks(ratio) * size[0], whole[1], f"engine {pool.engine}"
-        lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, source=source, detail=detail))
+        held, provenance, detail = pool.used_blocks(ratio) * size[0], whole[1], f"engine {pool.engine}"
+        lines.append(LedgerLine(gpu=None, component="kv_held", bytes=held, provenance=provenance, detail=detail))
         free = whole[0] - held
         detail = f"{detail}: {_free_detail(pool)}"
-        lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, source=source, detail=detail))
+        lines.append(LedgerLine(gpu=None, component="kv_free", bytes=free, provenance=provenance, detail=detail))
     return tuple(lines)
 
 
-def _line(device: Device, component: str, size: int, source: Provenance, detail: str = "") -> LedgerLine:
-    return LedgerLine(gpu=device.index, uuid=device.uuid, component=component, bytes=size, source=source, detail=detail)
+def _line(device: Device, component: str, size: int, provenance: Provenance, detail: str = "") -> LedgerLine:
+    return LedgerLine(
+        gpu=device.index, uuid=device.uuid, component=component, bytes=size, provenance=provenance, detail=detail
+    )

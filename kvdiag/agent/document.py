@@ -5,7 +5,6 @@ A part that cannot be read is left out, and `errors` says why; nothing here rais
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ SUMMARY_PAUSE_RATIO = 2000.0
 ASKED_PAUSE_SECONDS = 10.0
 MOST_DEVICES = 64
 MOST_ERROR_CHARACTERS = 160
-SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class Document:
@@ -50,7 +48,6 @@ class Document:
         """The same as JSON: made with each reading, since to write it takes as long as all the rest."""
 
         self._settings: dict[str, Any] = {}
-        self._environment: dict[str, str] = {}
         self._listed_at: dict[int, tuple[int | None, int]] = {}
         self._slow_at_seconds = float("-inf")
         self.summarised_at_seconds = float("-inf")
@@ -68,7 +65,6 @@ class Document:
             self._slow_at_seconds = now_seconds
             self._part("process", self._read_process)
             self._part("ranks", self._read_ranks)
-            self._environment = {name: os.environ[name][:200] for name in SETTINGS_VARIABLES if name in os.environ}
         self._part("host", self._read_host)
         self._part("torch", self._read_devices, now_seconds, slow, summary)
         return {
@@ -126,7 +122,6 @@ class Document:
             return None
         found: dict[str, Any] = {
             "version": str(getattr(torch, "__version__", ""))[:32],
-            "environment": self._environment,
             "settings": self._settings,
         }
         self._part("initialised", _read_initialised, found)

@@ -28,10 +28,11 @@ def identity() -> dict[str, Any]:
 
 def title() -> str:
     """What vLLM calls this process; another server's process by its program's name."""
-    # Of a command line nothing else may be shown: keys stand there.
+    # Of a command line nothing else may be shown: keys stand there, and in titles that processes give themselves.
     first = _read("/proc/self/cmdline").split(b"\0")[0]
     name = first if first.startswith(b"VLLM::") else _read("/proc/self/comm")
-    return name.decode("utf-8", "replace").strip()[:MOST_TITLE_CHARACTERS]
+    word = next(iter(name.decode("utf-8", "replace").split()), "")
+    return word.partition("=")[0][:MOST_TITLE_CHARACTERS]
 
 
 def host_bytes() -> dict[str, int]:

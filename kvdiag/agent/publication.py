@@ -14,7 +14,7 @@ FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE = 0o750
 """A reader of the same group may come in, as it may read the files."""
 
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 KEPT_SECONDS = {"agent-": 3600.0, "oom-": 7 * 86_400.0}
 """By the beginning of a file's name. A living agent renews its own every second."""
 
@@ -112,8 +112,10 @@ class Folder:
             folder = os.open(self._path, FOLDER_FLAGS)
         except FileNotFoundError:
             os.mkdir(self._path, 0o700)  # noqa: PTH102 - pathlib costs every Python process its import
-            os.chmod(self._path, FOLDER_MODE)  # noqa: PTH101 - as above; whatever the server's umask
+            # Not a link that somebody has laid in its place since.
             folder = os.open(self._path, FOLDER_FLAGS)
+            with contextlib.suppress(OSError):
+                os.fchmod(folder, FOLDER_MODE)  # whatever the server's umask
         try:
             yield folder
         finally:

@@ -1,6 +1,6 @@
-"""What `kvdiag doctor` looks at: whether each source can be read here, and what to change where it cannot.
+"""The checks of `kvdiag doctor`: whether each source can be read here, and what to change if not.
 
-Each file judges what one source has shown, and looks at nothing itself: `kvdiag/commands/doctor.py` does. An id is
+Each module judges what one source returned and reads nothing itself: `kvdiag/commands/doctor.py` does that. An id is
 `source.question`, and stays the same from version to version.
 """
 

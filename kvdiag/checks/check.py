@@ -1,4 +1,4 @@
-"""One thing that was checked: how it went, what was found, and what to do about it."""
+"""One check: its outcome, what was found, and the fix."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ORDER: tuple[Outcome, ...] = ("fail", "warn", "pass", "skip")
 class Check:
     """One line of `kvdiag doctor`.
 
-    `fail`: kvdiag cannot see what it is for. `warn`: some verdicts will be unknown, or doubtful. `skip`: not asked for,
-    or cannot be asked because of an earlier failure.
+    `fail`: kvdiag cannot do its work. `warn`: some verdicts will be unknown or doubtful. `skip`: not requested, or
+    impossible because of an earlier failure.
     """
 
     id: str
@@ -26,7 +26,7 @@ class Check:
     fix: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a complaint that does not say what to do."""
+        """Refuse a problem without a fix."""
         if self.outcome in ("warn", "fail") and not self.fix:
             raise ValueError(f"{self.id} is {self.outcome} and names no fix")
 

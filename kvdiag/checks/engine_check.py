@@ -27,32 +27,28 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def answers(url: str | None, identity: Identity | None, problem: str | None) -> Check:
-    """Whether a server is there and says who it is."""
+    """Check whether a server answers and identifies itself."""
     if identity is None:
-        found = problem or "no server is found"
-        fix = (
-            "give the server's address as --url, and its key as KVDIAG_API_KEY; is it up, and the port open from here?"
-        )
+        found = problem or "no server found"
+        fix = "check --url and KVDIAG_API_KEY; is the server up and its port reachable?"
         return Check(id="engine.answers", outcome="fail", found=found if url is None else f"{url}: {found}", fix=fix)
-    return Check(
-        id="engine.answers", outcome="pass", found=f"{url} serves {identity.model or 'a model without a name'}"
-    )
+    return Check(id="engine.answers", outcome="pass", found=f"{url} serves {identity.model or 'an unnamed model'}")
 
 
 def version(identity: Identity | None) -> Check:
-    """Whether the version is one whose figures are known."""
+    """Check whether kvdiag is tested with the server's version."""
     if identity is None:
-        return Check(id="engine.version", outcome="skip", found="no server answers")
+        return Check(id="engine.version", outcome="skip", found="no server reachable")
     known = parse_version(identity.version)
     if known is None:
-        fix = "let /version through: without it the meaning of some figures is guessed from the page's names"
-        return Check(id="engine.version", outcome="warn", found="the server does not tell its version", fix=fix)
+        fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
+        return Check(id="engine.version", outcome="warn", found="the server does not report its version", fix=fix)
     found = f"vllm {identity.version}"
     if known[:2] < OLDEST[:2]:
-        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: older figures may mean something else"
+        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: older metrics may differ in meaning"
         return Check(id="engine.version", outcome="warn", found=found, fix=fix)
     if known[:2] > NEWEST[:2]:
-        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: look for a newer kvdiag"
+        fix = f"kvdiag is tested with {_text(OLDEST)} to {_text(NEWEST)}: check for a newer kvdiag"
         return Check(id="engine.version", outcome="warn", found=found, fix=fix)
     return Check(id="engine.version", outcome="pass", found=found)
 
@@ -62,62 +58,62 @@ def _text(version: tuple[int, int, int]) -> str:
 
 
 def series(page: Page | None, problem: str | None) -> Check:
-    """Whether the page has what verdicts about the pool need."""
+    """Check whether /metrics has what verdicts about the KV pool need."""
     if page is None:
         if problem is None:
-            return Check(id="engine.series", outcome="skip", found="no server answers")
+            return Check(id="engine.series", outcome="skip", found="no server reachable")
         fix = "let GET /metrics through to the server; start it without --disable-log-stats"
         return Check(id="engine.series", outcome="fail", found=problem, fix=fix)
     missing = [what for what, names in _NEEDED.items() if not any(name in page for name in names)]
     if len(missing) == len(_NEEDED):
         fix = "give the address of a vLLM server, started without --disable-log-stats"
-        return Check(id="engine.series", outcome="fail", found="the page has no vllm:* series", fix=fix)
-    found = f"{sum(name.startswith('vllm:') for name in page)} names of vLLM"
+        return Check(id="engine.series", outcome="fail", found="/metrics has no vllm:* series", fix=fix)
+    found = f"{sum(name.startswith('vllm:') for name in page)} vLLM metrics"
     if missing:
-        fix = "send the server a request (some series appear with the first one); else verdicts on them stay unknown"
+        fix = "send the server a request (some series appear with the first one); until then their verdicts are unknown"
         return Check(id="engine.series", outcome="warn", found=f"{found}; missing: {', '.join(missing)}", fix=fix)
     return Check(id="engine.series", outcome="pass", found=found)
 
 
 def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds: float) -> Check:
-    """Whether the server sends just the series that are asked for by `name[]`."""
+    """Check whether the server sends only the series that `name[]` selects."""
     if whole_bytes is None or some_bytes is None:
-        return Check(id="engine.name_filter", outcome="skip", found="no server answers")
+        return Check(id="engine.name_filter", outcome="skip", found="no server reachable")
     found = f"{some_bytes:,} bytes of {whole_bytes:,} in {took_seconds * 1e3:.1f} ms"
     if some_bytes >= whole_bytes:
-        fix = "let the query `name[]` through (a proxy, or a version, drops it): else each poll costs the whole page"
+        fix = "let the query `name[]` through (a proxy or an old version drops it); until then each poll reads all metrics"
         return Check(id="engine.name_filter", outcome="warn", found=found, fix=fix)
     return Check(id="engine.name_filter", outcome="pass", found=found)
 
 
 def processes(pids: Sequence[int] | None, readable: int, problem: str | None) -> Check:
-    """Whether the server's processes are seen here, and `readable` of them tell their memory."""
+    """Check whether the server's processes are visible, and the memory of how many is readable."""
     if problem is None and pids is None:
-        return Check(id="engine.processes", outcome="skip", found="no server answers")
+        return Check(id="engine.processes", outcome="skip", found="no server reachable")
     if pids is None:
         fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
-        return Check(id="engine.processes", outcome="warn", found=problem or "not seen", fix=fix)
-    found = f"{plural(len(pids), 'process', 'processes')}, the memory of {readable} can be read"
+        return Check(id="engine.processes", outcome="warn", found=problem or "not visible", fix=fix)
+    found = f"{plural(len(pids), 'process', 'processes')}, memory readable for {readable}"
     if readable < len(pids):
-        fix = "run kvdiag as the server's user: host memory of the others stays unseen"
+        fix = "run kvdiag as the server's user to read the host memory of the others"
         return Check(id="engine.processes", outcome="warn", found=found, fix=fix)
     return Check(id="engine.processes", outcome="pass", found=found)
 
 
 def clock(date: str | None, now_seconds: float | None) -> Check:
-    """Whether the server's clock, by the Date of its answer (RFC 9110, whole seconds), is ours.
+    """Check the server's clock by the Date of its response (RFC 9110, whole seconds).
 
-    `now_seconds` is ours when it was asked, `None` where nobody answered.
+    `now_seconds` is this host's time at the request, `None` if nobody answered.
     """
     if now_seconds is None:
-        return Check(id="engine.clock", outcome="skip", found="no server answers")
+        return Check(id="engine.clock", outcome="skip", found="no server reachable")
     if not date:
-        return Check(id="engine.clock", outcome="skip", found="the server does not tell its time")
+        return Check(id="engine.clock", outcome="skip", found="the server sends no Date header")
     try:
         apart_seconds = now_seconds - parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
-        return Check(id="engine.clock", outcome="skip", found="the server's date is none")
+        return Check(id="engine.clock", outcome="skip", found="the server's Date header is invalid")
     found = f"the server's clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
     if abs(apart_seconds) > APART_SECONDS:
-        return Check(id="engine.clock", outcome="warn", found=found, fix="run NTP (chrony) on both machines")
-    return Check(id="engine.clock", outcome="pass", found="the server's clock and this one agree")
+        return Check(id="engine.clock", outcome="warn", found=found, fix="synchronise both clocks with NTP (chrony)")
+    return Check(id="engine.clock", outcome="pass", found="the server's clock matches this host's")

@@ -1,4 +1,4 @@
-"""The GPUs: whether the driver's library answers, shows their memory and their processes, and how fast."""
+"""Check the GPUs: whether NVML answers, how fast, and shows their memory and processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_IN_CONTAINER = "give the container the NVIDIA runtime with NVIDIA_VISIBLE_DE
 
 
 def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
-    """What the container runtime was told, and the device files that are here (`nodes`, names in /dev)."""
+    """Check the container runtime's settings and the device files (`nodes`, names in /dev)."""
     gpus = sorted(name for name in nodes if name.removeprefix("nvidia").isdecimal())
     visible = environment.get("NVIDIA_VISIBLE_DEVICES")
     abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
@@ -32,10 +32,10 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
     found = ", ".join(told)
     if visible is not None and visible.strip().lower() in NO_GPU:
-        fix = "set NVIDIA_VISIBLE_DEVICES to all, or to the UUIDs of the server's GPUs"
+        fix = "set NVIDIA_VISIBLE_DEVICES to `all` or to the UUIDs of the server's GPUs"
         return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
     if abilities is not None and not {"utility", "all"} & {each.strip() for each in abilities.split(",")}:
-        fix = "add utility to NVIDIA_DRIVER_CAPABILITIES: without it there is no NVML"
+        fix = "add utility to NVIDIA_DRIVER_CAPABILITIES: NVML needs it"
         return Check(id="gpu.container", outcome="fail", found=found, fix=fix)
     if not gpus:
         fix = f"{RUN_IN_CONTAINER}utility; on a host, load the NVIDIA kernel module"
@@ -44,7 +44,7 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
 
 
 def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: float | None) -> Check:
-    """Whether NVML answers, with how many GPUs, and how fast; `None` where no driver was timed, as a drill has none."""
+    """Check whether NVML answers, with how many GPUs, and how fast (`None`: a simulated server has no driver)."""
     if not devices:
         why, _, fix = (gaps[0].reason if gaps else "the NVIDIA driver lists no GPU").partition("; ")
         fix = fix or f"{RUN_IN_CONTAINER}utility"
@@ -55,57 +55,59 @@ def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: 
         return Check(id="gpu.driver", outcome="pass", found=found)
     found += f", read in {took_seconds * 1e3:.1f} ms"
     if took_seconds > SLOW_SECONDS:
-        fix = "start nvidia-persistenced, and look for Xid errors in `dmesg`: the driver answers slowly"
+        fix = "the driver is slow: start nvidia-persistenced and check `dmesg` for Xid errors"
         return Check(id="gpu.driver", outcome="warn", found=found, fix=fix)
     return Check(id="gpu.driver", outcome="pass", found=found)
 
 
 def memory(devices: Sequence[Device] | None, gaps: Sequence[Gap]) -> Check:
-    """Whether each GPU tells its memory."""
+    """Check whether each GPU reports its memory."""
     if not devices:
-        return Check(id="gpu.memory", outcome="skip", found="no GPU is seen")
+        return Check(id="gpu.memory", outcome="skip", found="no GPU visible")
     blind = [device for device in devices if device.memory is None and not _in_slices(device, devices)]
     if blind:
-        told = "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} do not tell their memory"
+        told = (
+            "; ".join(gap.reason for gap in gaps) or f"{len(blind)} of {len(devices)} GPUs do not report their memory"
+        )
         return Check(id="gpu.memory", outcome="fail", found=told, fix="compare `nvidia-smi -q -d MEMORY` on the host")
     seen = [device.memory for device in devices if device.memory is not None]
     used, total = (sum(one.used_bytes for one in seen), sum(one.total_bytes for one in seen))
     found = f"{used / 2**30:,.1f} of {total / 2**30:,.1f} GiB used"
     if any(one.driver_reserved_bytes is None for one in seen):
-        fix = "a driver of R510 or newer tells its own reservation, which else counts as used by the server"
+        fix = "upgrade the driver to R510 or newer: older ones count their own reservation as used memory"
         return Check(id="gpu.memory", outcome="warn", found=found, fix=fix)
     return Check(id="gpu.memory", outcome="pass", found=found)
 
 
 def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
-    """Whether the processes that hold the memory are told, with their bytes, and are in this PID namespace (`here`)."""
+    """Check whether GPU processes are listed, with their memory, and are in this PID namespace (`here`)."""
     if not devices:
-        return Check(id="gpu.processes", outcome="skip", found="no GPU is seen")
+        return Check(id="gpu.processes", outcome="skip", found="no GPU visible")
     lists = [device.processes for device in devices if device.processes is not None]
     if not lists:
-        fix = "run on the host's driver: the lists of processes are not told here, as under WSL and some vGPUs"
-        return Check(id="gpu.processes", outcome="warn", found="no GPU tells its processes", fix=fix)
+        fix = "run on the host: WSL and some vGPUs do not list processes"
+        return Check(id="gpu.processes", outcome="warn", found="no GPU lists its processes", fix=fix)
     listed = [process for one in lists for process in one]
     used = sum((device.memory.used_bytes for device in devices if device.memory is not None), 0)
     if not listed:
-        found = f"no process is listed, {used / 2**30:,.1f} GiB are used"
+        found = f"no process listed, {used / 2**30:,.1f} GiB used"
         if used < IDLE_BYTES * len(devices):
             return Check(id="gpu.processes", outcome="pass", found=found)
         fix = (
-            "share the server's PID namespace (shareProcessNamespace: true, or hostPID: true): its processes are hidden"
+            "the processes are hidden: share the server's PID namespace (shareProcessNamespace: true, or hostPID: true)"
         )
         return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)
     found = f"{plural(len(listed), 'process holds', 'processes hold')} memory"
     if silent:
-        fix = "share the host's PID namespace (hostPID: true): here the driver knows the processes, not their memory"
-        return Check(
-            id="gpu.processes", outcome="warn", found=f"{found}, {silent} of them without their bytes", fix=fix
-        )
+        fix = "share the host's PID namespace (hostPID: true) to read their memory"
+        return Check(id="gpu.processes", outcome="warn", found=f"{found}, {silent} of them without a size", fix=fix)
     if foreign:
-        fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to say whose memory it is"
-        return Check(id="gpu.processes", outcome="warn", found=f"{found}, {foreign} of them not seen here", fix=fix)
+        fix = "share their PID namespace (shareProcessNamespace: true, or hostPID: true) to identify them"
+        return Check(
+            id="gpu.processes", outcome="warn", found=f"{found}, {foreign} of them outside this PID namespace", fix=fix
+        )
     return Check(id="gpu.processes", outcome="pass", found=found)
 
 

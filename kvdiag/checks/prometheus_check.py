@@ -13,7 +13,7 @@ def answers(url: str | None, problem: str | None) -> Check:
     if url is None:
         return Check(id="prometheus.answers", outcome="skip", found="no --prometheus")
     if problem is not None:
-        fix = "give the address of the API with its path prefix, and --user or --token-file where it asks for one"
+        fix = "check the address, with its path prefix, and --user or --token-file"
         return Check(id="prometheus.answers", outcome="fail", found=f"{url}: {problem}", fix=fix)
     return Check(id="prometheus.answers", outcome="pass", found=url)
 
@@ -21,28 +21,30 @@ def answers(url: str | None, problem: str | None) -> Check:
 def clock(apart_seconds: float | None) -> Check:
     """Whether its clock is ours, of which it is `apart_seconds` behind."""
     if apart_seconds is None:
-        return Check(id="prometheus.clock", outcome="skip", found="no Prometheus answers")
+        return Check(id="prometheus.clock", outcome="skip", found="no Prometheus reachable")
     if abs(apart_seconds) > APART_SECONDS:
         found = f"its clock is {abs(apart_seconds):,.0f} s {'behind' if apart_seconds > 0 else 'ahead'}"
-        return Check(id="prometheus.clock", outcome="warn", found=found, fix="run NTP (chrony) on both machines")
-    return Check(id="prometheus.clock", outcome="pass", found="its clock and this one agree")
+        return Check(
+            id="prometheus.clock", outcome="warn", found=found, fix="synchronise both clocks with NTP (chrony)"
+        )
+    return Check(id="prometheus.clock", outcome="pass", found="its clock matches this host's")
 
 
 def scraped(title: str, series_now: int | None, series_lately: int | None) -> Check:
     """Whether it holds series of a source now, or held some in the last hour; `None`: it does not answer."""
     id_ = f"prometheus.{title}"
     if series_now is None or series_lately is None:
-        return Check(id=id_, outcome="skip", found="no Prometheus answers")
+        return Check(id=id_, outcome="skip", found="no Prometheus reachable")
     if series_now:
         return Check(id=id_, outcome="pass", found=f"{series_now:,} series")
     if not series_lately:
         return Check(id=id_, outcome="warn", found="no series in the last hour", fix=MISSING[title])
-    fix = "look at the target's state on Prometheus's /targets: it is scraped no more"
+    fix = "check the target's state on Prometheus' /targets page: it is no longer scraped"
     return Check(id=id_, outcome="warn", found=f"{series_lately:,} series in the last hour, none now", fix=fix)
 
 
 MISSING = {
-    "vllm": "scrape the server's /metrics: without it neither pool nor load is known",
-    "gpu": "scrape dcgm-exporter or nvidia_gpu_exporter, or kvdiag itself: without it no device memory is known",
-    "kvdiag": "scrape `kvdiag serve`, if its verdicts and alerts are wanted there",
+    "vllm": "scrape the server's /metrics: KV pool and load are unknown without it",
+    "gpu": "scrape dcgm-exporter, nvidia_gpu_exporter or kvdiag: GPU memory is unknown without it",
+    "kvdiag": "scrape `kvdiag serve` to have its verdicts and alerts there",
 }

@@ -1,6 +1,6 @@
-"""The command line: one file per command, listed here, imported only when it is called (`--help` stays fast).
+"""The command line: one module per command, listed here and imported only when called, so that `--help` stays fast.
 
-`main` is the one place where errors become exit codes. They follow the monitoring-plugins: 0 ok, 1 suspect, 2 fault,
+`main` is the only place where errors become exit codes. They follow the monitoring plugins: 0 ok, 1 suspect, 2 fault,
 3 unknown, inconclusive, could not run, or wrong usage.
 """
 
@@ -26,34 +26,34 @@ from kvdiag.errors import KvdiagError
 EXIT_UNKNOWN = 3
 
 COMMANDS: Mapping[str, str] = {
-    "run": "Four test steps against a server: a verdict with evidence and a remedy.",
-    "serve": "The daemon beside a server: metrics, and a diagnosis that is always there.",
-    "top": "A live view in the terminal: where the memory is, where it goes, what is found.",
-    "audit": "Where the memory is: every byte of the device on a line of its own.",
-    "fit": "What a model's KV cache costs, and whether model, context and traffic fit a GPU.",
-    "diagnose": "Judge a recorded trace, a Prometheus' history, or what a dead server left.",
-    "baseline": "Hold one engine version or configuration against another, with an exit code for CI.",
-    "doctor": "Whether kvdiag can see GPUs, server, agents and Prometheus from here, and what to change.",
-    "explain": "What is known of a verdict: symptom, likely cause, how to confirm it, what to change.",
-    "agent": "Put the agent, which tells what torch holds, where a server finds it.",
-    "drill": "Serve a simulated server with a chosen fault, to try things on.",
+    "run": "Run four load tests against a server and diagnose its memory.",
+    "serve": "Watch a server as a daemon; serve metrics and a live diagnosis.",
+    "top": "Show a live view of memory and findings in the terminal.",
+    "audit": "Show where the GPU memory is, line by line, summing to the total.",
+    "fit": "Compute a model's KV-cache cost and whether it fits a GPU.",
+    "diagnose": "Diagnose a recorded trace, a Prometheus history, or a crash.",
+    "baseline": "Compare two engine versions or configurations; the exit code suits CI.",
+    "doctor": "Check access to GPUs, server, agents and Prometheus.",
+    "explain": "Explain a verdict: symptom, likely cause, how to confirm, what to change.",
+    "agent": "Install the agent that reports torch's memory from inside a server.",
+    "drill": "Serve a simulated server with a chosen fault.",
 }
-"""Name to one-line help. The code of a command is `kvdiag/commands/NAME.py`, its click command is called `command`."""
+"""One-line help by name. A command's module is `kvdiag/commands/NAME.py`; its click command is called `command`."""
 
 
 SILENT = frozenset({"fit", "agent"})
-"""Commands that log nothing unless asked: importing the log library would take a fifth of their time."""
+"""Commands that log only with -v: importing the log library would take a fifth of their time."""
 
 
 class CommandGroup(click.Group):
-    """A group whose commands' usage errors all name the command whose help is to be read."""
+    """A group whose usage errors name the command whose help to read."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that is called."""
+        """Run the called command."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            # An option without its value: click's parser does not say whose.
+            # For an option without its value click's parser does not name the command.
             if error.ctx is None and (name := ctx.invoked_subcommand) is not None:
                 command = self.get_command(ctx, name)
                 error.ctx = ctx if command is None else click.Context(command, parent=ctx, info_name=name)
@@ -70,7 +70,7 @@ class _LazyGroup(CommandGroup):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in SILENT:
-            # Before anything else imports the log library: it takes care of what that brings along.
+            # Before anything else imports the log library: it keeps rich out of it.
             importlib.import_module("kvdiag.commands.logging_setup")
         found: click.Command = importlib.import_module(f"kvdiag.commands.{cmd_name}").command
         return found
@@ -88,20 +88,20 @@ class _LazyGroup(CommandGroup):
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="A TOML file with a table for each command and its options in it; flags and environment come first.",
+    help="TOML file with a table of options per command; flags and environment win.",
 )
-@click.option("-v", "--verbose", count=True, help="Log what happens to stderr; twice for every reading that fails.")
+@click.option("-v", "--verbose", count=True, help="Log events to stderr; -vv also logs every failed reading.")
 @click.pass_context
 def cli(context: click.Context, config: Path | None, verbose: int) -> None:
-    """Say where an LLM server's GPU memory is, whether it comes back, and what to change.
+    """Show where an LLM server's GPU memory goes, whether it is returned after load, and what to change.
 
     \b
     kvdiag run --url http://127.0.0.1:8000      diagnose a running vLLM server
     kvdiag run --simulate kv-leak               see a diagnosis without a server
-    kvdiag audit --url http://127.0.0.1:8000    where every byte is
+    kvdiag audit --url http://127.0.0.1:8000    show where the memory is
 
-    Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can be given as an environment
-    variable, as in KVDIAG_RUN_URL.
+    Exit codes: 0 ok, 1 suspect, 2 fault, 3 unknown or could not run. Every option can also be set as an environment
+    variable, such as KVDIAG_RUN_URL.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     if verbose or context.invoked_subcommand not in SILENT:
         importlib.import_module("kvdiag.commands.logging_setup").configure(verbose)
@@ -110,10 +110,10 @@ def cli(context: click.Context, config: Path | None, verbose: int) -> None:
 
 
 def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
-    """The defaults a file gives by command, after every name and every kind of value in it has been found right.
+    """Return the defaults that a file sets for each command, with every name and value type checked.
 
     Raises:
-        KvdiagError: one is not, or the file cannot be read.
+        KvdiagError: a name or value is invalid, or the file cannot be read.
 
     """
     try:
@@ -122,36 +122,36 @@ def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KvdiagError(f"{path} is not TOML: {error}") from error
+        raise KvdiagError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise KvdiagError(f"{path} is not TOML that can be read: nested too deeply") from error
+        raise KvdiagError(f"{path} is not valid TOML: nested too deeply") from error
     defaults: dict[str, dict[str, Any]] = {}
     for name, options in found.items():
         command = cli.get_command(context, name)
         if command is None or not isinstance(options, dict):
-            raise KvdiagError(f"{path}: there is no command {name!r} to set options for")
-        # What is looked at before the file, as --config itself, would come too late in it.
+            raise KvdiagError(f"{path}: unknown command {name!r}; tables are named after commands, such as [run]")
+        # Options that are read before the file, such as --config itself, would come too late in it.
         known = {parameter.name: parameter for parameter in command.params if not parameter.is_eager}
         for option, value in options.items():
             parameter = known.get(option.replace("-", "_"))
             if parameter is None:
-                raise KvdiagError(f"{path}: {name} has no option {option!r}")
+                raise KvdiagError(f"{path}: {name} has no option {option!r}; see kvdiag {name} --help")
             if (wanted := _misfit(parameter, value)) is not None:
-                raise KvdiagError(f"{path}: {option!r} of {name} has to be {wanted}")
+                raise KvdiagError(f"{path}: {option!r} of {name} must be {wanted}")
             defaults.setdefault(name, {})[parameter.name or option] = value
     return defaults
 
 
 def _misfit(parameter: click.Parameter, value: Any) -> str | None:
-    """What the value of an option has to be where it is not: click would make a 1 of `true`, and a text of anything."""
+    """Return what an option's value must be if it is not: click would read `true` as 1, and anything as a string."""
     if not isinstance(value, str | int | float):
-        return "a text, a number, true or false"
+        return "a string, a number, true or false"
     if getattr(parameter, "is_flag", False):
         return None if isinstance(value, bool | str) else "true or false"
     if isinstance(value, bool):
-        return "a text or a number"
+        return "a string or a number"
     if isinstance(parameter.type, click.types.IntParamType):
-        return None if isinstance(value, int) else "a whole number"
+        return None if isinstance(value, int) else "an integer"
     if isinstance(parameter.type, click.types.FloatParamType):
         return None if isinstance(value, int | float) else "a number"
     return None
@@ -177,26 +177,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return error.exit_code
     except SystemExit:
-        # So click answers when the reader of our output has gone (`kvdiag run | head`), with a 1 that would read as a
-        # verdict. Nothing is left to say, nor anywhere to say it.
+        # click exits with 1 when the reader of stdout is gone (`kvdiag run | head`), which would read as a verdict.
         close_stdout()
     except Exception as error:  # noqa: BLE001 - the interpreter's own exit code would be 1, which reads as a verdict
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO):
             close_stdout()
-            _complain(f"cannot write: {error.strerror}")
+            _complain(f"cannot write output: {error.strerror}")
         else:
             for line in traceback.format_exc().splitlines():
                 _say(line)
-            _complain("a mistake of kvdiag's own, or of its installation: please report it with the lines above")
+            _complain("internal error in kvdiag or its installation; please report it with the traceback above")
     else:
         return result if isinstance(result, int) else 0
     return EXIT_UNKNOWN
 
 
 def _open_streams() -> None:
-    """Give what was closed by whoever started us to /dev/null, before a file of ours takes its number.
+    """Open closed standard streams on /dev/null, before one of our files takes their number.
 
-    What the encoding of stdout does not have is a question mark there.
+    Characters that the encoding of stdout lacks become question marks.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -210,21 +209,21 @@ def _open_streams() -> None:
 
 
 def close_stdout() -> None:
-    """Let go of what could not be written, or the interpreter would try again at its end, and say so."""
+    """Drop what could not be written, or the interpreter would try again at exit, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:
-    """One line, whatever a server or a file has put into the message."""
+    """Print one line, whatever a server or a file put into the message."""
     _say(f"kvdiag: {' '.join(_shown(message).split())}")
 
 
 def _say(line: str) -> None:
-    """To whoever reads errors, where that can be written."""
+    """Write to stderr if that is possible."""
     with contextlib.suppress(OSError):
         click.echo(_shown(line), err=True)
 
 
 def _shown(text: str) -> str:
-    """What can be shown: nothing in it moves a terminal's cursor."""
+    """Return the printable part: nothing in it moves a terminal's cursor."""
     return "".join(character if character.isprintable() else " " for character in text)

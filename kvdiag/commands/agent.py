@@ -1,8 +1,8 @@
-"""`kvdiag agent install DIR`: put the agent where a server's Python finds it; nothing is installed in its image."""
+"""`kvdiag agent install DIR`: copy the agent to where a server's Python finds it, without changing its image."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ import click
 
 import kvdiag
 import kvdiag.agent
+from kvdiag import files as files_
 from kvdiag.commands import CommandGroup
 from kvdiag.errors import KvdiagError
 
@@ -26,19 +27,19 @@ FILE_MODE, FOLDER_MODE = 0o644, 0o755
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """The part of kvdiag that runs inside the server's processes and tells what torch's allocator holds."""
+    """Manage the agent, which runs inside the server's processes and reports torch's allocator."""
 
 
 @command.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 def install(directory: Path) -> None:
-    """Put the agent into DIRECTORY, and say what the server's environment needs.
+    """Install the agent into DIRECTORY and print the environment variables that the server needs.
 
     The agent needs no other package: DIRECTORY can be a volume that the server's container mounts.
     """
     directory = directory.absolute()
     if os.pathsep in str(directory):
-        raise KvdiagError(f"cannot install into {directory}: PYTHONPATH takes no path with {os.pathsep!r} in it")
+        raise KvdiagError(f"cannot install into {directory}: PYTHONPATH cannot hold a path with {os.pathsep!r}")
     try:
         for name, content in files().items():
             _write(directory / name, content)
@@ -48,13 +49,13 @@ def install(directory: Path) -> None:
     click.echo(
         f"Set both for vLLM, then give `--agent-dir {directory / 'published'}` to kvdiag.\n"
         f"For other torch servers: PYTHONPATH={directory / SITE}:{directory}\n"
-        f"Where VLLM_PLUGINS is set, it has to name {PACKAGE}.",
+        f"If VLLM_PLUGINS is set, add {PACKAGE} to it.",
         err=True,
     )
 
 
 def files() -> Mapping[str, bytes]:
-    """What is installed, by path in the folder: the package, what makes vLLM find it, and the way in for others."""
+    """Return what is installed, by path: the package, vLLM's entry point, and sitecustomize for other servers."""
     source = Path(kvdiag.agent.__file__).parent
     package = {path.name: path.read_bytes() for path in sorted(source.glob("*.py"))}
     site = package.pop(f"{SITE}.py")
@@ -70,18 +71,11 @@ def files() -> Mapping[str, bytes]:
 def _write(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a server may be starting from the version before."""
     _make_folder(path.parent)
-    unfinished = path.with_name(f".{path.name}.new")
-    # Whoever else may write here could have laid a link in this place.
-    unfinished.unlink(missing_ok=True)
-    try:
-        with unfinished.open("xb") as file:
-            file.write(content)
-        unfinished.chmod(FILE_MODE)
-        unfinished.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    # Another user who can write here could have created the package's directory, and could then replace what the server
+    # imports.
+    if (owner := path.parent.lstat().st_uid) not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"{path.parent} belongs to user {owner}")
+    files_.replace(path, content, mode=FILE_MODE, link=False)
 
 
 def _make_folder(path: Path) -> None:
@@ -89,4 +83,8 @@ def _make_folder(path: Path) -> None:
     if not path.exists():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        path.chmod(FOLDER_MODE)
+        made = files_.folder(path, link=False)
+        try:
+            os.fchmod(made, FOLDER_MODE)
+        finally:
+            os.close(made)

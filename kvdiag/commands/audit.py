@@ -1,4 +1,4 @@
-"""`kvdiag audit`: where every byte of the device is, once."""
+"""`kvdiag audit`: where every byte of GPU memory is, once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPLIT_POLL_SECONDS = 0.25
 
 
 @click.command()
-@click.option("--url", help="The server, such as http://127.0.0.1:8000; without it the devices alone are shown.")
+@click.option("--url", help="Server to read; without it only the GPUs are shown.")
 @server_options
 @agent_option
 @output_option
@@ -48,19 +48,19 @@ def command(
     agent_dir: Path | None,
     output: str,
 ) -> int:
-    """Say where the memory is: driver, server, KV pool, weights, other processes, and what nobody explains.
+    """Show where the memory is: driver, server, KV pool, weights, other processes, and what is unexplained.
 
-    The lines of a GPU add up to its used bytes. Each says whether it was measured (NVML), reported (by the engine) or
-    computed. Without a GPU it shows what the engine alone tells.
+    The lines of a GPU add up to its used bytes. Each is marked as measured (NVML), reported (by the engine) or
+    computed. Without a GPU only what the engine reports is shown.
     """
     facts, sample = asyncio.run(
         _look(url, api_key=api_key, ca_file=ca_file, insecure=insecure, agents=agent_reader(agent_dir))
     )
     lines = ledger(sample, facts)
     if not lines:
-        # The first gap is why there is nothing; whoever has named an agents' folder is told of that as well.
-        told = [*sample.gaps[:1], *(gap for gap in sample.gaps[1:] if gap.source == AGENTS)]
-        reasons = "; ".join(gap.reason for gap in told) or "neither a device nor a KV pool was seen"
+        # The first gap is the reason; if an agents' directory was named, so is what is wrong with it.
+        reported = [*sample.gaps[:1], *(gap for gap in sample.gaps[1:] if gap.source == AGENTS)]
+        reasons = "; ".join(gap.reason for gap in reported) or "neither a GPU nor a KV pool is visible"
         raise KvdiagError(f"nothing to audit: {reasons}")
     if output == "json":
         print_json(diagnosis_document.audit_document(facts, sample, lines, sample.gaps))
@@ -109,9 +109,9 @@ async def _devices(nvml: ThreadedReader[DeviceReading]) -> DeviceReading:
 
 
 async def _allocators(agents: ThreadedReader[AllocatorReading]) -> AllocatorReading:
-    """What the agents tell, once they have told why reserved bytes are not live, or do not tell in time.
+    """Return what the agents report, once they have broken down reserved memory or the time for that is over.
 
-    The first reading asks them to look; who has asked less than ten seconds before is answered with what there is.
+    The first reading requests the breakdown; a request within ten seconds of another gets the previous one.
     """
     allocators, gaps = await read_agents(agents, AGENT_SECONDS * 5)
     for _ in range(round(SPLIT_SECONDS / SPLIT_POLL_SECONDS)):

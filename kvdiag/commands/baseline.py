@@ -1,4 +1,4 @@
-"""`kvdiag baseline`: what one engine version or configuration measures, kept, and another's held against it."""
+"""`kvdiag baseline`: save what one engine version or configuration measured, and compare another with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvdiag import comparison
+from kvdiag import comparison, files
 from kvdiag.commands import CommandGroup
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.printing import print_json, print_text
@@ -17,6 +17,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.outputs.terminal import comparison_text
+from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 4 * 2**20
 
@@ -27,7 +28,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Hold an engine version or configuration against another: idle memory, pool, cost of each test step.
+    """Compare two engine versions or configurations: idle memory, KV pool, cost of each test step.
 
     \b
     kvdiag run --url URL --record before.jsonl.gz
@@ -41,12 +42,12 @@ def command() -> None:
 @click.argument("trace", type=_FILE)
 @click.argument("file", type=_FILE)
 def save(trace: Path, file: Path) -> None:
-    """Keep what TRACE, a file of `kvdiag run --record`, has measured, in FILE."""
+    """Save the measurements of TRACE, a file written by `kvdiag run --record`, in FILE."""
     document = json.dumps(comparison.document(_of_trace(trace)), indent=2, allow_nan=False)
     if file.exists() and file.samefile(trace):
-        raise KvdiagError(f"cannot write {file}: it is the trace; give another file")
+        raise KvdiagError(f"cannot write {file}: it is the trace itself; give another file")
     try:
-        file.write_text(f"{document}\n", encoding="utf-8")
+        files.replace(file, f"{document}\n".encode())
     except OSError as error:
         raise KvdiagError(f"cannot write {file}: {error.strerror}") from error
 
@@ -59,13 +60,13 @@ def save(trace: Path, file: Path) -> None:
     type=click.FloatRange(0.0, 1.0),
     default=TOLERANCE_RATIO,
     show_default=True,
-    help="Share by which a figure may differ, and be the same.",
+    help="Relative difference to ignore.",
 )
 @output_option
 def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
-    """Hold AFTER against BEFORE, each a saved baseline or a trace of `kvdiag run --record`.
+    """Compare AFTER with BEFORE, each a saved baseline or a trace written by `kvdiag run --record`.
 
-    Exit codes: 0 nothing is worse, 2 something is, 3 something that BEFORE shows was not seen.
+    Exit codes: 0 nothing is worse, 2 something is, 3 something that BEFORE shows is missing.
     """
     old, new = _of(before), _of(after)
     changes = comparison.compare(old, new, tolerance)
@@ -78,22 +79,22 @@ def compare(before: Path, after: Path, tolerance: float, output: str) -> int:
 
 
 def _of(path: Path) -> Baseline:
-    """The baseline that a file holds, or that of the trace that it is."""
+    """Return the baseline in a file, or that of a trace."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
+        document = decode(content) if len(content) <= MAX_FILE_BYTES else None
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError):
+    except ValueError:
         document = None
     if not isinstance(document, dict) or "kvdiag_trace" in document:
-        # Several lines of JSON, or a packed file: a trace, which says itself what is wrong with it.
+        # Several lines of JSON, or a gzip file: a trace, whose reader reports what is wrong with it.
         return _of_trace(path)
     try:
         return comparison.parse(document)
     except ValueError as error:
-        raise KvdiagError(f"{path} is no baseline: {error}") from error
+        raise KvdiagError(f"{path} is not a baseline: {error}") from error
 
 
 def _of_trace(path: Path) -> Baseline:

@@ -1,4 +1,4 @@
-"""What the commands that talk to a server share: the HTTP client, who the server is, and which NVML shows its GPU."""
+"""Connect to a server: the HTTP client, the server's identity, and the NVML that shows its GPU."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ SUFFIXES = ("/metrics", "/v1", "/v1/models", "/v1/completions", "/health", "/ver
 
 
 def agent_reader(folder: Path | None) -> ThreadedReader[AllocatorReading] | None:
-    """The source behind `--agent-dir`, `None` where it is not given."""
+    """Return the reader of `--agent-dir`, `None` if it is not given."""
     return None if folder is None else ThreadedReader(TorchAllocatorSource(folder).read, "torch_allocator")
 
 
 def base_url(url: str) -> str:
-    """The server's base address; the paths that people paste are cut off.
+    """Return the server's base address, without the paths that people paste.
 
     Raises:
-        KvdiagError: it is no http or https address.
+        KvdiagError: it is not an http or https address.
 
     """
-    refusal = f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000"
+    refusal = f"{url.rpartition('@')[2]!r} is not a server address: give one such as http://127.0.0.1:8000"
     return urlunsplit(pasted(url, SUFFIXES, refusal))
 
 
 def without_credentials(url: str) -> str:
-    """The same address as it may be shown, recorded and passed on."""
+    """Return the address as it may be shown, recorded and passed on."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A server that answers, who it is, and the NVML that shows its GPU."""
+    """A server that answers, its identity, and the NVML that shows its GPU."""
 
     client: httpx2.AsyncClient
     vllm: EngineClient
@@ -68,10 +68,10 @@ class Connection:
 async def connect(
     url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool, forced: bool = False
 ) -> AsyncIterator[Connection]:
-    """Reach the server and learn who it is.
+    """Connect to the server and identify it.
 
     Raises:
-        KvdiagError: it cannot be reached, or is no vLLM server.
+        KvdiagError: it cannot be reached, or is not a supported server.
 
     """
     url = base_url(url)
@@ -90,7 +90,7 @@ async def connect(
 
 
 def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> httpx2.AsyncClient:
-    """The client for a server's base address.
+    """Return the client for a server's base address.
 
     Raises:
         KvdiagError: the key or the certificates cannot be used.
@@ -110,35 +110,35 @@ def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that a key is sent in; none without a key.
+    """Return the header that carries a key; none without a key.
 
     Raises:
-        KvdiagError: no server takes it.
+        KvdiagError: it cannot be sent in a header.
 
     """
     # A key that comes from a file often brings its line end.
     key = (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise KvdiagError("the API key has characters that no server takes: is it the right one?")
+        raise KvdiagError("the API key has characters that are invalid in HTTP: check KVDIAG_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def device_reader(url: str | None, *, drill: bool) -> ThreadedReader[DeviceReading]:
-    """The NVML that shows a server's GPUs, this machine's where there is no server yet.
+    """Return the NVML that shows a server's GPUs; this machine's while there is no server.
 
-    A drill brings its own GPU: the machine's would be somebody else's.
+    A simulated server has its own GPU; this machine's belongs to others.
     """
     local = url is None or drill or host.is_local(urlsplit(url).hostname or "")
     remote = None
     if drill and url is not None:
-        # A simulator takes a MiB, and nobody needs it beside a real server.
+        # Imported only here: it takes a MiB that a real server does not need.
         remote = importlib.import_module("kvdiag.sim").RemoteNvml(url)
     return ThreadedReader(NvmlSource(remote).read if local else _elsewhere, "nvml")
 
 
 def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form of a device reading
-    """The reading of a GPU that is not this machine's: this machine's own would be judged in its place."""
-    reason = "the server is on another machine, and so is its GPU: run kvdiag there to see it"
+    """Return the gap for a GPU of another machine, so that this machine's is not taken for it."""
+    reason = "the server and its GPU are on another machine; run kvdiag there"
     return None, (Gap(source="nvml", kind="absent", reason=reason),)
 
 
@@ -150,4 +150,4 @@ def _trust(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise KvdiagError(f"cannot use {ca_file} as --ca-file: {error.strerror or error}") from error
+        raise KvdiagError(f"cannot use --ca-file {ca_file}: {error.strerror or error}") from error

@@ -1,22 +1,30 @@
-"""`kvdiag diagnose`: judge a trace, the history that a Prometheus holds, or what a server left that died."""
+"""`kvdiag diagnose`: diagnose recorded traces, the history in a Prometheus, or what a crashed server left behind."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvdiag.commands.histories.crash_history import examine
-from kvdiag.commands.histories.fleet_history import examine_history
-from kvdiag.commands.histories.trace_histories import examine_traces, recorded
+from kvdiag.commands.fleet_history import examine_history, show
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.options.prometheus_options import access, matchers, prometheus_options, window_of
 from kvdiag.commands.options.report_file import ReportFile, report_option
 from kvdiag.commands.options.thresholds import limit_options, limits_of
 from kvdiag.commands.printing import exit_code, print_diagnosis
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.postmortem import postmortem
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.postmortem_inputs import gather, recognise
+from kvdiag.feeds.recording.folder_timeline import read_recorded
+from kvdiag.feeds.recording.trace import NotATraceError
+from kvdiag.model import Diagnosis, Facts, Timeline
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
 from kvdiag.outputs.html.report_page import render
 
 _PATH = click.Path(path_type=Path)
@@ -24,12 +32,10 @@ _PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("trace", type=_PATH, nargs=-1, metavar="[TRACE... | FILE...]")
-@click.option("--postmortem", is_flag=True, help="The server ran out of memory: say what of, and what to change.")
-@click.option("--log", "logs", type=_PATH, multiple=True, help="With --postmortem: the engine's log (- is stdin).")
-@click.option(
-    "--black-box", "boxes", type=_PATH, multiple=True, help="With --postmortem: the agents' folder, or a file of it."
-)
-@click.option("--trace", "traces", type=_PATH, multiple=True, help="With --postmortem: what a recorder kept.")
+@click.option("--postmortem", is_flag=True, help="Explain an out-of-memory crash and suggest a fix.")
+@click.option("--log", "logs", type=_PATH, multiple=True, help="Engine log, with --postmortem (- is stdin).")
+@click.option("--black-box", "boxes", type=_PATH, multiple=True, help="Agent black box or folder, with --postmortem.")
+@click.option("--trace", "traces", type=_PATH, multiple=True, help="Recorded trace, with --postmortem.")
 @prometheus_options
 @report_option
 @limit_options
@@ -50,41 +56,112 @@ def command(
     output: str,
     **reached: Any,
 ) -> int:
-    """Judge TRACE, a file that `kvdiag run --record` has kept (JSON Lines, gzip allowed), or a recorder's folder.
+    """Diagnose TRACE, a file written by `kvdiag run --record` (JSON Lines, gzip allowed) or a recording directory.
 
-    Several traces are the replicas of a fleet: each is judged, those of one version are compared with one another, and
-    each version with the one before.
+    Several traces are treated as replicas of a fleet: each is diagnosed, replicas of one version are compared with each
+    other, and each version with the one before.
 
-    With --prometheus: judge the history that a Prometheus holds, or anything that speaks its API (Thanos, Mimir,
-    VictoriaMetrics), one replica after the other. Nothing of kvdiag need have been there: what is read are vLLM's own
-    metrics, DCGM's, nvidia_gpu_exporter's, cAdvisor's and kube-state-metrics', and kvdiag's where there are any.
+    With --prometheus: diagnose the history in a Prometheus or anything with its API (Thanos, Mimir, VictoriaMetrics),
+    replica by replica. kvdiag need not have been running: it reads the metrics of vLLM, DCGM, nvidia_gpu_exporter,
+    cAdvisor and kube-state-metrics, and its own if there are any.
 
-    With --postmortem: judge what a server left that ran out of memory. Each FILE is an agent's black box or the folder
-    of them, a trace, an engine's log, or the bare message (- is stdin); its content says which. Several together fill
-    in what one cannot tell, and where they contradict that is said.
+    With --postmortem: explain why a server ran out of memory. Each FILE is an agent's black box or a directory of them,
+    a trace, an engine log, or a bare error message (- is stdin); the type is detected from the content. Several files
+    complement each other, and contradictions between them are reported.
 
-    A --report of several replicas has a table of all, and the worst one in full.
+    A --report of several replicas has a table of all replicas and the worst one in full.
     """
     page = ReportFile(report, read=(*trace, *logs, *boxes, *traces))
+    limits = limits_of(reserved_gap_bytes)
     if postmortem:
-        return examine(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
+        return _examine_crash(trace, logs=logs, boxes=boxes, traces=traces, page=page, output=output)
     if logs or boxes or traces:
-        raise click.UsageError("--log, --black-box and --trace are for --postmortem")
+        raise click.UsageError("--log, --black-box and --trace need --postmortem")
     if prometheus is not None:
         if trace:
             raise click.UsageError("give either a trace or --prometheus")
         span = window_of(window, start, end, time.time())
-        return examine_history(
-            access(prometheus, **reached), matchers(match), span, limits_of(reserved_gap_bytes), page, output
-        )
+        return examine_history(access(prometheus, **reached), matchers(match), span, limits, page, output)
     if not trace:
         raise click.UsageError("Missing argument 'TRACE'.")
     if len(trace) > 1:
-        return examine_traces(trace, limits_of(reserved_gap_bytes), page, output)
-    timeline, facts = recorded(trace[0])
-    diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
+        return _examine_fleet(trace, limits, page, output)
+    timeline, facts = _recorded(trace[0])
+    return _show(diagnose(timeline, facts, limits), timeline, page, output)
+
+
+def _show(diagnosis: Diagnosis, timeline: Timeline, page: ReportFile, output: str) -> int:
+    """Write the report, print the diagnosis, and return the exit code."""
     try:
         page.write(lambda making: render(diagnosis, timeline, making))
-    finally:  # the verdict is told even where there is no room for a report
+    finally:  # the verdict is printed even if the report cannot be written
         print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)
+
+
+def _examine_crash(
+    files: Sequence[Path],
+    *,
+    logs: Sequence[Path],
+    boxes: Sequence[Path],
+    traces: Sequence[Path],
+    page: ReportFile,
+    output: str,
+) -> int:
+    """Explain a crash from what the server left behind, and return the exit code.
+
+    Raises:
+        KvdiagError: a file cannot be read, or is nothing of the kind.
+
+    """
+    if not (files or logs or boxes or traces):
+        raise click.UsageError("--postmortem needs files to read: --log, --black-box, --trace, or FILE")
+    case = gather(files, logs=logs, boxes=boxes, traces=traces)
+    return _show(postmortem(case), case.timeline or Timeline(samples=()), page, output)
+
+
+def _examine_fleet(paths: Sequence[Path], limits: Limits, page: ReportFile, output: str) -> int:
+    """Diagnose each trace, compare all, show the result, and return the exit code. One trace is held at a time.
+
+    Raises:
+        KvdiagError: a trace cannot be read, or is given twice.
+
+    """
+    known: dict[Path, Path] = {}
+    for path in paths:
+        if (same := known.setdefault(path.resolve(), path)) is not path:
+            raise KvdiagError(f"{same} is given twice: each replica may count only once; remove the duplicate")
+    judged: list[Judged] = []
+    summaries: list[ReplicaSummary] = []
+    for path in paths:
+        timeline, facts = _recorded(path)
+        name = str(path)
+        judged.append(Judged(key=name, subject=(("trace", name),), diagnosis=diagnose(timeline, facts, limits)))
+        summaries.append(summarise(timeline, facts, limits, replica=name))
+    result = FleetDiagnosis(
+        source=None, judged=tuple(sorted(judged, key=Judged.order)), fleet=compare(summaries, limits), gaps=()
+    )
+    return show(result, output, page, lambda worst: read_recorded(Path(worst.key))[0])
+
+
+def _recorded(path: Path) -> tuple[Timeline, Facts]:
+    """Return what was recorded at `path`.
+
+    Raises:
+        KvdiagError: it cannot be read; crash artifacts are pointed to --postmortem.
+
+    """
+    try:
+        return read_recorded(path)
+    except NotATraceError as error:
+        raise KvdiagError(f"{error}{_instead(path)}") from error
+
+
+def _instead(path: Path) -> str:
+    """Return what to do with a file that is not a trace."""
+    try:
+        kind = recognise(path)
+    except KvdiagError:
+        return ""
+    hints = {"log": "if it is an engine log", "black box": "to read an agent's black box"}
+    return f"; {hints[kind]}, add --postmortem" if kind in hints else ""

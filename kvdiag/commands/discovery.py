@@ -1,4 +1,4 @@
-"""The server that a daemon watches: looked for again and again, at its address or on the usual ports of this host."""
+"""Find the server to watch, at its address or on the usual ports of this host; asked again and again by a daemon."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvdiag.sources.worker_thread import ThreadedReader
 
 
 class Finder:
-    """Keeps one client for each address, and every NVML: this machine's, and those of the drills that it has found."""
+    """Keeps one client per address, this machine's NVML, and those of simulated servers."""
 
     def __init__(
         self, url: str | None, *, own_port: int, api_key: str | None, ca_file: Path | None, insecure: bool
     ) -> None:
-        """Ask nobody yet.
+        """Prepare without connecting.
 
         Raises:
             KvdiagError: the address, the key or the certificates cannot be used.
@@ -31,8 +31,11 @@ class Finder:
         """
         self._url = None if url is None else base_url(url)
         self._own_port = own_port
-        self._api_key, self._ca_file, self._insecure = api_key, ca_file, insecure
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        self._api_key = api_key if url is not None else None
+        self._ca_file, self._insecure = ca_file, insecure
         self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._readers: dict[str, HttpReader] = {}
         self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
         self._drills: dict[str, ThreadedReader[DeviceReading]] = {}
         self._host = host_reader()
@@ -40,7 +43,7 @@ class Finder:
             self._client(self._url)
 
     async def find(self) -> FoundServer:
-        """The first server that answers.
+        """Return the first server that answers.
 
         Raises:
             KvdiagError: none does.
@@ -55,10 +58,11 @@ class Finder:
                 return await self._ask(url)
             except KvdiagError as error:
                 why = str(error)
-        raise KvdiagError(f"no server is found on this host ({why}): is it starting? else give its --url")
+        raise KvdiagError(f"no server found on this host ({why}): is it starting? otherwise give its --url")
 
     async def _ask(self, url: str) -> FoundServer:
-        vllm = EngineClient(HttpReader(self._client(url)))
+        # One for each address, however often it is asked: it remembers what was too much to be asked for again.
+        vllm = EngineClient(self._readers.setdefault(url, HttpReader(self._client(url))))
         facts, identity = await gather_facts(vllm, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
             return FoundServer(facts=facts, vllm=vllm, nvml=self.nvml)
@@ -72,7 +76,7 @@ class Finder:
         return self._clients[url]
 
     async def close(self) -> None:
-        """Let go of clients and drivers."""
+        """Close clients and drivers."""
         self._host.close()
         for nvml in (self.nvml, *self._drills.values()):
             nvml.close()

@@ -1,4 +1,4 @@
-"""`kvdiag doctor`: whether kvdiag can see what it has to see from where it runs, and what to change where it cannot."""
+"""`kvdiag doctor`: whether kvdiag can read what it needs from where it runs, and what to change if not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ import click
 import psutil
 
 from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
-from kvdiag.commands.connect import DRILL_HEADER, agent_reader, base_url, device_reader, open_client
+from kvdiag.commands.connect import (
+    DRILL_HEADER,
+    agent_reader,
+    base_url,
+    device_reader,
+    open_client,
+    without_credentials,
+)
 from kvdiag.commands.options.common import agent_option, output_option, server_options
 from kvdiag.commands.options.prometheus_options import Access, access
+from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.commands.serve import LISTEN
 from kvdiag.engines.vllm.metrics import POLLED_NAMES, EngineClient, Identity
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
@@ -44,13 +51,13 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--url", help="The server; left out, it is looked for on this host's usual ports.")
+@click.option("--url", help="Server to check; default: search this host's usual ports.")
 @server_options
 @agent_option
-@click.option("--prometheus", "prometheus_url", metavar="URL", help="Check this Prometheus API as well.")
-@click.option("--user", help="Its name for basic auth; the password comes from --password-file.")
-@click.option("--password-file", type=_PATH, help="File with that password.")
-@click.option("--token-file", type=_PATH, help="File with a bearer token for it.")
+@click.option("--prometheus", "prometheus_url", metavar="URL", help="Prometheus API to check as well.")
+@click.option("--user", help="User name for basic authentication.")
+@click.option("--password-file", type=_PATH, help="File with the password.")
+@click.option("--token-file", type=_PATH, help="File with a bearer token.")
 @output_option
 def command(
     url: str | None,
@@ -64,9 +71,9 @@ def command(
     token_file: Path | None,
     output: str,
 ) -> int:
-    """Check what kvdiag can see from here: GPUs, server, agents, Prometheus. Each complaint says what to change.
+    """Check access to GPUs, server, agents and Prometheus; each problem comes with its fix.
 
-    Exit codes: 0 all pass, 1 warnings, 2 failures, 3 nothing could be checked. It only reads, and offers no load.
+    Exit codes: 0 all pass, 1 warnings, 2 failures, 3 nothing could be checked. It only reads and sends no load.
     """
     history = None
     if prometheus_url is not None:
@@ -108,8 +115,10 @@ async def _look(
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
         server = _server(None, None, why)
     else:
-        async with open_client(address, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
-            server, drill = await _engine(address, HttpReader(client))
+        # Any process can listen on a usual port: a key goes only to an address that the user named.
+        key = api_key if url is not None else None
+        async with open_client(address, api_key=key, ca_file=ca_file, insecure=insecure) as client:
+            server, drill = await _engine(without_credentials(address), HttpReader(client))
     return [
         *await _gpus(address, drill=drill),
         *server,
@@ -131,7 +140,7 @@ async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
         devices, gaps = await reader.ask(DRIVER_SECONDS, processes=True)
     except ReadTimeout as busy:
         devices, begun_seconds = None, time.perf_counter()
-        reason = f"the driver has not answered for {busy.since_seconds:.0f} s; look for Xid errors in `dmesg`"
+        reason = f"the driver has not responded for {busy.since_seconds:.0f} s; check `dmesg` for Xid errors"
         gaps = (Gap(source="nvml", kind="failed", reason=reason),)
     finally:
         reader.close()

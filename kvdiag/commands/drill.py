@@ -1,33 +1,40 @@
-"""`kvdiag drill`: serve a simulated server with a chosen fault until Ctrl-C."""
+"""`kvdiag drill`: serve a simulated server with a chosen fault until Ctrl-C; and the same as a child process."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import click
 
+import kvdiag
 from kvdiag.errors import KvdiagError
-from kvdiag.sim import SCENARIOS, Drill
+from kvdiag.sim import SCENARIOS, Drill, Scenario
+
+STOP_SECONDS = 5.0
 
 
 @click.command()
-@click.argument("story", default="healthy")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback; 0 picks a free one.")
-@click.option("--until-eof", is_flag=True, hidden=True, help="End with standard input as well.")
-def command(story: str, port: int, until_eof: bool) -> int:
-    """Serve a simulated LLM server whose memory behaves as STORY says, until Ctrl-C.
+@click.argument("scenario", default="healthy")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Loopback port; 0 picks a free one.")
+@click.option("--until-eof", is_flag=True, hidden=True, help="Also stop when standard input ends.")
+def command(scenario: str, port: int, until_eof: bool) -> int:
+    """Serve a simulated LLM server whose memory behaves as in SCENARIO, until Ctrl-C.
 
-    It speaks vLLM's completions and metrics over HTTP on loopback, and brings a simulated GPU.
+    It answers vLLM's completions and metrics over HTTP on loopback, and has a simulated GPU.
     """
-    if story not in SCENARIOS:
-        raise KvdiagError(f"there is no story {story!r}; there are {', '.join(SCENARIOS)}")
+    chosen = _scenario(scenario)
     try:
-        with Drill(SCENARIOS[story], port=port) as drill:
-            click.echo(f"{story}: {SCENARIOS[story].summary}")
+        with Drill(chosen, port=port) as drill:
+            click.echo(f"{scenario}: {chosen.summary}")
             signal.signal(signal.SIGTERM, _interrupt)
             click.echo(f"serving at {drill.url} until Ctrl-C; in another terminal: kvdiag run --url {drill.url}")
             sys.stdout.flush()
@@ -36,14 +43,51 @@ def command(story: str, port: int, until_eof: bool) -> int:
             else:
                 threading.Event().wait()
     except OSError as error:
-        reason = (
-            os.strerror(error.errno).lower() if error.errno else str(error)
-        )  # asyncio's own text repeats the address
-        raise KvdiagError(f"cannot serve on port {port}: {reason}; --port 0 takes a free one") from error
+        # asyncio's own text repeats the address
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise KvdiagError(f"cannot serve on port {port}: {reason}; --port 0 picks a free one") from error
     except KeyboardInterrupt:
-        pass  # the way in which a drill ends
+        pass  # the normal end of a drill
     return 0
+
+
+def _scenario(name: str) -> Scenario:
+    if name not in SCENARIOS:
+        raise KvdiagError(f"unknown scenario {name!r}: choose one of {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
     raise KeyboardInterrupt
+
+
+@contextmanager
+def simulated(scenario: str) -> Iterator[str]:
+    """Serve `scenario` in a process of its own, as a real server is, and yield its address.
+
+    Raises:
+        KvdiagError: there is no such scenario, or it does not start.
+
+    """
+    _scenario(scenario)
+    # A session of its own: Ctrl-C is for kvdiag, which still has requests to cancel on the server.
+    # It ends with us even if we are killed, since nobody then holds the other end of its input.
+    # PYTHONPATH: the same package as ours, even inside a pyz file; -P: no module of the current directory.
+    packages = [str(Path(kvdiag.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, packages))}
+    arguments = [sys.executable, "-P", "-m", "kvdiag", "drill", scenario, "--until-eof"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as server:
+        try:
+            lines = iter(server.stdout or ())
+            address = next((found[0] for line in lines if (found := re.search(r"http://[\d.]+:\d+", line))), None)
+            if address is None:
+                raise KvdiagError(f"the simulated server exited at once with code {server.wait(STOP_SECONDS)}")
+            yield address
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()

@@ -64,7 +64,11 @@ def configure(verbose: int) -> None:
     """Log nothing but the critical (0), from info on (1), or everything (2 and more)."""
     lines = structlog.processors
     # As JSON a traceback is a text like any other, and has to be made one; on a terminal it is shown as it is.
-    shown = [structlog.dev.ConsoleRenderer()] if sys.stderr.isatty() else [lines.format_exc_info, lines.JSONRenderer()]
+    shown = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if sys.stderr.isatty()
+        else [lines.format_exc_info, lines.JSONRenderer()]
+    )
     structlog.configure(
         processors=[
             lines.add_log_level,

@@ -1,11 +1,13 @@
-"""Printing results: to stdout, as text or JSON; and the exit code that goes with a status."""
+"""Print results to stdout as text or JSON, progress to stderr; and the exit code of each status."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 
@@ -15,12 +17,18 @@ from kvdiag.model import Diagnosis, Status
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.terminal import text
 
+if TYPE_CHECKING:
+    from kvdiag.feeds.active.step_runner import Progress
+
 EXIT_CODES: Mapping[Status, int] = {"ok": 0, "suspect": 1, "fault": 2, "unknown": 3}
 PIPED_WIDTH = 80
 
+REPLICAS_SECONDS = 5.0
+"""Between two progress lines where stderr is not a terminal; shorter work prints none."""
+
 
 def exit_code(status: Status) -> int:
-    """The monitoring-plugins' exit code of a status."""
+    """Return the exit code of a status, as monitoring plugins define it."""
     return EXIT_CODES[status]
 
 
@@ -49,20 +57,62 @@ def print_text(result: RenderableType) -> None:
 
 
 def is_ascii_only() -> bool:
-    """Whether stdout may have no more characters than ASCII, so that bars are better made of those."""
+    """Return whether stdout may be limited to ASCII, so that bars must be drawn with it."""
     return not sys.stdout.encoding.lower().startswith("utf")
 
 
 def spinner_of(console: Console) -> str:
-    """The name of the spinner that a console's encoding can show."""
+    """Return the name of a spinner that the console's encoding can show."""
     return "dots" if console.encoding.startswith("utf") else "line"
 
 
+@contextmanager
+def show_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows the running step on stderr: a spinner on a terminal, else one line per step."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        shown: set[int] = set()
+
+        def print_line(progress: Progress) -> None:
+            if progress.number not in shown:
+                shown.add(progress.number)
+                console.print(f"step {progress.number} of {progress.steps}  {progress.title}", soft_wrap=True)
+
+        yield print_line
+        return
+    with console.status("checking for other traffic", spinner=spinner_of(console)) as status:
+
+        def update(progress: Progress) -> None:
+            detail = f", {progress.detail}" if progress.detail else ""
+            status.update(f"step {progress.number} of {progress.steps}  {progress.title}{detail}")
+
+        yield update
+
+
+@contextmanager
+def show_replicas() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how many replicas are diagnosed: a spinner, or lines off a terminal."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status("reading", spinner=spinner_of(console)) as status:
+            yield lambda done, total: status.update(f"{done} of {total} replicas")
+        return
+    last_seconds = time.monotonic()
+
+    def print_line(done: int, total: int) -> None:
+        nonlocal last_seconds
+        if time.monotonic() - last_seconds >= REPLICAS_SECONDS:
+            last_seconds = time.monotonic()
+            sys.stderr.write(f"{done} of {total} replicas\n")
+
+    yield print_line
+
+
 def _write(text: str) -> None:
-    """Write to stdout to the end, so that what cannot be written is noticed here.
+    """Write to stdout and flush, so that a write error is raised here.
 
     Raises:
-        KvdiagError: the disk is full or gone.
+        KvdiagError: stdout cannot be written.
 
     """
     try:
@@ -72,4 +122,4 @@ def _write(text: str) -> None:
         raise
     except OSError as error:
         close_stdout()
-        raise KvdiagError(f"cannot print the result: {error.strerror}") from error
+        raise KvdiagError(f"cannot write the result to stdout: {error.strerror}") from error

@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 
 import click
 
+from kvdiag import files
 from kvdiag.commands.connect import Connection, agent_reader, bearer, connect
-from kvdiag.commands.options.common import agent_option, either, output_option, server_options
-from kvdiag.commands.options.durations import Duration
+from kvdiag.commands.drill import simulated
+from kvdiag.commands.options.common import Duration, agent_option, either, output_option, server_options
 from kvdiag.commands.options.report_file import ReportFile, report_option
 from kvdiag.commands.options.thresholds import limit_options, limits_of
-from kvdiag.commands.printing import exit_code, print_diagnosis
-from kvdiag.commands.progress import show_progress
-from kvdiag.commands.simulated_server import simulated
+from kvdiag.commands.printing import exit_code, print_diagnosis, show_progress
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.errors import KvdiagError
@@ -41,31 +40,29 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.option("--url", help="The server, such as http://127.0.0.1:8000.")
-@click.option("--simulate", metavar="STORY", help=f"Diagnose a simulated server instead: {', '.join(SCENARIOS)}.")
+@click.option("--url", help="Server to diagnose, such as http://127.0.0.1:8000.")
+@click.option("--simulate", metavar="SCENARIO", help=f"Diagnose a simulated server: {', '.join(SCENARIOS)}.")
 @server_options
 @agent_option
-@click.option("--force", is_flag=True, help="Run although the server has other traffic; says what it then cannot tell.")
-@click.option("--record", type=click.Path(path_type=Path), help="Keep the trace in this file (.gz packs it).")
+@click.option("--force", is_flag=True, help="Run despite other traffic; affected checks become unknown.")
+@click.option("--record", type=click.Path(path_type=Path), help="Record the trace to this file; .gz compresses it.")
 @click.option(
     "--soak",
     type=Duration(LEAST_SECONDS, MOST_SECONDS),
     is_flag=False,
     flag_value="12m",
     metavar="[DURATION]",
-    help="After the steps look for slow leaks: load and idle cycles in turns, for 12m or so long (5m to 2h).",
+    help="Look for slow leaks after the steps, for 5m to 2h [default: 12m].",
 )
-@click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds of each of its cycles.")
+@click.option("--soak-cycle", type=click.FloatRange(0.1, 60.0), hidden=True, help="Seconds per cycle.")
 @report_option
 @click.option(
     "--isolation",
     is_flag=True,
-    help="Instead of the steps: whether one tenant's prefix cache answers another's requests (30 small ones).",
+    help="Check prefix-cache isolation between tenants instead.",
 )
-@click.option(
-    "--other-api-key", metavar="KEY", help="With --isolation: another tenant's key (KVDIAG_RUN_OTHER_API_KEY)."
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be offered, and offer nothing.")
+@click.option("--other-api-key", metavar="KEY", help="Second tenant's API key, with --isolation.")
+@click.option("--dry-run", is_flag=True, help="Print the planned load without sending it.")
 @limit_options
 @output_option
 def command(
@@ -86,30 +83,30 @@ def command(
     reserved_gap_bytes: int,
     output: str,
 ) -> int:
-    """Run four test steps against a vLLM server and say what is wrong with its memory.
+    """Run four load tests against a vLLM server and diagnose its memory.
 
     \b
-    1 baseline         no requests: the pool must be empty, the device hold the server alone
-    2 single request   one at a time, several times: every block must come back
-    3 concurrent       ten of 2K tokens: growth must match their tokens
-    4 long context     one of 16K tokens: growth must be linear
+    1 baseline         no requests: the KV pool must be empty, the GPU used by the server alone
+    2 single request   one at a time, repeatedly: every KV block must be released
+    3 concurrent       ten requests of 2K tokens: growth must match their tokens
+    4 long context     one request of 16K tokens: growth must be linear
 
-    Takes about a minute. The server should have no other traffic. With --soak a fifth follows: load and idle cycles in
-    turns, for leaks that a minute cannot show.
-    --isolation runs something else in their place: two tenants send the same prompts, with cache_salt and without.
+    Takes about a minute; the server should have no other traffic. --soak adds a fifth step that alternates load and
+    idle cycles, for leaks too slow to show in a minute. --isolation replaces the steps: two tenants send the same
+    prompts, with and without cache_salt.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, simulate = either(("url", url), ("simulate", simulate))
     if (url is None) == (simulate is None):
-        raise click.UsageError("give either --url URL or --simulate STORY")
+        raise click.UsageError("give either --url URL or --simulate SCENARIO")
     if report is not None and record is not None and report.resolve() == record.resolve():
-        raise click.UsageError("--record and --report need files of their own")
+        raise click.UsageError("--record and --report need different files")
     page = ReportFile(report)
     if isolation and soak is not None:
-        raise click.UsageError("--isolation runs alone: leave --soak for another run")
+        raise click.UsageError("--isolation and --soak cannot be combined: run them separately")
     if other_api_key is not None and not isolation:
-        raise click.UsageError("--other-api-key is the other tenant's of --isolation")
+        raise click.UsageError("--other-api-key needs --isolation")
     other_headers = bearer(other_api_key)
-    # What a supervisor sends is a Ctrl-C: requests are taken back, the trace is closed, a simulated server ended.
+    # SIGTERM from a supervisor acts as Ctrl-C: requests are cancelled, the trace closed, a simulated server stopped.
     signal.signal(signal.SIGTERM, _interrupt)
     recording = _Recording(record)
     with ExitStack() as stack:
@@ -117,7 +114,7 @@ def command(
             url = stack.enter_context(simulated(simulate))
         work = _run(
             url or "",
-            api_key=api_key,
+            api_key=api_key if simulate is None else None,
             ca_file=ca_file,
             insecure=insecure,
             agent_dir=agent_dir,
@@ -134,20 +131,20 @@ def command(
     diagnosis = diagnose(timeline, facts, limits_of(reserved_gap_bytes))
     try:
         page.write(lambda making: render(diagnosis, timeline, making))
-    finally:  # the verdict is told even where there is no room for a report
+    finally:  # the verdict is printed even if the report cannot be written
         print_diagnosis(diagnosis, output)
     return exit_code(diagnosis.worst)
 
 
 class _Recording:
-    """The trace of --record, begun with the first load: a run that is refused leaves the file before it as it was."""
+    """The trace of --record, begun with the first load: a refused run leaves an earlier file as it was."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._begun = False
         if path is not None:
             try:
-                path.open("ab").close()
+                files.refuse(path)
             except OSError as error:
                 raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
 
@@ -158,22 +155,20 @@ class _Recording:
 
     @property
     def told(self) -> str:
-        """Where what was seen is, as the end of a sentence."""
-        return f"; what was seen is in {self._path}" if self._begun else ""
+        """Where the trace is, as the end of a sentence."""
+        return f"; the trace so far is in {self._path}" if self._begun else ""
 
 
 def _interruptible(work: Coroutine[Any, Any, T], recording: _Recording) -> T:
-    """Run to the end, or until Ctrl-C: asyncio cancels the work, which gives up its requests and closes its trace."""
+    """Run to the end or until Ctrl-C: asyncio then cancels the work, which drops its requests and closes its trace."""
     try:
         return asyncio.run(_until_terminated(work))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        raise KvdiagError(
-            f"interrupted: its own requests are cancelled, there is no verdict{recording.told}"
-        ) from error
+        raise KvdiagError(f"interrupted: requests cancelled, no verdict{recording.told}") from error
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """Have SIGTERM cancel the work. It cannot be passed on as SIGINT, which a shell's background jobs ignore."""
+    """Let SIGTERM cancel the work. It cannot be passed on as SIGINT, which background jobs of a shell ignore."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def cancel(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handler's form
@@ -234,7 +229,7 @@ async def _active(
 ) -> Timeline:
     model = connection.facts.model
     if model is None:
-        raise KvdiagError("the server does not name its model, so nothing can be asked of it")
+        raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
     clock = Clock()
     requests = Requests(connection.client, model, await token_ids(connection.client, model))
     sampler = Sampler(
@@ -284,9 +279,9 @@ def _print_isolation(facts: Facts, *, other_key: bool) -> None:
     shape = probe.requests[0]
     click.echo(
         f"1 {ISOLATION.id}: {len(probe.requests)} requests of {shape.prompt_tokens:,} tokens, {shape.max_tokens} "
-        f"generated, one after the other; in all {probe.tokens:,} tokens"
+        f"generated, one at a time; {probe.tokens:,} tokens in total"
     )
-    click.echo(f"  each prompt from two tenants, with salts and without, with {'two keys' if other_key else 'one key'}")
+    click.echo(f"  each prompt from two tenants, with and without salts, with {'two keys' if other_key else 'one key'}")
     for note in probe.notes:
         click.echo(f"  {note}")
 
@@ -298,11 +293,11 @@ def _print_soak(soak: SoakPlan) -> None:
     click.echo(
         f"{len(STEPS) + 1} {SOAK.id}: {len(new)} x {', '.join(map(str, doses))} or {largest} requests of "
         f"{new[0].prompt_tokens:,} tokens, {new[0].max_tokens} generated, "
-        f"{len(repeated)} x {repeated[0].requests} that repeat their contents"
+        f"{len(repeated)} x {repeated[0].requests} with repeated prompts"
     )
     click.echo(
         f"  {len(soak.cycles) - len(loads)} idle cycles between them, {soak.cycle_seconds:.3g} s each, "
-        f"{soak.seconds / 60:.3g} min; in all {soak.requests:,} requests, {soak.tokens:,} tokens"
+        f"{soak.seconds / 60:.3g} min; {soak.requests:,} requests and {soak.tokens:,} tokens in total"
     )
     for note in soak.notes:
         click.echo(f"  {note}")

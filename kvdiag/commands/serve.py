@@ -1,145 +1,252 @@
-"""`kvdiag serve`: the daemon beside a server: samples it, diagnoses it, and serves what it knows over HTTP."""
+"""`kvdiag serve`: the daemon beside a server: it samples, diagnoses, records, and serves the results over HTTP.
+
+`Daemon` puts watch, recorder and HTTP server together. SIGHUP reads the options again: an invalid configuration changes
+nothing, and what needs a restart is logged. SIGTERM ends it. Nothing of a reload may lower protection.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import contextlib
+import gc
+import os
+import signal
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
-from click.core import ParameterSource
+import structlog
 
-from kvdiag.commands import settings
-from kvdiag.commands.daemon_process import Daemon, Options
+import kvdiag
+from kvdiag.commands.connect import agent_reader, base_url, without_credentials
+from kvdiag.commands.discovery import Finder
 from kvdiag.commands.logging_setup import configure
-from kvdiag.commands.options.common import agent_option, server_options
-from kvdiag.commands.options.sizes import Size
-from kvdiag.commands.options.thresholds import limit_options, limits_of, pressure_options
+from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
+from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
+from kvdiag.feeds.live.sampling import AllocatorReading
+from kvdiag.feeds.recording.disk_recorder import DiskRecorder
+from kvdiag.feeds.recording.restore import Before, reload
+from kvdiag.feeds.recording.segment_store import SegmentStore
+from kvdiag.server.connections import WebServer
+from kvdiag.server.endpoints import Pages
+from kvdiag.server.web_config import Passwords, WebConfig, access, lowered, read_web_config
+from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
 
-LISTEN = "127.0.0.1:9743"
-
-
-def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
-    """Take the defaults of the other options from a file, before they are looked at."""
-    if path is not None:
-        context.default_map = settings(context, path).get("serve", {})
-    return path
+_log = structlog.get_logger()
 
 
 @click.command()
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default=LISTEN,
-    show_default=True,
-    help="Where to serve; port 0 takes any free one. Others than loopback let anybody there read it.",
-)
-@click.option("--url", help="The server; left out, it is looked for on this host's usual ports.")
-@server_options
-@agent_option
-@click.option(
-    "--record-dir",
-    type=click.Path(path_type=Path),
-    help="Where to keep what is seen: for `kvdiag diagnose DIR`, and for this daemon's next start to go on from.",
-)
-@click.option(
-    "--record-max-size",
-    type=Size(LEAST_MAX_BYTES),
-    default=f"{MAX_BYTES >> 20}MiB",
-    show_default=True,
-    help="What it may take; the oldest is removed. 256MiB are three days of eight GPUs, a month of one.",
-)
-@click.option(
-    "--web-config",
-    type=click.Path(path_type=Path),
-    help="TLS and passwords, in the form that Prometheus' exporters share. Needs kvdiag[web].",
-)
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    is_eager=True,
-    callback=_configured,
-    help="A TOML file with these options in a table [serve]; flags and environment come first. SIGHUP reads it again.",
-)
-@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
-@limit_options
-@pressure_options
+@serve_options
 @click.pass_context
-def command(context: click.Context, /, **_: Any) -> int:
-    """Watch a server for as long as it takes: sample it every second, diagnose it, serve metrics and verdicts.
+def command(context: click.Context, /, **values: Any) -> int:
+    """Watch a server: sample it every second, diagnose it, serve metrics and verdicts over HTTP.
 
     \b
-    /                     the state of things, for a person
-    /metrics              for Prometheus
-    /api/v1/diagnosis     the newest diagnosis, the document of `kvdiag run --output json`
-    /api/v1/ledger        where every byte is, now
-    /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit one more request, wait, or shed
+    /                     status page
+    /metrics              Prometheus metrics
+    /api/v1/diagnosis     newest diagnosis, as printed by `kvdiag run --output json`
+    /api/v1/ledger        current memory ledger
+    /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready
 
-    May start before the server does, outlives it, and finds it again. It offers no load. Ends on SIGTERM.
+    It can start before the server, survives server restarts and reconnects. It sends no load. SIGTERM ends it.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    # A daemon tells what happens unasked.
+    # A daemon logs what happens without being asked.
     configure(max(1, context.find_root().params.get("verbose") or 0))
-    daemon = Daemon(_options(context.params), reread=lambda: _options(_reread(context)))
+    daemon = Daemon(ServeOptions(**values), reread=lambda: reread(context))
     return asyncio.run(daemon.run())
 
 
-def _options(values: dict[str, Any]) -> Options:
-    """What the options say together.
+class Daemon:
+    """One watch, its recorder and its HTTP server."""
+
+    def __init__(self, options: ServeOptions, reread: Callable[[], ServeOptions]) -> None:
+        """Open directories and files, without asking a server yet. `reread` returns the options as of now.
+
+        Raises:
+            KvdiagError: a directory, file or certificate cannot be used.
+
+        """
+        self._options = options
+        self._reread = reread
+        self._web_config = WebConfig() if options.web_config is None else read_web_config(options.web_config)
+        self._tls: ssl.SSLContext | None = self._web_config.tls()
+        self._recorder, before = _recorder(options)
+        self._finder = _finder(options, options.address[1])
+        self._agents = agent_reader(options.agent_dir)
+        self._watch = Watch(
+            find=self._finder.find,
+            nvml=self._finder.nvml,
+            agents=self._agents,
+            limits=options.limits,
+            pace=pace_of(options.tick_seconds or 1.0),
+            diagnosis_seconds=options.tick_seconds or DIAGNOSIS_SECONDS,
+            # A test sets its own interval, and wants verdicts that often whatever they cost.
+            diagnosis_ratio=MOST_DIAGNOSIS_RATIO if options.tick_seconds is None else 1.0,
+            recorder=self._recorder,
+            before=before,
+        )
+        self._web = WebServer(Pages(newest=self._watch.snapshot, history=self._watch.history))
+        self._passwords: Passwords
+        self._web.access, self._passwords = access(self._web_config)
+        self._retired: list[Finder] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Watch and serve until SIGTERM; return the exit code.
+
+        Raises:
+            KvdiagError: the address cannot be listened on.
+
+        """
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(DaemonThreadPool())
+        loop.set_exception_handler(_log_loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, over.set)
+        loop.add_signal_handler(signal.SIGHUP, self._change)
+        try:
+            await self._listen()
+            # Imported modules stay for good: no collection needs to look at them again.
+            gc.collect()
+            gc.freeze()
+            watching = asyncio.create_task(self._watch.run())
+            ending = asyncio.create_task(over.wait())
+            await asyncio.wait((watching, ending), return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            _log.info("ended")
+        finally:
+            await self._close()
+        return 0
+
+    async def _listen(self) -> None:
+        host, wanted = self._options.address
+        try:
+            port = await self._web.start(host, wanted, self._tls)
+        except OSError as error:
+            raise KvdiagError(f"cannot listen on {host}:{wanted}: {_reason(error)}; give another --listen") from error
+        scheme = "http" if self._tls is None else "https"
+        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        _log.info("listening", address=where, version=kvdiag.__version__)
+
+    async def _close(self) -> None:
+        await self._web.stop()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        for finder in (self._finder, *self._retired):
+            await finder.close()
+        if self._agents is not None:
+            self._agents.close()
+        self._passwords.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _change(self) -> None:
+        """Apply the configuration as of now; an invalid one changes nothing."""
+        try:
+            options = self._reread()
+            _still_checks(self._options, options)
+            elsewhere = options.server != self._options.server
+            finder = _finder(options, self._options.address[1]) if elsewhere else None
+            # Last of what may fail, so that a failure changes nothing.
+            self._take_web_config()
+        except KvdiagError as error:
+            _log.error("configuration", reason=f"{error}; the previous configuration stays in effect")
+            return
+        self._take(options, finder)
+        _log.info("configuration", state="reloaded")
+
+    def _take(self, options: ServeOptions, finder: Finder | None) -> None:
+        old = self._options
+        wrong = [f"--{name.replace('_', '-')}" for name, value in options.fixed.items() if value != old.fixed[name]]
+        if wrong:
+            _log.warning("configuration", reason=f"{', '.join(wrong)} needs a restart")
+        if finder is not None:
+            # The newest one may still be in use.
+            for left in self._retired:
+                closing = asyncio.get_running_loop().create_task(left.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            self._retired = [self._finder]
+            self._finder = finder
+            self._watch.look_elsewhere(finder.find, finder.nvml)
+        if options.agent_dir != old.agent_dir:
+            agents: ThreadedReader[AllocatorReading] | None = agent_reader(options.agent_dir)
+            if self._agents is not None:
+                self._agents.close()
+            self._agents = agents
+            self._watch.ask_agents(agents)
+        if self._recorder is not None and options.record_max_size != old.record_max_size:
+            self._recorder.resize(options.record_max_size)
+        self._watch.limits = options.limits
+        self._options = replace(options, **old.fixed)
+
+    def _take_web_config(self) -> None:
+        """Apply new users, headers and renewed certificates; other changes to TLS need a restart."""
+        if self._options.web_config is None:
+            return
+        config = read_web_config(self._options.web_config)
+        if (less := lowered(self._web_config, config)) is not None:
+            raise KvdiagError(f"{self._options.web_config} would lower protection: {less}; restart kvdiag to apply it")
+        config.tls()
+        allowed, passwords = access(config)
+        if self._tls is not None:
+            config.load(self._tls)
+        self._passwords.close()
+        self._web.access, self._passwords = allowed, passwords
+        if config.transport != self._web_config.transport:
+            _log.warning("configuration", reason="tls_server_config needs a restart; only certificates are renewed")
+        self._web_config = replace(self._web_config, users=config.users, headers=config.headers)
+
+
+def _still_checks(before: ServeOptions, now: ServeOptions) -> None:
+    """Refuse a reload that stops certificate checks.
 
     Raises:
-        KvdiagError: an address or a threshold is none.
+        KvdiagError: the new options set --insecure.
 
     """
-    names = ("url", "api_key", "ca_file", "insecure", "agent_dir", "record_dir", "web_config")
-    return Options(
-        listen=address(values["listen"]),
-        limits=limits_of(
-            values["reserved_gap_bytes"], pressure=(values["pressure_warning"], values["pressure_critical"])
-        ),
-        record_max_bytes=values["record_max_size"],
-        tick_seconds=values["tick_seconds"],
-        **{name: values[name] for name in names},
+    if now.insecure and not before.insecure:
+        raise KvdiagError("--insecure needs a restart: it would stop certificate checks")
+
+
+def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an event loop error: by default it goes to stderr, and blocks if nobody reads that."""
+    _log.error("internal error", reason=context.get("message"), exc_info=context.get("exception"))
+
+
+def _finder(options: ServeOptions, own_port: int) -> Finder:
+    return Finder(
+        options.url,
+        own_port=own_port,
+        api_key=options.api_key,
+        ca_file=options.ca_file,
+        insecure=options.insecure,
     )
 
 
-def _reread(context: click.Context) -> dict[str, Any]:
-    """The options' values as of now: those given by flag stay, for the others the file, where there is one, is read.
+def _recorder(options: ServeOptions) -> tuple[DiskRecorder | None, Before | None]:
+    """Return the recorder, and what its directory holds of earlier runs.
 
     Raises:
-        KvdiagError: the file cannot be used.
+        KvdiagError: the directory cannot be used.
 
     """
-    given = context.params["config"] or context.find_root().params.get("config")
-    defaults = {} if given is None else settings(context, given).get("serve", {})
-    try:
-        fresh = context.command.make_context(context.info_name, [], parent=context.parent, default_map=defaults)
-    except click.UsageError as error:
-        raise KvdiagError(error.format_message()) from error
-    by_flag = {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-    return {**fresh.params, **by_flag}
+    if options.record_dir is None:
+        return None, None
+    url = None if options.url is None else without_credentials(base_url(options.url))
+    segments = SegmentStore(options.record_dir, max_bytes=options.record_max_size)
+    before = reload(options.record_dir, now_seconds=time.time(), url=url)
+    return DiskRecorder(segments), before
 
 
-def address(listen: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [HOST]:PORT.
-
-    Raises:
-        KvdiagError: it is none.
-
-    """
-    refusal = KvdiagError(f"{listen!r} is no address to listen on: give one such as {LISTEN}")
-    try:
-        parts = urlsplit(f"//{listen}")
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise refusal from error
-    if not host or port is None or parts.netloc != listen or "@" in listen:
-        raise refusal
-    return host, port
+def _reason(error: OSError) -> str:
+    """Return the system's reason alone: asyncio adds the address, which the message has already."""
+    return (os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)).lower()

@@ -22,10 +22,10 @@ from kvdiag.commands.discovery import Finder
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.common import agent_option, either, server_options
 from kvdiag.commands.options.daemon_url import attach_options, open_daemon
+from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.options.thresholds import limit_options, limits_of
 from kvdiag.commands.printing import PIPED_WIDTH, exit_code, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
-from kvdiag.commands.serve import LISTEN
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.latest import SHOWN_SECONDS
@@ -34,7 +34,8 @@ from kvdiag.feeds.live.sampling import ticks
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, LedgerLine, Sample, Snapshot
 from kvdiag.outputs.terminal.sparkline_history import Point, longer, point, trends
-from kvdiag.outputs.terminal.top_frame import Room, View, frame, verdict
+from kvdiag.outputs.terminal.top_frame import View, frame, verdict
+from kvdiag.outputs.terminal.top_memory import Room
 from kvdiag.sources.daemon_client import DaemonReading, DaemonSource
 from kvdiag.sources.http import HttpReader, Unreadable
 
@@ -91,7 +92,7 @@ class Viewer:
             self._newest_at_seconds, self._advanced_seconds = snapshot.newest.at_seconds, now_seconds
         silent_seconds = now_seconds - self._advanced_seconds
         if silent_seconds > SHOWN_SECONDS:
-            problem = problem or f"nothing new has been read for {silent_seconds:.0f} s"
+            problem = problem or f"no new sample for {silent_seconds:.0f} s"
             snapshot = NOTHING
         self._trail = longer(self._trail, point(snapshot))
         return View(
@@ -105,12 +106,12 @@ class Viewer:
 
 
 @click.command()
-@click.option("--url", help="A daemon, or a server to sample here; left out, a daemon is looked for, then a server.")
+@click.option("--url", help="Daemon, or server to sample; default: search this host.")
 @attach_options
 @server_options
 @agent_option
-@click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code, as without a terminal.")
-@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Pace of readings and diagnoses.")
+@click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
+@click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.")
 @limit_options
 def command(
     url: str | None,
@@ -126,15 +127,15 @@ def command(
     tick_seconds: float | None,
     reserved_gap_bytes: int,
 ) -> int:
-    """Watch a server in the terminal: where its memory is, how full its pool, where that goes, and what is found.
+    """Watch a server in the terminal: its memory, KV pool, trends and findings.
 
     \b
-    kvdiag top                                  the daemon on this host, or a server that is found here
+    kvdiag top                                  the daemon on this host, or a server found here
     kvdiag top --attach http://127.0.0.1:9743   a running `kvdiag serve`
-    kvdiag top --url http://127.0.0.1:8000      a server, sampled by this command itself, or a daemon
+    kvdiag top --url http://127.0.0.1:8000      a server sampled by this command, or a daemon
 
-    q or Ctrl-C leaves, with exit code 0. Without a terminal, or with --once, one frame is printed and the exit code is
-    the verdict's. It offers no load.
+    q or Ctrl-C quits with exit code 0. Without a terminal, or with --once, it prints one frame and exits with the
+    verdict's code. It sends no load.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     url, attach = either(("url", url), ("attach", attach))
     if url is not None and attach is not None:
@@ -147,8 +148,15 @@ def command(
     @asynccontextmanager
     async def attached(address: str, *, only_if_there: bool) -> AsyncIterator[Feed | None]:
         try:
+            # Any process can listen on the daemon's usual port: a password goes only to an address that the user named.
+            named = attach is not None or url is not None
             client = open_daemon(
-                address, user=user, password=password, password_file=password_file, ca_file=ca_file, insecure=insecure
+                address,
+                user=user if named else None,
+                password=password if named else None,
+                password_file=password_file if named else None,
+                ca_file=ca_file,
+                insecure=insecure,
             )
         except KvdiagError:
             if url is None:
@@ -270,9 +278,7 @@ class _Daemon:
             snapshot=reading.snapshot,
             lines=reading.lines,
             problem=self._problem,
-            note=None
-            if reading.version == kvdiag.__version__
-            else f"{versions}: what only one of them knows is missing",
+            note=None if reading.version == kvdiag.__version__ else f"{versions}: fields unknown to either are missing",
         )
 
 

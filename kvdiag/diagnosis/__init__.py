@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.rules import RULES
-from kvdiag.diagnosis.soak_components import SOAK_WARMUP
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
+from kvdiag.diagnosis.trust import Judged, weighed
 from kvdiag.ledger import ledger
 from kvdiag.model import Allocator, Diagnosis, Facts, Finding, Gap, Sample, Status, StepResult, Timeline
 
@@ -23,9 +24,13 @@ __all__ = ["diagnose", "informed"]
 
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     """The judgement of a timeline by every test step in it and every rule; `_worst` has the order of statuses."""
-    stepped = bool(timeline.marks) or _cut_off(facts)
-    steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
-    findings = tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+
+    def judged(timeline: Timeline) -> Judged:
+        stepped = bool(timeline.marks) or _cut_off(facts)
+        steps = tuple(step.judge(timeline, facts, limits) for step in _asked(timeline)) if stepped else ()
+        return steps, tuple(informed(finding) for rule in RULES for finding in rule(timeline, facts, limits))
+
+    steps, findings = weighed(timeline, judged(timeline), judged)
     times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
         worst=_worst(timeline, facts, steps, findings, limits),
@@ -97,7 +102,7 @@ def _cut_off(facts: Facts) -> bool:
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a source or one of the server's GPUs failed up to the end, time was lost, or there is no sample."""
-    if _cut_off(facts) or any(gap.source == "prometheus" and gap.kind == "failed" for gap in facts.gaps):
+    if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
         return True
     own = assigned_uuids(timeline, facts)
     readings: dict[str, list[bool]] = {"engine": [], "nvml": []}

@@ -24,6 +24,9 @@ class FleetLimits:
     certain_seconds: float = 20 * 3600.0
     """Age for a fault: bounded caches fill at a steady rate for 6 to 12 hours, which half a day cannot tell."""
 
+    idle_settle_seconds: float = 5.0
+    """A reading counts as idle so long after the last request: freed memory is returned late."""
+
     blocks: int = 48
     """Medians that stand for a replica's life: half hours of a day, each of 60 readings at a scrape in 30 s."""
 
@@ -35,6 +38,9 @@ class FleetLimits:
 
     least_blocks_per_hour: float = 0.25
     """The same for KV blocks held at idle: six in a day, of a count that must be 0."""
+
+    steps_p: float = 0.01
+    """p-value of so many steps up and so few down from which they are the growth, and not events beside it."""
 
     significance: float = 0.02
     """Chance of as many replicas growing as much where either direction is as likely (signed ranks)."""

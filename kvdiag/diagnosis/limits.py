@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.bank import BANKS, BURST, Bank
 from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
-from kvdiag.diagnosis.soak_limits import SOAK_LIMITS, SoakLimits
+from kvdiag.diagnosis.growth.growth_limits import (
+    CYCLE_LIMITS,
+    GROWTH_LIMITS,
+    SOAK_LIMITS,
+    CycleLimits,
+    GrowthLimits,
+    SoakLimits,
+)
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
@@ -52,6 +58,9 @@ class Limits:
 
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time by which a server that is never idle is judged under its load: a few hours may be one of its loads."""
+
+    busy_floor_p: float = 0.01
+    """p-value of a rise of its lowest readings as steep without growth, under autocorrelation."""
 
     busy_floor_ratio: float = 0.05
     """Share of the pool that may have been lost unseen while a server that is never idle is called flat."""
@@ -104,167 +113,20 @@ class Limits:
     metrics_agreement_ratio: float = 2.0
     """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
 
-    warmup_cycles_ratio: float = 0.25
-    """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
-    first requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
-
-    judged_cycles: int = 3
-    """Equal cycles left after warm-up without which growth is not judged."""
-
     device_quantum_bytes: int = 2 * MIB
     """cudaMalloc maps whole 2 MiB pages: no smaller change is visible through NVML."""
 
     torch_quantum_bytes: int = 64 * KIB
     """Torch counts to the 512 bytes; below this per cycle a run of eight cannot tell a leak from tables that fill."""
 
-    device_rising_ratio: float = 0.75
-    """Share of judged cycles in which a leak must have grown. One step among flat cycles is an event, not a leak."""
+    growth: GrowthLimits = GROWTH_LIMITS
+    """When readings over hours keep growing."""
 
-    device_deceleration_ratio: float = 0.5
-    """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
+    cycles: CycleLimits = CYCLE_LIMITS
+    """When readings after equal test cycles keep growing."""
 
     soak: SoakLimits = SOAK_LIMITS
-    """What a soak takes for a leak."""
-
-    banks: tuple[Bank, ...] = BANKS
-    """The time scales of growth that is watched and not provoked, the shortest first: none sees 50 MB/h in an hour."""
-
-    burst: Bank = BURST
-    """Growth that no bank is short enough for: reported servers lost 20 GB in 46 minutes."""
-
-    burst_exhaustion_seconds: float = 3600.0
-    """Time to exhaustion up to which such growth counts: with more, the bank of an hour decides."""
-
-    bank_filled_ratio: float = 0.75
-    """Share of a bank's blocks that must hold readings: neighbours stand in for the others, and are no evidence."""
-
-    block_readings: float = 2.0
-    """Readings that a block of a bank must have room for: of blocks of a minute, scraped each 60 s, some stay empty."""
-
-    work_share_ratio: float = 0.5
-    """What a line by the work done leaves unexplained, over what one by the time does, from which the work counts."""
-
-    dense_seconds: float = 35.0
-    """Time between readings up to which a block of a minute has two."""
-
-    slowing_significance: float = 0.05
-    """Chance that steady growth bends down so much, below which it may be a beginning that comes to its end."""
-
-    slowed_significance: float = 0.005
-    """The same for each evaluation that certain growth needs in a row: one of three falls below 5 % too often."""
-
-    cap_passed_ratio: float = 1.05
-    """Growth over the bound of a cache from which it is not the cache's: what surrounds an entry is not counted."""
-
-    cache_bytes: int = 8 * GIB
-    """What a cache of the server may take of the host where nobody set its bound: llama.cpp's prompt cache, the largest
-    known. On a device none is known that is not taken at start."""
-
-    cache_fill_seconds: float = 25.0 * 3600.0
-    """The longest that reported ones of that size took to be full: what grows more slowly is none."""
-
-    cache_urgent_seconds: float = 4 * 3600.0
-    """Time to exhaustion below which it matters no more whether it is one: hours in which somebody has to be called."""
-
-    resident_hours: float = 6.0
-    """Window over which resident bytes that grow are a leak's, though mapped files are among them: those are read when
-    a server starts, and warms up."""
-
-    idle_settle_seconds: float = 5.0
-    """A reading is idle so long after the last request: freed memory comes back late."""
-
-    engine_age_seconds: float = 90.0
-    """Age of an engine's reading that still tells whether another was idle: scrapes come every 15 to 60 s."""
-
-    watched_seconds: float = 14.5
-    """Least time between two readings of a component that is watched for hours: four in a minute give its median."""
-
-    warmup_seconds: float = 1800.0
-    """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
-
-    reading_age_seconds: float = 300.0
-    """Age of a component's newest reading before the end from which it counts as gone, with its process."""
-
-    load_share_ratio: float = 0.1
-    """Share of a component's steps that the load's must explain to count: a warm-up and the highest load so far both
-    rise and level off, so that the one fits the other, and hides that growth came to an end."""
-
-    growth_significance: float = 0.01
-    """Chance of a slope as steep without growth, under autocorrelation. Lower buys little: the rest is no noise."""
-
-    drift_significance: float = 0.05
-    """Chance of as much drift in a random walk, of which a trend test alone calls a quarter."""
-
-    drift_certain_significance: float = 0.003
-    """The same for a fault; up to the other it is suspect. Of 200 walks of 26 hours 1 is a fault so, and 5 suspect."""
-
-    drift_pieces: int = 12
-    """Increments of that test: enough to be tested, long enough not to be noise of one block."""
-
-    drift_long_pieces: int = 5
-    """The same where noise lasts longer than a twelfth of the window."""
-
-    wander_bytes: int = 60 * MIB
-    """How far a healthy server's memory wanders in an hour (in t hours sqrt(t) times as far), at most."""
-
-    wanders_suspect: float = 3.0
-    wanders_fault: float = 4.0
-    """Deviations of that wandering beyond which growth is none, though its own steps do not prove it."""
-
-    wander_significance: float = 0.2
-    """Chance of its drift by its own steps up to which that counts: what rose in one part of a window is an event."""
-
-    collections: int = 3
-    """Falls beyond the usual, without one such rise, from which they are garbage collected."""
-
-    seen_collections: int = 2
-    """The same in a longer window whose floor is flat: from here on growth since the last fall is no certain leak. One
-    fall may be anything that was freed once."""
-
-    bend_significance: float = 0.1
-    """Chance that growth only seems to slow down: noise bends a short window as much."""
-
-    steady_errors: float = 2.0
-    """Errors by which a quarter of a window may miss what it should have risen by."""
-
-    growth_deceleration_ratio: float = 0.5
-    """Slope of a window's later half over its earlier: below it growth is coming to an end (warm-up, a full cache)."""
-
-    still_to_come_ratio: float = 0.5
-    """Windows' worth of its rate that growth which levels off exponentially, and has not ended by that, still has
-    before it: half a window over ln 2, less what the rate of its later half is above that of its end."""
-
-    levelled_off_ratio: float = 0.25
-    """Rise of the lowest readings over a window's last third, over that before: less, with jumps in it, has ended."""
-
-    growth_largest_quarter_ratio: float = 0.7
-    """Share of the growth that may come between two quarters of a window: more is one event."""
-
-    growth_last_quarter_ratio: float = 0.15
-    """Share of the growth that the last quarter must bring: less has stopped."""
-
-    growth_floor_ratio: float = 0.5
-    """Rise of the lowest readings over what the slope claims: garbage and load rise and return to their floor, and once
-    jumps are taken out of a sawtooth a slope alone calls every one a leak."""
-
-    jump_deviations: float = 6.0
-    """Deviations of a series' own steps from which a step is a jump: an event, to be counted and not extrapolated."""
-
-    jump_least_bytes: int = 24 * MIB
-    """Least that counts as a jump: allocators round to 2 and 20 MiB."""
-
-    staircase_significance: float = 0.01
-    """Chance of so many jumps up and none down if either were as likely: 7 and more are a leak in steps."""
-
-    staircase_certain_significance: float = 0.001
-    """The same for a fault: ten steps up and none down, thirteen and one."""
-
-    staircase_open_significance: float = 0.05
-    """The same up to which fewer jumps, five or six, are neither a leak nor events; and from which jumps have ended."""
-
-    exhaustion_errors: float = 2.0
-    """Errors of the rate on either side of a time to exhaustion: 1.4 would be 10 to 90 % of Student's t with 8 degrees,
-    and held the truth of leaks in noise in 7 of 12 cases only, since short series show too small an error."""
+    """When readings after a soak's load and idle cycles keep growing."""
 
     fleet: FleetLimits = FLEET_LIMITS
     """What the replicas of one version, taken together, have to show."""

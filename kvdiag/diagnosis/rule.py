@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.model import Evidence, Facts, Finding, Timeline
+from kvdiag.model import Facts, Finding, Timeline
 
 Rule = Callable[[Timeline, Facts, Limits], tuple[Finding, ...]]
 """A rule returns each of its ids every time: `ok` was looked for and not found, `unknown` names what is missing."""
-
-
-def number(name: str, value: float | str | None, unit: str, source: str) -> Evidence:
-    """One piece of evidence."""
-    return Evidence(name, value, unit, source)
 
 
 def unseen(finding_id: str, missing: str) -> tuple[Finding, ...]:

@@ -10,6 +10,9 @@ from kvdiag.model.validation import MAX_BYTES, MAX_COUNT, count_problem, first, 
 NATIVE = "native"
 """torch's own caching allocator; cudaMallocAsync has neither segments nor blocks, so that holes cannot be seen."""
 
+INSIDE = "GPU"
+"""Name of a device that only agents report; the real name comes from NVML."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedSplit:
@@ -84,8 +87,8 @@ class Allocator:
     `device_uuid` is CUDA's, without the kind that NVML writes before it. `pid` is the process's in its own namespace,
     which is this reader's too where `pid_seen`. `process_bytes` and `memory` are what NVML tells inside the process,
     `failure` is the newest that it has met. `releasable_bytes` and `stranded_bytes` are the split's as a Prometheus has
-    kept them, where `split` itself is not there. Ranks, where the server has them; `_total` counts since the process
-    began.
+    kept them, where `split` itself is not there. `unverified` is True where it cannot be told that the process wrote
+    this. Ranks, where the server has them; `_total` counts since the process began.
     """
 
     device_uuid: str
@@ -113,6 +116,7 @@ class Allocator:
     tensor_rank: int | None = None
     pipeline_rank: int | None = None
     data_rank: int | None = None
+    unverified: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse more allocated than reserved, and other figures that cannot be."""

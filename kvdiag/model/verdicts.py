@@ -103,7 +103,7 @@ class LedgerLine:
     gpu: int | None
     component: str
     bytes: int
-    source: Provenance
+    provenance: Provenance
     detail: str = ""
     uuid: str | None = None
 

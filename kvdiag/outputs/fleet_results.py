@@ -1,4 +1,4 @@
-"""What is judged of many replicas, for the outputs to show: each one's diagnosis, and what all show together."""
+"""The diagnosis of many replicas as the outputs show it: each one's own, and the comparison of all of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.fleet import Fleet
+from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Diagnosis, Gap, Status
-from kvdiag.outputs.terminal.text import ORDER
+from kvdiag.outputs.presentation import ORDER, headline, problems_of
+
+NAMES = ("cluster", "namespace", "pod")
+GPU_NAMES = ("Hostname", "gpu", "UUID", "uuid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the history is from, and of which time. `join_seconds` is the tolerance with which pages were joined."""
+    """Where the history comes from, and its time range. `join_seconds` is the tolerance of joining two targets."""
 
     url: str
     match: str
@@ -20,25 +24,56 @@ class Source:
     end_seconds: float
     join_seconds: float
 
+    @property
+    def joined(self) -> str:
+        """How far apart samples of two targets may be to count as one moment, in words."""
+        return f"samples of different targets up to {format_duration(self.join_seconds)} apart"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One replica, or one GPU that no server is known of, by the labels that name it."""
+    """One replica, or one GPU without a known server, by the labels that name it."""
 
     key: str
     subject: tuple[tuple[str, str], ...]
     diagnosis: Diagnosis
 
     def order(self) -> tuple[int, str]:
-        """The worst first, equals by their names."""
+        """The worst first, then by name."""
         return ORDER.index(self.diagnosis.worst), self.key
+
+    @property
+    def name(self) -> str:
+        """What the replica is called."""
+        labels = dict(self.subject)
+        if "trace" in labels:
+            return labels["trace"]
+        key, _, realm = self.key.partition(" [")
+        where = f" [{realm}" if realm else ""
+        if key.startswith("gpu "):
+            return (" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where
+        if labels.get("pod"):
+            return "/".join(labels[one] for one in NAMES if labels.get(one)) + where
+        return (labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where
+
+    @property
+    def summary(self) -> str:
+        """The replica's result in one sentence."""
+        diagnosis = self.diagnosis
+        found = headline(diagnosis.findings)
+        if found:
+            return found
+        if diagnosis.worst == "unknown":
+            return _undecided(diagnosis)
+        healthy = [one for one in diagnosis.findings if one.status == "ok"]
+        return f"{len(healthy)} of {len(diagnosis.findings)} checks passed, no fault found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDiagnosis:
-    """All replicas in their order, what they show together, and what could be joined to none.
+    """All replicas in their order, the comparison of all of them, and what could not be assigned to any.
 
-    `source` is `None` where each replica is a trace of its own.
+    `source` is `None` if each replica is a trace of its own.
     """
 
     source: Source | None
@@ -48,14 +83,34 @@ class FleetDiagnosis:
 
     @property
     def worst(self) -> Status:
-        """The worst of any replica, or of what only all together show."""
+        """The worst of any replica, or of the comparison of all of them."""
         found = {one.diagnosis.worst for one in self.judged}
-        # That replicas are too few to be compared is no reason to doubt what each of them shows.
+        # Too few replicas to compare are no reason to doubt what each of them shows.
         found |= {self.fleet.worst} & {"fault", "suspect"}
         return next((status for status in ORDER if status in found), "unknown")
 
     @property
     def by_worst(self) -> dict[Status, int]:
-        """How many replicas there are of each status."""
+        """The number of replicas of each status."""
         counts = Counter(one.diagnosis.worst for one in self.judged)
         return {status: counts[status] for status in ORDER}
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        counts = ", ".join(f"{count} {status}" for status, count in self.by_worst.items() if count)
+        called = problems_of(self.fleet.findings)
+        together = f"; all replicas compared: {called[0].id}" if called else ""
+        return f"{plural(len(self.judged), 'replica')}: {counts}{together}"
+
+
+def _undecided(diagnosis: Diagnosis) -> str:
+    """Why there is no verdict, the most informative reason first."""
+    failed = [gap.reason for gap in diagnosis.gaps if gap.kind == "failed"]
+    if failed:
+        return failed[0]
+    if not diagnosis.samples:
+        return "no samples in this time range"
+    unknown = [one for one in diagnosis.findings if one.status == "unknown" and one.id.startswith("leak.")]
+    unknown.sort(key=lambda one: not one.evidence)
+    return f"{unknown[0].id}: {unknown[0].summary}" if unknown else "not enough data for a verdict"

@@ -1,1 +1,1 @@
-"""The HTTP shell of `kvdiag serve`: GET and HEAD of a few paths; nothing is read or judged for a request."""
+"""The HTTP server of `kvdiag serve`: GET and HEAD of a few paths; no request causes a reading or a diagnosis."""

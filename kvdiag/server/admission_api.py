@@ -1,4 +1,4 @@
-"""Answers to those who ask whether to send a request: advice by the newest snapshot, and what it has promised since."""
+"""Advice to routers on whether to send a request: from the newest snapshot, and the room promised since."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from kvdiag.model import MAX_COUNT, Snapshot
 SCHEMA_VERSION = 1
 
 ON_ITS_WAY_SECONDS = 1.0
-"""From the advice to the engine's page: a request that was let in is seen there by then."""
+"""From the advice until the request shows in the engine's metrics."""
 
 MOST_PROMISES = 10_000
-"""In so short a time; who asks more often is told to wait."""
+"""Open promises; more requests for advice within that time are answered with `wait`."""
 
 
 class Admissions:
-    """Who was let in since the engines were last read, so that nobody is given the same room."""
+    """Admissions since the engines were last read, so that the same room is not promised twice."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
+        """Start without promises."""
         self._promised: deque[tuple[float, int]] = deque()
 
     def answer(self, query: Mapping[str, Sequence[str]], now: Snapshot, now_seconds: float) -> dict[str, Any]:
         """The advice for the request of a query, as a document.
 
         Raises:
-            ValueError: the query does not say what would be asked.
+            ValueError: the query does not give the sizes of the request.
 
         """
         wish = Wish(prompt_tokens=_tokens(query, "prompt_tokens"), max_tokens=_tokens(query, "max_tokens"))
@@ -53,7 +53,7 @@ class Admissions:
 
 
 def _finished(now: Snapshot) -> int | None:
-    """How many finished requests the advice knows the lengths of."""
+    """The number of finished requests whose lengths the advice is based on."""
     return None if now.lengths is None else now.lengths.finished
 
 

@@ -1,6 +1,6 @@
 """The port of `kvdiag serve`, on the daemon's own event loop: connections bounded in size, in time and in number.
 
-One is kept for the next request, as scrapers ask for, until its place is wanted by somebody else.
+A connection is kept for the next request, as scrapers expect, until its place is needed by another client.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -47,11 +49,18 @@ MOST_BROKEN_HANDSHAKES = 32
 """Until what they leave behind is collected: as much again, in circles, which Python by itself looks for seldom."""
 
 
+HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^\s:@\[\]]{1,255}?)\.?(?::\d{1,5})?")
+"""A Host header in lower case: name or address, and a port, which differs from ours if it is forwarded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may read. `allow` is asked for the Authorization of a request, and says `None` where it cannot tell now."""
+    """Who may read. `allow` is asked for the Authorization of a request and the client's IP address.
 
-    allow: Callable[[str], Awaitable[bool | None]] | None = None
+    It returns `None` if it cannot decide now.
+    """
+
+    allow: Callable[[str, str], Awaitable[bool | None]] | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -74,38 +83,43 @@ class WebServer:
         """
         self._pages = pages
         self.access = Access()
-        """Whom requests from now on are answered, anybody unless told otherwise."""
+        """Who may read from now on; anyone unless set."""
         self._request_seconds = request_seconds
         self._slow_seconds = slow_seconds
         self._idle_seconds = idle_seconds
         self._most_connections = most_connections
         self._connections: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self._idle: dict[asyncio.Task[None], None] = {}
-        """Those of the connections that wait for their next request, the longest waiting first."""
+        """Connections that wait for their next request, the longest waiting first."""
         self._begun: dict[asyncio.Task[None], float] = {}
-        """Those whose handshake or request is under way, and since when, the longest first."""
+        """Connections whose handshake or request is in progress, with its start, the oldest first."""
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
+        self._loopback_name: str | None = None
+        """The name that the port was opened by if it is a loopback port, else `None`."""
         self._broken_handshakes = 0
-        """Since the last collection, with those that are under way."""
+        """Since the last garbage collection, including those in progress."""
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Open the port, any free one for 0, and return it.
+        """Open the port, any free one for 0, and return its number.
 
         Raises:
-            OSError: it is taken, or may not be used.
+            OSError: it is in use, or not permitted.
 
         """
-        # Not with the server's own TLS: nobody would count connections whose handshake does not end.
+        # Not with the server's own TLS: connections whose handshake does not end would not be counted.
         self._tls = tls
         if tls is not None:
             self._most_connections = min(self._most_connections, MAX_TLS_CONNECTIONS)
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
-        bound: int = self._server.sockets[0].getsockname()[1]
+        addresses = [each.getsockname() for each in self._server.sockets]
+        if all(ipaddress.ip_address(address[0]).is_loopback for address in addresses):
+            self._loopback_name = host.lower()
+        bound: int = addresses[0][1]
         return bound
 
     async def stop(self) -> None:
-        """Close the port and hang up."""
+        """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -116,14 +130,38 @@ class WebServer:
                 task.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
 
-    async def _answer(self, request: Request) -> Answer:
-        allowed = True if self.access.allow is None else await self.access.allow(request.authorization)
+    async def _answer(self, request: Request, address: str) -> Answer:
+        if self._is_rebound(request):
+            reason = (
+                "foreign Host header on a loopback port: use localhost or 127.0.0.1, or set passwords with --web-config"
+            )
+            return problem(HTTPStatus.MISDIRECTED_REQUEST, reason)
+        allowed = True if self.access.allow is None else await self.access.allow(request.authorization, address)
         if allowed is None:
-            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to look at: ask again in some seconds")
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many passwords to check; retry in a few seconds")
         if not allowed:
             challenge = ("WWW-Authenticate", 'Basic realm="kvdiag"')
-            return problem(HTTPStatus.UNAUTHORIZED, "user and password are wanted", challenge)
+            return problem(HTTPStatus.UNAUTHORIZED, "authentication required", challenge)
         return self._pages.answer(request)
+
+    def _is_rebound(self, request: Request) -> bool:
+        """Return whether a request to a loopback port without passwords or TLS names another host.
+
+        A web page can have its own name resolved to 127.0.0.1 (DNS rebinding) and then read the answer. Passwords and
+        certificate names keep such a page out.
+        """
+        if self._loopback_name is None or self.access.allow is not None or self._tls is not None or not request.host:
+            return False
+        found = HOST.fullmatch(request.host.lower())
+        if found is None:
+            return True
+        name = found[1].strip("[]")
+        if name in ("localhost", self._loopback_name):
+            return False
+        try:
+            return not ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -150,9 +188,9 @@ class WebServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client has gone, or is not worth waiting for
+            pass  # the client disconnected, or took too long
         except asyncio.CancelledError:
-            pass  # hung up on; asyncio's streams before 3.12 take a cancelled task for a mistake
+            pass  # closed by us; asyncio's streams before 3.12 report a cancelled task as an error
         finally:
             self._idle.pop(task, None)
             self._begun.pop(task, None)
@@ -164,7 +202,7 @@ class WebServer:
                 gc.collect()
 
     def _has_room(self) -> bool:
-        """Whether one more connection may be served; one that has been idle, or slow, for longest makes room for it."""
+        """Whether one more connection may be served; the one that was idle or slow for longest makes room for it."""
         if len(self._connections) < self._most_connections:
             return True
         longest = next(iter(self._idle), None)
@@ -181,7 +219,7 @@ class WebServer:
 
     def _hang_up(self, task: asyncio.Task[None]) -> None:
         if task in self._begun:
-            # asyncio takes a handshake whose transport is aborted for one that is done.
+            # asyncio treats a handshake whose transport is aborted as complete.
             task.cancel()
         else:
             self._connections[task].abort()
@@ -189,10 +227,10 @@ class WebServer:
     async def _exchange(
         self, task: asyncio.Task[None], begun: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer a request whose first bytes were read; whether the connection is good for another one.
+        """Answer a request whose first bytes were read; return whether the connection can serve another one.
 
         Raises:
-            OSError, TimeoutError, asyncio.IncompleteReadError: the client has gone, or takes too long.
+            OSError, TimeoutError, asyncio.IncompleteReadError: the client disconnected, or takes too long.
 
         """
         keeps = bodiless = False
@@ -202,18 +240,19 @@ class WebServer:
                 self._begun.pop(task, None)
                 request = parse_request(head)
                 bodiless = request.method == "HEAD"
-                answer, keeps = await self._answer(request), request.keeps
+                address = str(writer.get_extra_info("peername", ("",))[0])
+                answer, keeps = await self._answer(request, address), request.keeps
             except (BadRequestError, asyncio.LimitOverrunError):
-                answer = problem(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1")
+                answer = problem(HTTPStatus.BAD_REQUEST, "not a valid HTTP/1.1 request")
             except (OSError, asyncio.IncompleteReadError):
                 raise
-            except Exception:  # noqa: BLE001  what nobody foresaw costs this answer alone
-                _log.error("mistake", exc_info=True)
-                answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "kvdiag has made a mistake: its log tells which")
+            except Exception:  # noqa: BLE001  an unforeseen error costs this answer alone
+                _log.error("internal error", exc_info=True)
+                answer = problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the kvdiag log")
         writer.write(_head(answer, self.access.headers, keeps=keeps) + (b"" if bodiless else answer.body))
         async with asyncio.timeout(self._request_seconds):
             await writer.drain()
-            # Who sends many requests at once would be answered all of them before anybody else has a turn.
+            # A client that pipelines many requests must not be answered all of them before others have a turn.
             await asyncio.sleep(0)
         return keeps
 

@@ -1,4 +1,4 @@
-"""What the daemon answers: from the newest snapshot, each page rendered once however often it is asked for."""
+"""The daemon's answers: from the newest snapshot, each page rendered once however often it is requested."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kvdiag.server.admission_api import Admissions
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 
 STATUS_SECONDS = 2.0
-"""How long the status page is kept: who asks more often gets the same one."""
+"""How long the rendered status page is reused."""
 
 NOT_KEPT = ("Cache-Control", "no-store")
-"""Advice is for the one who asked."""
+"""Advice is for one client at one moment."""
 
 STATUS_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     ("Cache-Control", "no-store"),
 )
-"""The page has no script, loads nothing, and stands in no other's."""
+"""The page has no script, loads nothing, and cannot be framed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is answered."""
+    """An HTTP response."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -46,14 +46,14 @@ class Answer:
 
 @dataclass(slots=True)
 class Pages:
-    """Answers from snapshots."""
+    """Answers requests from snapshots."""
 
     newest: Callable[[], Snapshot]
     history: Callable[[], tuple[Sample, ...]] = tuple
     """The samples of the last hours, in ascending time."""
     now_seconds: Callable[[], float] = time
     refused_total: int = 0
-    """Connections that were closed without an answer, for want of places."""
+    """Connections that were closed without an answer because all places were taken."""
     _admissions: Admissions = field(init=False, default_factory=Admissions)
     _registry: CollectorRegistry = field(init=False)
     _rendered: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
@@ -67,13 +67,13 @@ class Pages:
     def answer(self, request: Request) -> Answer:
         """The answer to a request."""
         if request.method not in ("GET", "HEAD"):
-            return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is served", ("Allow", "GET, HEAD"))
+            return problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are supported", ("Allow", "GET, HEAD"))
         if request.path == "/metrics":
             return self._metrics(request)
         if request.path == "/api/v1/diagnosis":
             diagnosis = self.newest().diagnosis
             if diagnosis is None:
-                return problem(HTTPStatus.SERVICE_UNAVAILABLE, "there is no diagnosis yet: ask again in some seconds")
+                return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
             return _json(diagnosis_document.document(diagnosis))
         if request.path == "/api/v1/ledger":
             now = self.newest()
@@ -93,7 +93,7 @@ class Pages:
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
         if request.path == "/":
             return self._status_page()
-        return problem(HTTPStatus.NOT_FOUND, "there is no such page; / lists them")
+        return problem(HTTPStatus.NOT_FOUND, "no such page; / lists all pages")
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total)
@@ -107,7 +107,7 @@ class Pages:
         return self._status[1]
 
     def _metrics(self, request: Request) -> Answer:
-        # Never the client's own words: what prometheus_client does not know of them it raises, or answers with.
+        # Never the client's own header: prometheus_client raises on what it does not know, or echoes it.
         encoder, content_type = choose_encoder(
             f"{OPENMETRICS}; version={OPENMETRICS_VERSION}" if request.openmetrics else ""
         )
@@ -135,6 +135,6 @@ def _json(value: Any, *headers: tuple[str, str]) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
-    """An answer that says what is wrong, as JSON."""
+    """An error response, as JSON."""
     body = json.dumps({"error": text}).encode() + b"\n"
     return Answer(status=status, body=body, content_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Requests of HTTP/1, as much of them as the daemon has to know. What is no request is refused, never guessed at."""
+"""Requests of HTTP/1: parsed by h11, and reduced to what the daemon needs. A malformed request is refused."""
 
 from __future__ import annotations
 
@@ -7,79 +7,83 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
+import h11
+
 MAX_NAMES = 256
 
 OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_VERSION = "1.0.0"
 
-VERSION = re.compile(r"HTTP/1\.\d", re.ASCII)
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)")
-"""A header's line. A line feed within it would hide another header from us that a proxy before us has seen."""
-
 NEVER = re.compile(r"q=0(\.0*)?")
-"""Of a form that the client asks not to be sent (RFC 9110, 12.4.2)."""
+"""The weight of a form that the client refuses (RFC 9110, 12.4.2)."""
 
 
 class BadRequestError(Exception):
-    """What came is no request of HTTP/1."""
+    """The bytes are not a request of HTTP/1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request's line and those of its headers that matter."""
+    """A request's line and the headers that matter."""
 
     method: str
     path: str
     names: tuple[str, ...] = ()
     query: Mapping[str, Sequence[str]] = field(default_factory=dict)
     openmetrics: bool = False
-    """Whether the page is wanted as OpenMetrics, and not as Prometheus' text."""
+    """Whether the client accepts OpenMetrics; otherwise it gets Prometheus' text format."""
+    host: str = ""
+    """The Host header: the address that the client thinks it talks to; empty if there is none."""
     authorization: str = ""
     packed: bool = False
     keeps: bool = False
-    """Whether the connection can serve another request: the client has not said otherwise, and sends no body."""
+    """Whether the connection can serve another request: the client does not close it, and sends no body."""
 
 
 def parse_request(head: bytes) -> Request:
-    """The request of a head.
+    """The request of a head, which ends in an empty line.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is not a valid request.
 
     """
-    first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    # h11 takes a bare line feed for the end of a line; a proxy in front may not, and then sees other headers.
+    if head.count(b"\n") != head.count(b"\r\n"):
+        raise BadRequestError
+    connection = h11.Connection(h11.SERVER)
     try:
-        method, target, version = first.split(" ")
-        parts = urlsplit(target)
+        connection.receive_data(head)
+        request, end = connection.next_event(), connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise BadRequestError from error
+    if not isinstance(request, h11.Request) or request.http_version not in (b"1.0", b"1.1"):
+        raise BadRequestError
+    if not request.target.startswith(b"/"):
+        raise BadRequestError
+    try:
+        parts = urlsplit(request.target.decode("ascii"))
         query = parse_qs(parts.query, max_num_fields=MAX_NAMES)
     except ValueError as error:
         raise BadRequestError from error
-    if VERSION.fullmatch(version) is None or not target.startswith("/"):
-        raise BadRequestError
-    headers: dict[str, str] = {}
-    for line in rest:
-        found = HEADER.fullmatch(line)
-        if found is None:
-            raise BadRequestError
-        name, value = found[1].lower(), found[2].strip()
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    headers: dict[bytes, str] = {}
+    for name, value in request.headers:
+        text = value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
     return Request(
-        method=method,
+        method=request.method.decode("ascii"),
         path=parts.path.rstrip("/") or "/",
         names=tuple(query.get("name[]", ())),
         query=query,
-        openmetrics=_takes(headers.get("accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
-        authorization=headers.get("authorization", ""),
-        packed=_takes(headers.get("accept-encoding", ""), "gzip"),
-        keeps=version == "HTTP/1.1"
-        and "close" not in headers.get("connection", "").lower()
-        and headers.get("content-length", "0") == "0"
-        and "transfer-encoding" not in headers,
+        openmetrics=_takes(headers.get(b"accept", ""), OPENMETRICS, version=OPENMETRICS_VERSION),
+        host=headers.get(b"host", ""),
+        authorization=headers.get(b"authorization", ""),
+        packed=_takes(headers.get(b"accept-encoding", ""), "gzip"),
+        keeps=isinstance(end, h11.EndOfMessage) and connection.their_state is h11.DONE,
     )
 
 
 def _takes(accepted: str, form: str, version: str | None = None) -> bool:
-    """Whether a client accepts a form, of this version where it names one, and does not refuse it."""
+    """Whether a client accepts a form, in this version if it names one, and does not refuse it."""
     for each in accepted.lower().split(","):
         kind, *parameters = (part.strip() for part in each.split(";"))
         versions = [one.removeprefix("version=") for one in parameters if one.startswith("version=")]

@@ -7,10 +7,12 @@ What Python's `ssl` cannot do is refused by name, never left out in silence.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 import ssl
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kvdiag.errors import KvdiagError
 from kvdiag.server.connections import Access
@@ -70,9 +73,13 @@ MOST_COST = 14
 """Of a bcrypt hash: a second of a core for every wrong password. 10 is usual."""
 
 CHECK_SECONDS = 4.0
-"""For a password that was not seen before; others wait meanwhile, as one is looked at after the other."""
+"""For a password that was not seen before, with the time until it is its turn."""
+
+WRONG_SECONDS = 1.0
+"""Delay after a wrong password before the next one of this user is checked for the same client."""
 
 MOST_USERS = 100
+MOST_GUESSERS = 1024
 MOST_REMEMBERED = 100
 MOST_PASSWORD_BYTES = 72
 """What bcrypt takes in of a password. Longer ones are refused by its library, and so by Go's."""
@@ -162,9 +169,12 @@ class Passwords:
             "" if self._bcrypt is None else self._bcrypt.gensalt(max(costs)).decode() + "." * HASH_CHARACTERS
         )
         self._hashing: ThreadedReader[bool] = ThreadedReader(self._right, "bcrypt")
+        self._next_seconds: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """When the next password of a client and user is checked, if the last one was wrong."""
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
-    async def allow(self, authorization: str) -> bool | None:
-        """Whether a header opens the door; `None` where that takes too long now."""
+    async def allow(self, authorization: str, address: str) -> bool | None:
+        """Whether a header opens the door to a client at `address`; `None` where that takes too long now."""
         if self._bcrypt is None:
             return True
         given = _given(authorization)
@@ -176,8 +186,10 @@ class Passwords:
         key = hmac.digest(self._secret, parts, hashlib.sha256)
         if key not in self._known:
             try:
-                right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
-            except ReadTimeout:
+                right = await self._in_turn(
+                    _origin(address), user if user in self._users else "", password=password, expected=expected
+                )
+            except (ReadTimeout, TimeoutError):
                 return None
             self._known[key] = right and user in self._users
             if len(self._known) > MOST_REMEMBERED:
@@ -185,6 +197,35 @@ class Passwords:
                 wrong = next((each for each, known in self._known.items() if not known), next(iter(self._known)))
                 del self._known[wrong]
         return self._known[key]
+
+    async def _in_turn(self, origin: str, user: str, *, password: bytes, expected: str) -> bool:
+        """Check one password at a time: per user of a client address, per address, and overall.
+
+        Locks are first come, first served: guesses queue behind each other in their own address's line, and every other
+        client waits for at most one of them.
+
+        Raises:
+            ReadTimeout, TimeoutError: it takes too long.
+
+        """
+        key, loop = (origin, user), asyncio.get_running_loop()
+        async with asyncio.timeout(CHECK_SECONDS), self._lock(*key):
+            await asyncio.sleep(self._next_seconds.get(key, 0.0) - loop.time())
+            async with self._lock(origin), self._lock():
+                try:
+                    right = await self._hashing.ask(CHECK_SECONDS, password=password, expected=expected)
+                finally:
+                    # Also if the client hung up: that must not make guessing faster.
+                    self._next_seconds[key] = loop.time() + WRONG_SECONDS
+                    if len(self._next_seconds) > MOST_GUESSERS:
+                        self._next_seconds.popitem(last=False)
+            if right:
+                self._next_seconds.pop(key, None)
+            return right
+
+    def _lock(self, *key: str) -> asyncio.Lock:
+        """Return the lock of this key; it exists as long as it is held or waited for."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def close(self) -> None:
         """Let the thread end."""
@@ -194,6 +235,15 @@ class Passwords:
         # Go's and Apache's $2y$ is what others call $2b$.
         hashed = expected.replace("$2y$", "$2b$", 1).encode()
         return self._bcrypt is not None and bool(self._bcrypt.checkpw(password, hashed))
+
+
+def _origin(address: str) -> str:
+    """Return the address of a client; for IPv6 its /64 network, in which one host can use any address."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))  # noqa: PLR2004 - IPv4
 
 
 def _given(authorization: str) -> tuple[str, bytes] | None:
@@ -239,8 +289,27 @@ def read_web_config(path: Path) -> WebConfig:
             raise KvdiagError(f"{path} has YAML aliases: write out what they stand for")
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise KvdiagError(f"{path} is no YAML: {' '.join(str(error).split())[:160]}") from error
-    return _parsed(found if found is not None else {}, path)
+        # The library quotes the line, which may contain a password hash: name the place only.
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise KvdiagError(f"{path} is no YAML{place}") from error
+    if not found:
+        raise KvdiagError(f"{path} is empty: set basic_auth_users or tls_server_config, or leave out --web-config")
+    return _parsed(found, path)
+
+
+def lowered(before: WebConfig, now: WebConfig) -> str | None:
+    """Return which protection a new configuration removes, `None` if none."""
+    if before.users and not now.users:
+        return "it removes all passwords (basic_auth_users)"
+    if before.certificate is not None and now.certificate is None:
+        return "it removes TLS (tls_server_config)"
+    if now.client_auth < before.client_auth:
+        return "it no longer requires client certificates (client_auth_type)"
+    if now.least_version < before.least_version or now.most_version < before.most_version:
+        return "it allows older TLS versions (min_version, max_version)"
+    gone = [name for name, _ in before.headers if name not in dict(now.headers)]
+    return f"it removes the headers {', '.join(gone)}" if gone else None
 
 
 def needed(name: str, why: str) -> ModuleType:
@@ -265,6 +334,8 @@ def _parsed(found: Any, path: Path) -> WebConfig:
             raise KvdiagError(f"{path}: {name} is not supported: {REFUSED[name]}")
         if name not in (*KNOWN, "basic_auth_users"):
             raise KvdiagError(f"{path}: unknown key {name!r}")
+        if not sections[name]:
+            raise KvdiagError(f"{path}: {name} is empty: fill it in or remove it")
     tls, http = (_section(sections, name, path) for name in KNOWN)
     if http.get("http2", False) is not False:
         raise KvdiagError(f"{path}: http2 is not supported: give http2: false")

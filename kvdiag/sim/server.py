@@ -79,18 +79,20 @@ class Drill:
             root = Path(folder)
             self.story.model.write(root, max_positions=self.story.max_model_len_tokens)
             api = Api(self.story, root)
-            server = HttpServer(api.handle)
-            port = await server.start(self._port)
-            self.url = f"http://127.0.0.1:{port}"
-            engine = asyncio.create_task(api.engine.run())
-            stop = asyncio.create_task(self._stop.wait())
-            self._ready.set()
-            try:
-                await asyncio.wait((engine, stop), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                engine.cancel()
-                stop.cancel()
-                ended, _ = await asyncio.gather(engine, stop, return_exceptions=True)
-                await server.stop()
-            if isinstance(ended, Exception):
-                raise ended
+            # Kept open, as by a server that maps its weights.
+            with (root / "model.safetensors").open("rb"):
+                server = HttpServer(api.handle)
+                port = await server.start(self._port)
+                self.url = f"http://127.0.0.1:{port}"
+                engine = asyncio.create_task(api.engine.run())
+                stop = asyncio.create_task(self._stop.wait())
+                self._ready.set()
+                try:
+                    await asyncio.wait((engine, stop), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    engine.cancel()
+                    stop.cancel()
+                    ended, _ = await asyncio.gather(engine, stop, return_exceptions=True)
+                    await server.stop()
+                if isinstance(ended, Exception):
+                    raise ended

@@ -8,21 +8,37 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from typing import NamedTuple
 
 MAX_NAMES = 4096
 MAX_FILE_BYTES = 256 * 2**10
 """A publication of one GPU has 3 KB, of eight 20."""
 
 
+FUTURE_SECONDS = 5.0
+"""Tolerated clock difference of a volume on another machine."""
+
+
+class Written(NamedTuple):
+    """A file: bytes, modification time, whether its group may write it, and the owners of file and directory."""
+
+    text: bytes
+    at_seconds: float
+    group_writable: bool
+    owner: int
+    folder_owner: int
+
+
 class RefusedError(Exception):
     """A file that is not read; the message says why."""
 
 
-def content(folder: int, name: str) -> tuple[bytes, float]:
-    """A file's bytes, and when it was written.
+def content(folder: int, name: str) -> Written:
+    """A file as it is now.
 
     Raises:
-        RefusedError: it is no file, too large, or of somebody who may not publish here.
+        RefusedError: it is no file, too large, of the future, or of somebody who may not publish here.
 
     """
     try:
@@ -31,17 +47,22 @@ def content(folder: int, name: str) -> tuple[bytes, float]:
     except OSError as error:
         raise RefusedError(f"cannot be opened: {error.strerror}") from error
     try:
-        about = os.fstat(file)
+        about, around = os.fstat(file), os.fstat(folder)
         if not stat.S_ISREG(about.st_mode):
             raise RefusedError("not a file")
+        if about.st_nlink > 1:
+            raise RefusedError("it has more than one hard link, so it may be another program's file")
         if about.st_mode & stat.S_IWOTH:
             raise RefusedError("anybody may write it, so nobody's word is in it")
-        if not _may_publish(about, os.fstat(folder)):
+        if not _may_publish(about, around):
             raise RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
         if about.st_size > MAX_FILE_BYTES:
             raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
+        if (ahead_seconds := about.st_mtime - time.time()) > FUTURE_SECONDS:
+            raise RefusedError(f"dated {ahead_seconds:.0f} s in the future: was the clock changed?")
         # The agent never writes into a file that is there: what comes in one piece is all.
-        return os.read(file, MAX_FILE_BYTES), about.st_mtime
+        text = os.read(file, MAX_FILE_BYTES)
+        return Written(text, about.st_mtime, bool(about.st_mode & stat.S_IWGRP), about.st_uid, around.st_uid)
     except OSError as error:
         raise RefusedError(f"cannot be read: {error.strerror}") from error
     finally:
@@ -53,7 +74,7 @@ def _may_publish(about: os.stat_result, folder: os.stat_result) -> bool:
 
     Volumes of Kubernetes are writable by all of the pod, with a group that their files get and kvdiag is in.
     """
-    if not folder.st_mode & stat.S_IWOTH or about.st_uid in (0, os.geteuid(), folder.st_uid):
+    if not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or about.st_uid in (0, os.geteuid(), folder.st_uid):
         return True
     groups = {os.getegid(), *os.getgroups()}
     return bool(folder.st_mode & stat.S_ISGID) and about.st_gid == folder.st_gid and about.st_gid in groups

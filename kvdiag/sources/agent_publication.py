@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Allocator, Device, Memory, Process, ReservedSplit
+from kvdiag.model import INSIDE, MAX_BYTES, MAX_COUNT, Allocator, Device, Memory, Process, ReservedSplit
+from kvdiag.sources.titles import program
 
 FORMAT = 1
 MAX_DEVICES = 128
@@ -49,7 +50,7 @@ def parse(text: str | bytes) -> Publication:
     if version > FORMAT:
         raise ValueError(f"written in format {version}, this kvdiag reads {FORMAT}: use a newer kvdiag")
     who = _part(told, "process")
-    title = _text(who, "title") or "process"
+    title = program(_text(who, "title")) or "process"
     problems = [f"{name}: {reason}" for name, reason in islice(_part(told, "errors").items(), MAX_ERRORS)]
     allocators: list[Allocator] = []
     for device in _list(told, "devices")[:MAX_DEVICES]:
@@ -91,7 +92,7 @@ def devices_inside(allocators: tuple[Allocator, ...] | None) -> tuple[Device, ..
             Device(
                 uuid=f"GPU-{uuid}",
                 index=index,
-                name="GPU",
+                name=INSIDE,
                 memory=freshest.memory,
                 processes=tuple(sorted(processes, key=lambda process: process.pid)),
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from kvdiag.model import Allocator, Gap, GapKind
-from kvdiag.sources.agent_folder import MAX_NAMES, RefusedError, content
+from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
 from kvdiag.sources.agent_publication import Publication, parse, plain
 from kvdiag.sources.black_boxes import NewestBlackBoxes
 
@@ -26,10 +27,16 @@ NAME = re.compile(r"agent-([0-9]{1,10})-([0-9]{1,20})\.json", re.ASCII)
 MAX_FILES = 128
 """A server of 16 engines with 8 workers each has fewer."""
 
+MAX_READ_BYTES = 8 * 2**20
+"""Of all files together, at each reading: 128 of them have 400 KB, and 8 MiB take 0.1 s to parse."""
+
 STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
 """A file that nobody has renewed for so long is of a server that is long gone, and no news."""
+
+ENDED = -1
+"""Stands for the uid of a process that has exited."""
 
 SPLIT_REQUEST = "summary-request"
 SPLIT_REQUEST_SECONDS = 10.0
@@ -75,30 +82,40 @@ class TorchAllocatorSource:
         self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
         found: list[Allocator] = []
         living = 0
+        left_bytes = MAX_READ_BYTES
+        owners: dict[tuple[int, int], int] = {}
         for name in names:
             try:
-                publication, age_seconds = self._publication(folder, name)
+                left_bytes = _left(left_bytes, folder, name)
+                publication, written, age_seconds = self._publication(folder, name)
+                owner = _owner(publication)
+                verified = _is_its_own(written, owner, publication.pid)
             except (RefusedError, ValueError) as problem:
                 gaps.append(_gap("failed", f"{name}: {plain(str(problem))}"))
                 continue
             if age_seconds > FORGOTTEN_SECONDS:
                 continue
             who = f"{publication.title} {publication.pid}"
-            seen = _is_the_process(publication)
-            if seen is False:
+            if owner == ENDED:
                 gaps.append(_gap("absent", f"{who} has ended; its file is {age_seconds:.0f} s old"))
                 continue
             if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
-                state = "lives, and its agent is stuck" if seen else "died, or its agent is stuck"
+                state = "died, or its agent is stuck" if owner is None else "lives, and its agent is stuck"
                 gaps.append(_gap("failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
                 continue
             living += 1
+            owners[publication.pid, publication.start_ticks] = written.owner
             gaps += [_gap("failed", f"{who}: {problem}") for problem in publication.problems]
             found += [
-                replace(allocator, age_seconds=round(age_seconds, 3), pid_seen=seen is True)
+                replace(
+                    allocator,
+                    age_seconds=round(age_seconds, 3),
+                    pid_seen=owner is not None,
+                    unverified=None if verified else True,
+                )
                 for allocator in publication.allocators
             ]
-        failures, refused = self._boxes.read(folder, present, found)
+        failures, refused = self._boxes.read(folder, present, owners)
         gaps += refused
         found = [replace(each, failure=failures.get(each.identity)) for each in found]
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
@@ -120,14 +137,16 @@ class TorchAllocatorSource:
         with suppress(OSError):
             file = os.open(SPLIT_REQUEST, flags, 0o640, dir_fd=folder)
             try:
-                # When it was last written is the request; there is nothing in it.
-                os.utime(file)
+                about = os.fstat(file)
+                if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                    # When it was last written is the request; there is nothing in it.
+                    os.utime(file)
             finally:
                 os.close(file)
 
-    def _publication(self, folder: int, name: str) -> tuple[Publication, float]:
-        text, written_seconds = content(folder, name)
-        publication = parse(text)
+    def _publication(self, folder: int, name: str) -> tuple[Publication, Written, float]:
+        written = content(folder, name)
+        publication = parse(written.text)
         if name != f"agent-{publication.pid}-{publication.start_ticks}.json":
             raise RefusedError(f"it says that it is process {publication.pid}'s")
         # A clock that was set would make every file young or old: what counts as well is when it last changed here.
@@ -135,24 +154,59 @@ class TorchAllocatorSource:
         known = self._renewed.get(name)
         if known is None or known[0] != publication.sequence:
             known = self._renewed[name] = (publication.sequence, now_seconds)
-        return publication, max(time.time() - written_seconds, now_seconds - known[1], 0.0)
+        return publication, written, max(time.time() - written.at_seconds, now_seconds - known[1], 0.0)
 
 
-def _is_the_process(publication: Publication) -> bool | None:
-    """Whether the process that published lives; `None` where it is in a pid namespace that cannot be seen from here."""
+def _is_its_own(written: Written, owner: int | None, pid: int) -> bool:
+    """Return whether a file belongs to the user of the process it describes, in a directory of that user, root or us.
+
+    Raises:
+        RefusedError: the file belongs to another user.
+
+    """
+    if owner is None or owner == ENDED:
+        return False
+    if written.owner != owner:
+        raise RefusedError(f"written by user {written.owner}, but process {pid} runs as user {owner}")
+    return not written.group_writable and written.folder_owner in (owner, 0, os.geteuid())
+
+
+def _owner(publication: Publication) -> int | None:
+    """Return the uid of the process that published: `ENDED` if it has exited, `None` if it is not visible from here.
+
+    It is not visible if it is in another PID namespace, or if /proc does not show it.
+    """
     try:
         if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
             return None
         told = Path(f"/proc/{publication.pid}/stat").read_bytes()
-    except FileNotFoundError:
-        return False
+        status = Path(f"/proc/{publication.pid}/status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return ENDED
     except OSError:
         return None
     with suppress(IndexError, ValueError):
         # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
         state, *fields = told.rpartition(b")")[2].split()
-        return state != b"Z" and int(fields[18]) == publication.start_ticks
+        if state == b"Z" or int(fields[18]) != publication.start_ticks:
+            return ENDED
+        # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.
+        return next(int(line.split()[4]) for line in status.splitlines() if line.startswith(b"Uid:"))
     return None
+
+
+def _left(left_bytes: int, folder: int, name: str) -> int:
+    """What may be read after this file.
+
+    Raises:
+        RefusedError: not all of it may be.
+
+    """
+    with suppress(OSError):
+        left_bytes -= min(os.stat(name, dir_fd=folder, follow_symlinks=False).st_size, MAX_FILE_BYTES)
+    if left_bytes < 0:
+        raise RefusedError(f"not read: the files have more than {MAX_READ_BYTES >> 20} MiB together")
+    return left_bytes
 
 
 def _gap(kind: GapKind, reason: str) -> Gap:

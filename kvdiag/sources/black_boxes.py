@@ -11,17 +11,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap
+from kvdiag.model import MAX_BYTES, FailedAllocation, Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
 from kvdiag.sources import agent_publication
-from kvdiag.sources.agent_folder import MAX_FILE_BYTES, MAX_NAMES, RefusedError, content
+from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
 
 SOURCE = "black_box"
 FORMAT = 1
@@ -105,7 +105,7 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
             gaps.append(_gap(f"{len(names)} black boxes, of which the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
-                accounts.append(parse(content(folder, name)[0], origin=f"the black box {name}"))
+                accounts.append(parse(content(folder, name).text, origin=f"the black box {name}"))
             except (RefusedError, ValueError) as problem:
                 gaps.append(_gap(f"{name}: {agent_publication.plain(str(problem))}"))
     except OSError as error:
@@ -128,12 +128,15 @@ class NewestBlackBoxes:
         self._read: dict[str, tuple[int, Account | Gap]] = {}
 
     def read(
-        self, folder: int, names: Sequence[str], allocators: Iterable[Allocator]
+        self, folder: int, names: Sequence[str], users: Mapping[tuple[int, int], int]
     ) -> tuple[dict[Owner, FailedAllocation], tuple[Gap, ...]]:
-        """The newest box of each of these processes; boxes of others, which may be long gone, are left alone."""
-        living = {f"oom-{each.pid}-{each.start_ticks}-" for each in allocators}
-        wanted = [name for name in names if NAME.fullmatch(name) and name[: name.rindex("-") + 1] in living]
-        self._read = {name: self._box(folder, name) for name in wanted[:MAX_BOXES]}
+        """The newest box of each of these processes; boxes of others, which may be long gone, are left alone.
+
+        `users` has, by id and start of a process, whose file its publication is: its boxes have to be the same user's.
+        """
+        whose = {f"oom-{pid}-{start}-": user for (pid, start), user in users.items()}
+        wanted = {name: begin for name in names if NAME.fullmatch(name) and (begin := _process(name)) in whose}
+        self._read = {name: self._box(folder, name, whose[begin]) for name, begin in islice(wanted.items(), MAX_BOXES)}
         newest: dict[Owner, Account] = {}
         for _, box in self._read.values():
             if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
@@ -146,15 +149,38 @@ class NewestBlackBoxes:
         gaps = tuple(box for _, box in self._read.values() if isinstance(box, Gap))
         return {owner: failure for owner, failure in failures.items() if failure is not None}, gaps
 
-    def _box(self, folder: int, name: str) -> tuple[int, Account | Gap]:
+    def _box(self, folder: int, name: str, user: int) -> tuple[int, Account | Gap]:
         try:
             changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
             known = self._read.get(name)
             if known is not None and known[0] == changed_at:
                 return known
-            return changed_at, parse(content(folder, name)[0], origin=f"the black box {name}")
+            return changed_at, _own(content(folder, name), name, user)
         except (OSError, RefusedError, ValueError) as problem:
             return 0, _gap(f"{name}: {agent_publication.plain(str(problem))}")
+
+
+def _own(written: Written, name: str, user: int) -> Account:
+    """Return the account of a black box that belongs to the process in its name and to that process's user.
+
+    Raises:
+        RefusedError: it belongs to another process or user, or is dated in the future.
+        ValueError: it is not a black box.
+
+    """
+    if written.owner != user:
+        raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
+    box = parse(written.text, origin=f"the black box {name}")
+    if box.allocator is not None and _process(name) != f"oom-{box.allocator.pid}-{box.allocator.start_ticks}-":
+        raise RefusedError(f"it says that it is process {box.allocator.pid}'s")
+    if box.at_seconds is not None and box.at_seconds > time.time() + FUTURE_SECONDS:
+        raise RefusedError("its failure is dated in the future: was the clock changed?")
+    return box
+
+
+def _process(name: str) -> str:
+    """Return the prefix of a black box's file name, which names its process."""
+    return name[: name.rindex("-") + 1]
 
 
 def _failure(box: Account) -> FailedAllocation | None:

@@ -20,6 +20,8 @@ from kvdiag.model import (
     Finding,
     Gap,
     GapKind,
+    GrowthFigures,
+    ImbalanceFigures,
     KvPool,
     LedgerLine,
     Memory,
@@ -32,7 +34,9 @@ from kvdiag.model import (
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
 from kvdiag.sources.prometheus_text import Page, parse_page
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)
+"""Of the documents that are read: their structure is the same, see docs/json-schema-2.md."""
+
 MAX_PAGE_CHARACTERS = 2**20
 """What is asked for of the page has 3 KB with one engine; the parser takes a quarter of a second for 1 MiB."""
 
@@ -103,7 +107,7 @@ class DaemonSource:
             return await self._http.get(path, [("name[]", name) for name in names])
         except Unreadable as unreadable:
             told = {
-                401: "it wants a name and a password, or refuses those given: pass --user and --password-file",
+                401: "authentication required: pass --attach URL, --user and --password-file",
                 403: "it does not let us in: is --user allowed to?",
                 404: f"there is no {path}: is it `kvdiag serve`, and of this version?",
             }.get(unreadable.status or 0)
@@ -189,9 +193,9 @@ def _object(value: Any) -> Mapping[str, Any]:
     """A JSON object, of this version where it tells its version."""
     if not isinstance(value, dict):
         raise ValueError("something else stands where an object should")  # noqa: TRY004 - one kind of error for a bad answer
-    version = value.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"its documents have version {version!r:.20}, this kvdiag reads {SCHEMA_VERSION}")
+    version = value.get("schema_version", SCHEMA_VERSIONS[-1])
+    if version not in SCHEMA_VERSIONS:
+        raise ValueError(f"its documents have version {version!r:.20}, this kvdiag reads up to {SCHEMA_VERSIONS[-1]}")
     return value
 
 
@@ -307,7 +311,7 @@ def _line(values: Mapping[str, Any]) -> LedgerLine:
         uuid=_text(values.get("uuid")),
         component=_must(values.get("component")),
         bytes=_size(values.get("bytes")),
-        source=cast("Provenance", source),
+        provenance=cast("Provenance", source),
         detail=_text(values.get("detail")) or "",
     )
 
@@ -326,10 +330,36 @@ def _finding(values: Mapping[str, Any]) -> Finding:
             )
             for one in _rows(values, "evidence", MAX_EVIDENCE)
         ),
+        holder=_text(values.get("holder")),
+        growth=_growth(values.get("growth")),
+        imbalance=_imbalance(values.get("imbalance")),
         likely_cause=_text(values.get("likely_cause")),
         confirm=_text(values.get("confirm")),
         remedy=_text(values.get("remedy")),
         runbook=_text(values.get("runbook")),
+    )
+
+
+def _growth(values: object) -> GrowthFigures | None:
+    """The growth of a finding; `None` of one that has none, or of a daemon that reports none."""
+    if not isinstance(values, Mapping) or (rate := _number(values.get("bytes_per_second"))) is None:
+        return None
+    return GrowthFigures(
+        bytes_per_second=rate,
+        low_bytes_per_second=_number(values.get("low_bytes_per_second")),
+        high_bytes_per_second=_number(values.get("high_bytes_per_second")),
+        room_bytes=_whole(values.get("room_bytes")),
+        exhaustion_seconds=_number(values.get("exhaustion_seconds")),
+        exhaustion_low_seconds=_number(values.get("exhaustion_low_seconds")),
+        exhaustion_high_seconds=_number(values.get("exhaustion_high_seconds")),
+    )
+
+
+def _imbalance(values: object) -> ImbalanceFigures | None:
+    if not isinstance(values, Mapping):
+        return None
+    return ImbalanceFigures(
+        excess_bytes=_whole(values.get("excess_bytes")), lost_tokens=_whole(values.get("lost_tokens"))
     )
 
 

@@ -6,19 +6,24 @@ to know which process is the server's then says so.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-from kvdiag.diagnosis.caps import told
+from kvdiag.diagnosis.growth.host_caches import told
+from kvdiag.kv.families.known_keys import known_part
 from kvdiag.model import Gap, HostCache, HostProcess
+from kvdiag.sources.titles import program
 
 SOURCE = "host"
 
@@ -28,6 +33,10 @@ MAX_PROCESSES = 512
 MAX_WEIGHT_FILES = 4096
 
 MAX_COMMAND_CHARACTERS = 2**14
+
+MAX_OPEN_FILES = 4096
+MAX_MAPS_BYTES = 8 * 2**20
+"""Limits of what is read about one process's files."""
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
@@ -49,7 +58,7 @@ def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
         return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        listener = _listener(port)
+        listener = _listener(parts.hostname or "", port)
         if listener is None:
             return None, (_unseen(f"no process of this PID namespace is seen listening on port {port}"),)
         top = _launcher(listener)
@@ -75,14 +84,18 @@ def is_local(hostname: str) -> bool:
     return address.is_loopback or str(address) in own
 
 
-def _listener(port: int) -> psutil.Process | None:
+def _listener(hostname: str, port: int) -> psutil.Process | None:
+    """Return the process that listens on this address; another user may listen on the same port of another address."""
+    wanted = {"localhost": ("127.0.0.1", "::1"), socket.gethostname(): None}.get(hostname, (hostname,))
     for process in psutil.process_iter():
         try:
             connections = process.net_connections(kind="tcp")
         except psutil.Error:
             continue  # somebody else's process: it cannot be looked into, and is not ours to look into
-        if any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in connections):
-            return process
+        for found in connections:
+            address = found.laddr.ip.removeprefix("::ffff:") if found.status == psutil.CONN_LISTEN else ""
+            if address and found.laddr.port == port and (wanted is None or address in (*wanted, "0.0.0.0", "::")):  # noqa: S104 - read, not bound
+                return process
     return None
 
 
@@ -149,7 +162,7 @@ def _host_process(pid: int) -> HostProcess | None:
             name, memory = process.name(), process.memory_info()
         return HostProcess(
             pid=pid,
-            name=name[:64],
+            name=program(name),
             resident_bytes=memory.rss,
             # Linux: RssFile + RssShmem is what psutil calls shared; the rest is the process's own, anonymous memory.
             anonymous_bytes=max(memory.rss - memory.shared, 0) if hasattr(memory, "shared") else None,
@@ -187,18 +200,73 @@ def limit_bytes(pids: Iterable[int], root: Path = Path("/")) -> int | None:
 
 
 def model_config(root: str | None) -> str | None:
-    """The text of config.json in the model's folder `root`; `None` where it is not visible, too long or not JSON."""
+    """Return the known fields of a model's config.json, as JSON; `None` if it is not visible or not a config."""
     path = Path(root or "") / "config.json"
     if not root or not path.is_absolute():
         return None
     try:
-        if not path.is_file():
-            return None  # a pipe would be waited for
-        with path.open("rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
-        return json.dumps(json.loads(content)) if len(content) <= MAX_CONFIG_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        file = os.open(_inside(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None  # a pipe would be waited for
+            content = opened.read(MAX_CONFIG_BYTES + 1)
+        kept = known_part(json.loads(content)) if len(content) <= MAX_CONFIG_BYTES else None
+        return None if kept is None else json.dumps(kept)
+    except (OSError, ValueError, RecursionError, RuntimeError):
         return None
+
+
+def _inside(path: Path) -> Path:
+    """Return the file's real path: in its folder, or among the blobs of a Hub cache snapshot.
+
+    Raises:
+        OSError, RuntimeError: it does not exist, or is a link to another place.
+
+    """
+    file = path.resolve(strict=True)
+    folder = path.parent.resolve()
+    if file.parent not in (folder, folder.parent.parent / "blobs"):
+        raise PermissionError(f"{path} is a link out of its folder")
+    return file
+
+
+def model_folder(root: str | None, pids: Iterable[int]) -> str | None:
+    """Return the model folder that a server reports, if one of its processes was started with it or uses a file in it.
+
+    `None` for any other folder: an HTTP answer must not decide which files kvdiag reads.
+    """
+    try:
+        folder = Path(root or "").resolve(strict=True)
+        if not root or not Path(root).is_absolute() or not folder.is_dir():
+            return None
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return root if any(_names(pid, root) or _has_open(pid, folder) for pid in pids) else None
+
+
+def _names(pid: int, root: str) -> bool:
+    """Return whether a process's command line names a folder, alone or as `--model=FOLDER`."""
+    try:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+    wanted = os.path.normpath(root)
+    return any(os.path.normpath(text) == wanted for word in words for text in (word, word.partition("=")[2]) if text)
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    """Return whether a process has a file of a folder open or mapped, as far as /proc shows it."""
+    own = Path("/proc") / str(pid)
+    files: set[str] = set()
+    with contextlib.suppress(OSError), os.scandir(own / "fd") as descriptors:
+        for descriptor in islice(descriptors, MAX_OPEN_FILES):
+            with contextlib.suppress(OSError):
+                files.add(os.readlink(descriptor.path))  # noqa: PTH115 - of thousands
+    with contextlib.suppress(OSError), (own / "maps").open("rb") as maps:
+        # proc_pid_maps(5): the path is the sixth field.
+        fields = [os.fsdecode(line).split(maxsplit=5) for line in maps.read(MAX_MAPS_BYTES).splitlines()]
+        files.update(each[5] for each in fields if len(each) > 5)  # noqa: PLR2004 - as above
+    return any(os.path.dirname(file) == str(folder) for file in files)  # noqa: PTH120 - as above
 
 
 def weights_bytes(root: str | None) -> tuple[int | None, tuple[Gap, ...]]:

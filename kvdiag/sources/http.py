@@ -1,10 +1,13 @@
-"""Reading from an HTTP server that is not trusted: bounded in size and time, no redirects, errors told in one line."""
+"""Reading from an HTTP server that is not trusted: bounded in size and time, no redirects, errors told in one line.
+
+An answer that is over a budget would be so again: for a minute it is not asked for, and the reason is given instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +15,18 @@ from typing import Any
 import httpx2
 
 from kvdiag.model import GapKind
+from kvdiag.sources.bounded_json import TooManyValuesError, decode
 
-MAX_ANSWER_BYTES = 16 * 2**20
-"""A metrics page of vLLM 0.32 has 59 KB; 16 MiB is room for 250 engines behind one front end."""
+MAX_ANSWER_BYTES = 4 * 2**20
+"""A metrics page of vLLM 0.32 has 59 KB; 4 MiB is room for 64 engines behind one front end."""
+
+LEAST_CHUNK_BYTES = 256
+"""On average, after the first `FREE_CHUNKS`: each costs as much to take as a page costs to parse."""
+
+FREE_CHUNKS = 1024
+
+REST_SECONDS = 60.0
+"""Before an answer that was over a budget is asked for again."""
 
 ANSWER_SECONDS = 5.0
 """For one whole answer. A busy API server has been seen to take 1 s; beyond 5 s a reading is of no use."""
@@ -41,6 +53,10 @@ class Unreadable(Exception):  # noqa: N818 - it is not always an error: `absent`
         self.status = status
 
 
+class TooMuchError(Unreadable):
+    """An answer that is over a budget; asked for again it would be so, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A bounded answer of a server."""
@@ -55,10 +71,18 @@ class Answer:
 class HttpReader:
     """GETs from one server. The client's base URL is the server's; its headers, which must not change, have the key."""
 
-    def __init__(self, client: httpx2.AsyncClient, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        seconds: float = ANSWER_SECONDS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Read with `client`, at most `seconds` for a whole answer."""
         self._client = client
         self._seconds = seconds
+        self._clock = clock
+        self._rests: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str]] = {}
         self._asked: dict[tuple[str, tuple[tuple[str, str], ...]], httpx2.Request] = {}
 
     async def get(self, path: str, params: Sequence[tuple[str, str]] = (), *, body: Json | None = None) -> Answer:
@@ -66,11 +90,18 @@ class HttpReader:
 
         Raises:
             Unreadable: no connection, no certificate, no permission, too large, too slow, or an error status.
+            TooMuchError: it is over a budget, or was within the last minute.
 
         """
+        until_seconds, why = self._rests.get((path, tuple(params)), (0.0, ""))
+        if self._clock() < until_seconds:
+            raise TooMuchError("failed", f"{why}; the next attempt is {REST_SECONDS:.0f} s after the last")
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._get(path, params, body)
+        except TooMuchError as error:
+            self.rest(path, params, str(error))
+            raise
         except TimeoutError as error:
             raise Unreadable("failed", f"no whole answer within {self._seconds:g} s on {path}") from error
         except httpx2.HTTPError as error:
@@ -80,28 +111,31 @@ class HttpReader:
                 raise
             raise Unreadable("failed", "this connection was closed on our side") from error
 
+    def rest(self, path: str, params: Sequence[tuple[str, str]], reason: str) -> None:
+        """Leave an answer alone for a minute: it was over a budget, or cost too much to make sense of."""
+        if len(self._rests) >= MOST_KEPT:
+            self._rests.clear()
+        self._rests[(path, tuple(params))] = (self._clock() + REST_SECONDS, reason)
+
     async def _get(self, path: str, params: Sequence[tuple[str, str]], body: Json | None) -> Answer:
         async with aclosing(await self._client.send(self._request(path, params, body), stream=True)) as response:
             if response.status_code in (401, 403):
                 given = "Authorization" in response.request.headers
-                why = "the server refuses the key that was given" if given else "the server wants a key, pass --api-key"
+                why = (
+                    "the server refuses the key that was given"
+                    if given
+                    else "the server requires an API key: pass --api-key together with the server's address"
+                )
                 reason = f"{response.status_code} on {path}: {why}"
                 raise Unreadable("failed", reason, status=response.status_code)
             if response.status_code != httpx2.codes.OK:
                 kind: GapKind = "absent" if response.status_code == httpx2.codes.NOT_FOUND else "failed"
                 reason = f"{response.status_code} on {path}: check the URL, is a vLLM server there?"
                 raise Unreadable(kind, reason, status=response.status_code)
-            chunks: list[bytes] = []
-            size = 0
-            async with aclosing(unpacked(response, path)) as body_chunks:
-                async for chunk in body_chunks:
-                    size += len(chunk)
-                    if size > MAX_ANSWER_BYTES:
-                        reason = f"more than {MAX_ANSWER_BYTES >> 20} MiB on {path}: not a metrics page"
-                        raise Unreadable("failed", reason)
-                    chunks.append(chunk)
+            async with aclosing(unpacked(response, path)) as chunks:
+                content = await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: not a metrics page")
             return Answer(
-                text=b"".join(chunks).decode("utf-8", errors="replace"),
+                text=content.decode("utf-8", errors="replace"),
                 content_type=response.headers.get("content-type", "").lower(),
                 server=response.headers.get("server"),
                 date=response.headers.get("date"),
@@ -137,8 +171,10 @@ class HttpReader:
 
         """
         try:
-            return json.loads(answer.text)
-        except (ValueError, RecursionError) as error:
+            return decode(answer.text)
+        except TooManyValuesError as error:
+            raise TooMuchError("failed", str(error)) from error
+        except ValueError as error:
             raise Unreadable("failed", "the answer is not JSON: check the URL, is a vLLM server there?") from error
 
 
@@ -153,6 +189,27 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
     if packing.lower() != "identity":
         raise Unreadable("failed", f"the answer on {path} is packed ({packing[:40]}) although that was not asked for")
     return response.aiter_raw()
+
+
+async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -> bytearray:
+    """A body of at most `limit_bytes`, while other tasks have their turn however much of it is there already.
+
+    Raises:
+        TooMuchError: it is larger, or comes in more pieces than any server sends.
+
+    """
+    content = bytearray()
+    count = 0
+    async for chunk in chunks:
+        content += chunk
+        count += 1
+        if len(content) > limit_bytes:
+            raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {where}")
+        if count > FREE_CHUNKS + len(content) // LEAST_CHUNK_BYTES:
+            raise TooMuchError("failed", f"{count:,} chunks for {len(content):,} bytes on {where}")
+        if count % FREE_CHUNKS == 0:
+            await asyncio.sleep(0)
+    return content
 
 
 def explain(error: httpx2.HTTPError) -> str:

@@ -32,6 +32,9 @@ ROUND_CHUNKS = 1
 TAIL_CHUNKS = 3
 MAX_BYTES = 512 * 2**20
 SILENT_SECONDS = 60.0
+WHOLE_SECONDS = 600.0
+"""For all of a pipe: a writer that sends a little now and then would never end."""
+
 UNOPENED_SECONDS = 2.0
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -52,7 +55,7 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
     """
     try:
         if str(path) == "-":
-            return _kept(_chunks(sys.stdin.buffer.fileno(), "standard input"))
+            return _kept(chunks(sys.stdin.buffer.fileno(), "standard input"))
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if stat.S_ISDIR(os.fstat(file).st_mode):
@@ -63,7 +66,7 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
                     return _kept(_unpacked(opened))
             if stat.S_ISREG(os.fstat(file).st_mode):
                 os.lseek(file, 0, os.SEEK_SET)
-            return _kept(_chunks(file, str(path)))
+            return _kept(chunks(file, str(path)))
         finally:
             os.close(file)
     except (OSError, ValueError, EOFError, zlib.error) as error:
@@ -71,16 +74,26 @@ def read_long_log(path: Path) -> tuple[bytes, bool]:
         raise KvdiagError(f"cannot read {path}: {reason}") from error
 
 
-def _chunks(file: int, name: str) -> Iterator[bytes]:
-    """Whole chunks but for the last; a pipe's writer may take its time to come and to write, though not for ever."""
+def chunks(file: int, name: str) -> Iterator[bytes]:
+    """Whole chunks but for the last; a pipe's writer may take its time to come and to write, though not for ever.
+
+    Raises:
+        KvdiagError: it stays silent, or does not end.
+
+    """
     held, total = b"", 0
-    unopened_until = time.monotonic() + UNOPENED_SECONDS
+    begun_seconds = time.monotonic()
+    unopened_until = begun_seconds + UNOPENED_SECONDS
+    waits = os.get_blocking(file)
     while total < MAX_BYTES:
+        if time.monotonic() - begun_seconds > WHOLE_SECONDS:
+            raise KvdiagError(f"{name} has not ended within {WHOLE_SECONDS / 60.0:.0f} minutes: give a log that ends")
+        if waits:
+            _wait(file, name)
         try:
             read = os.read(file, CHUNK_BYTES)
         except BlockingIOError:
-            if not select.select([file], [], [], SILENT_SECONDS)[0]:
-                raise KvdiagError(f"{name} has told nothing for {SILENT_SECONDS:.0f} s: give a log that ends") from None
+            _wait(file, name)
             continue
         if not read:
             # A named pipe that nobody has opened to write reads as one that has ended.
@@ -94,6 +107,17 @@ def _chunks(file: int, name: str) -> Iterator[bytes]:
             held = b""
     if held:
         yield held
+
+
+def _wait(file: int, name: str) -> None:
+    """Wait for a pipe's writer.
+
+    Raises:
+        KvdiagError: it stays silent.
+
+    """
+    if not select.select([file], [], [], SILENT_SECONDS)[0]:
+        raise KvdiagError(f"{name} has sent nothing for {SILENT_SECONDS:.0f} s: give a log that ends")
 
 
 def _unpacked(file: BinaryIO) -> Iterator[bytes]:

@@ -9,24 +9,31 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.fit.model_catalogue import CATALOGUE_FILE, Catalogue, parse_catalogue
+from kvdiag.sources.bounded_json import TooManyValuesError, decode, most_values
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """The largest published config.json (a quantized 400B model that lists every layer) has 6 MB."""
 
-MAX_HEADER_BYTES = 100 * 2**20
-"""What the safetensors format itself allows."""
+MAX_CONFIG_VALUES = 500_000
+"""That config has 100,000."""
 
+MAX_HEADER_BYTES = 32 * 2**20
+"""The format allows 100 MiB; 200,000 tensors in one file take 24."""
+
+MAX_HEADERS_BYTES = 64 * 2**20
+"""Of all files of a model, and of what is read of them; Kimi K2's 61 files have 200,000 tensors."""
+
+MAX_HEADERS_VALUES = 2_000_000
 MAX_FILES = 2000
-NETWORK_SECONDS = 10.0
-HUB = "https://huggingface.co"
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _FILE_ENDINGS = (".json", ".safetensors")
 _HEADER_LENGTH_BYTES = 8
@@ -93,8 +100,7 @@ def _folder(path: Path) -> ModelFiles:
     if "quantization_config" not in config and separate.is_file():
         # ModelOpt writes its format beside the config; vLLM merges it (transformers_utils/config.py).
         config["quantization_config"] = {"quant_method": "modelopt", **_json_file(separate)}
-    files = sorted(path.glob("*.safetensors"))[:MAX_FILES]
-    return ModelFiles(origin=str(path), config=config, headers=tuple(_header(file) for file in files))
+    return ModelFiles(origin=str(path), config=config, headers=tuple(_headers(path)))
 
 
 def _json_file(path: Path) -> Mapping[str, Any]:
@@ -110,31 +116,52 @@ def _json(content: bytes, origin: str) -> Mapping[str, Any]:
     if len(content) > MAX_CONFIG_BYTES:
         raise KvdiagError(f"{origin} is larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = decode(content, max_values=MAX_CONFIG_VALUES)
+    except TooManyValuesError as error:
+        raise KvdiagError(f"{origin} is not a model's config: {error}") from error
+    except ValueError as error:
         raise KvdiagError(f"{origin} is not JSON: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(document, dict):
         raise KvdiagError(f"{origin} holds a {type(document).__name__}, not a model's config (a JSON object)")
     return document
 
 
-def _header(path: Path) -> Mapping[str, Any]:
-    """The JSON object at the start of a safetensors file, after its length in 8 bytes."""
+def _headers(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The header of each tensor file, within one budget.
+
+    Raises:
+        KvdiagError: one cannot be read, or they are more than any model has.
+
+    """
+    total_bytes = values = 0
+    for path in sorted(islice(folder.glob("*.safetensors"), MAX_FILES)):
+        content = _header(path)
+        total_bytes += len(content)
+        values += most_values(content)
+        if total_bytes > MAX_HEADERS_BYTES or values > MAX_HEADERS_VALUES:
+            raise KvdiagError(
+                f"the headers of the tensor files in {folder} have more than {MAX_HEADERS_BYTES >> 20} MiB or "
+                f"{MAX_HEADERS_VALUES:,} values: give its config.json instead"
+            )
+        try:
+            header = decode(content, max_values=MAX_HEADERS_VALUES)
+        except ValueError as error:
+            raise KvdiagError(f"{path} does not begin with a safetensors header") from error
+        if not isinstance(header, dict):
+            raise KvdiagError(f"{path} does not begin with a safetensors header")
+        yield header
+
+
+def _header(path: Path) -> bytes:
+    """The JSON text at the start of a safetensors file, after its length in 8 bytes."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
             if not 0 < length <= MAX_HEADER_BYTES:
                 raise KvdiagError(f"{path} does not begin with a safetensors header")
-            content = file.read(length)
+            return file.read(length)
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        header = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise KvdiagError(f"{path} does not begin with a safetensors header") from error
-    if not isinstance(header, dict):
-        raise KvdiagError(f"{path} does not begin with a safetensors header")
-    return header
 
 
 def _cached(model: str) -> Path | None:
@@ -156,25 +183,7 @@ def _hub_cache() -> Path:
 
 
 def _hub(model: str) -> ModelFiles:
-    import httpx2  # noqa: PLC0415 - the one import that costs more than the answer, and few calls come here
+    from kvdiag.sources import hub  # noqa: PLC0415 - its HTTP client costs more than the answer, and few calls come here
 
-    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    url = f"{endpoint}/{model}/resolve/main/config.json"
-    token = os.environ.get("HF_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token and endpoint.startswith("https://") else {}
-    content = b""
-    try:
-        with (
-            httpx2.Client(timeout=NETWORK_SECONDS, follow_redirects=True, headers=headers) as client,
-            client.stream("GET", url) as response,
-        ):
-            if not response.is_success:
-                raise KvdiagError(f"{url} answered {response.status_code}; give a folder or a config.json instead")
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > MAX_CONFIG_BYTES:
-                    break
-    except httpx2.HTTPError as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise KvdiagError(f"cannot reach {endpoint} for {model}: {reason}; give a folder or a config.json") from error
+    url, content = hub.read_config(model, MAX_CONFIG_BYTES)
     return ModelFiles(origin=url, config=_json(content, url))

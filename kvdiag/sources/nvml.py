@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kvdiag.model import Device, Gap, GapKind, Memory, Process
+from kvdiag.sources.titles import program
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -339,7 +340,7 @@ class NvmlSource:
 
     def _process_name(self, pid: int) -> str:
         try:
-            return str(self._call("nvmlSystemGetProcessName", pid))
+            return program(str(self._call("nvmlSystemGetProcessName", pid)))
         except _PROBLEMS:
             return ""
 

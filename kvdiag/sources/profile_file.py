@@ -6,16 +6,16 @@ last one by gigabytes. `--no-profile` plans without it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvdiag import files
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
 from kvdiag.kv.model_error import KvModelError
+from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 8 * 2**20
 """Twice what the most profiles take."""
@@ -51,10 +51,10 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     if len(content) > MAX_FILE_BYTES:
         raise _broken(path, f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:
-        return parse_profiles(json.loads(content))
+        return parse_profiles(decode(content))
     except KvModelError as error:
         raise _broken(path, error.message) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _broken(path, "it is not JSON") from error
 
 
@@ -72,17 +72,7 @@ def write_profiles(path: Path, profiles: Sequence[Profile]) -> None:
     content = json.dumps(profiles_document(profiles), indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
+        files.replace(path, content.encode(), mode=0o600)
     except OSError as error:
         reason = error.strerror or str(error)
         raise KvdiagError(f"cannot write the profile to {path}: {reason}; give another --profile FILE") from error

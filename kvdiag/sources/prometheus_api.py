@@ -8,11 +8,12 @@ every point is checked, and a query that asks for too much is asked again in hal
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
+import sys
+import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from operator import lt
@@ -20,18 +21,33 @@ from typing import Any
 
 import httpx2
 
-from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
+from kvdiag.sources.bounded_json import TooManyValuesError, decode
+from kvdiag.sources.http import UNPACKED, TooMuchError, Unreadable, explain, gathered, unpacked
 
 SOURCE = "prometheus"
 
 MAX_ANSWER_BYTES = 24 * 2**20
 """A point takes 20 to 40 bytes, so that `POINTS_AT_ONCE` of them stay below it."""
 
-MAX_SERIES_BYTES = 96 * 2**20
-"""Of a list of series: 1,000 replicas have 30,000 that are read here, of 500 bytes each."""
+MAX_ANSWER_VALUES = 1_000_000
+"""Of which a point has three, and a series one for each of its labels."""
 
-MAX_SERIES = 250_000
-"""Of a list of series, after which `--match` has to name fewer replicas."""
+MAX_SERIES = 100_000
+"""Of all lists of series together, after which `--match` has to name fewer replicas; 1,000 of them have 30,000."""
+
+MAX_LABELS_BYTES = 128 * 2**20
+"""For what they are labelled with, each label once: a value's own size, and `LABEL_BYTES` beside it."""
+
+LABEL_BYTES = 200
+
+MAX_POINTS = 3_000_000
+"""Of one history: of a replica with 40 series, 13 days at a sample every 15 s. Each takes 16 bytes, and its row 100."""
+
+SERIES_POINTS = 64
+"""What a series takes beside its points, in such."""
+
+MAX_SECONDS = 1800.0
+"""For everything that is asked of one server; 1,000 replicas of a day take two minutes."""
 
 POINTS_AT_ONCE = 300_000
 """Points that one query may bring. Prometheus itself refuses from 50 million on, and works in memory until then."""
@@ -53,10 +69,6 @@ _TOO_MUCH = re.compile(r"too many|too large|more than|exceed|limit|max[_ -]", re
 
 Labels = tuple[tuple[str, str], ...]
 """A series' labels, `__name__` among them, in the order of their names."""
-
-
-class TooMuchError(Unreadable):
-    """The server, or our own bound, refused the size of an answer: half of it may be had."""
 
 
 class TooSlowError(Unreadable):
@@ -113,14 +125,26 @@ class History:
     warnings: dict[str, None] = field(default_factory=dict)
     points: int = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is kept."""
+        return self.points + SERIES_POINTS * len(self.series) > MAX_POINTS
+
 
 class PrometheusSource:
     """One server's API. The client's base URL is where `/api/v1` begins; its headers carry the credentials."""
 
-    def __init__(self, client: httpx2.AsyncClient, seconds: float) -> None:
+    def __init__(
+        self, client: httpx2.AsyncClient, seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Ask through `client`, at most `seconds` for a whole answer."""
         self._client = client
         self._seconds = seconds
+        self._clock = clock
+        self._until_seconds = clock() + MAX_SECONDS
+        self._listed: dict[Labels, Labels] = {}
+        self._labels: dict[tuple[str, str], tuple[str, str]] = {}
+        self._labels_bytes = 0
         self._failures = 0
         self._last = ""
         self._answered = False
@@ -129,7 +153,12 @@ class PrometheusSource:
 
     @property
     def gave_up(self) -> bool:
-        """Whether so many queries in a row have failed that no other is asked."""
+        """Whether so many queries in a row have failed, or all have taken so long, that no other is asked."""
+        if self._clock() > self._until_seconds:
+            self._last = (
+                f"the queries have taken more than {MAX_SECONDS / 60.0:.0f} minutes: narrow --match or --window"
+            )
+            return True
         return self._failures >= MAX_FAILURES
 
     async def series(self, selectors: Sequence[str], start_seconds: float, end_seconds: float) -> list[Labels]:
@@ -141,22 +170,44 @@ class PrometheusSource:
         """
         form = [("match[]", selector) for selector in selectors]
         form += [("start", _time(start_seconds)), ("end", _time(end_seconds))]
-        answer = await self._ask("/api/v1/series", form, MAX_SERIES_BYTES)
+        if self.gave_up:
+            raise TooSlowError("failed", self._last)
+        answer = await self._ask("/api/v1/series", form)
         data = answer.get("data")
         if not isinstance(data, list):
             raise RefusedError("failed", "the answer on /api/v1/series lists no series: is this a Prometheus API?")
-        if len(data) > MAX_SERIES:
-            raise TooMuchError("failed", f"{len(data):,} series match, more than {MAX_SERIES:,}: narrow --match")
         self.warnings |= _warnings(answer)
-        return [_labels(one) for one in data]
+        return [self._known(_labels(one)) for one in data]
+
+    def _known(self, series: Labels) -> Labels:
+        """The same series, of labels that are kept once.
+
+        Raises:
+            TooMuchError: there are more than can be looked through.
+
+        """
+        if (known := self._listed.get(series)) is not None:
+            return known
+        for label in series:
+            if self._labels.setdefault(label, label) is label:
+                self._labels_bytes += LABEL_BYTES + sys.getsizeof(label[1])
+        if len(self._listed) >= MAX_SERIES or self._labels_bytes > MAX_LABELS_BYTES:
+            what = f"{len(self._listed):,} series match, with {len(self._labels):,} labels"
+            raise TooMuchError("failed", f"{what}, which is more than kvdiag reads: narrow --match")
+        shared = tuple(self._labels[label] for label in series)
+        self._listed[shared] = shared
+        return shared
 
     async def raw(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
         """Add the raw samples of a selector, start <= time <= end; what cannot be had is kept as `lost`."""
         left = [(start_seconds, end_seconds)]
         while left:
             start, end = left.pop()
+            given_up = self.gave_up
             lost = LostHistory(start_seconds=start, end_seconds=end, reason=f"not asked any more, since {self._last}")
-            if self.gave_up:
+            if into.is_full:
+                lost = replace(lost, reason=f"more than {MAX_POINTS:,} samples: shorten --window")
+            if given_up or into.is_full:
                 into.lost.append(lost)
                 continue
             try:
@@ -187,12 +238,12 @@ class PrometheusSource:
 
     async def newest(self, selector: str, start_seconds: float, end_seconds: float, into: History) -> None:
         """Add the newest sample alone of each series of a selector, at the end of the time where it was taken."""
-        if self.gave_up:
+        if self.gave_up or into.is_full:
             return
         span = _milliseconds(start_seconds, end_seconds)
         form = [("query", f"last_over_time({selector}[{span}])"), ("time", _time(end_seconds))]
         try:
-            answer = await self._ask("/api/v1/query", form, MAX_ANSWER_BYTES)
+            answer = await self._ask("/api/v1/query", form)
             _add(answer, start_seconds, end_seconds, into)
         except Unreadable as error:
             self._failures += 1
@@ -206,7 +257,7 @@ class PrometheusSource:
             Unreadable: no answer, an error, or several values.
 
         """
-        answer = await self._ask("/api/v1/query", [("query", query)], MAX_ANSWER_BYTES)
+        answer = await self._ask("/api/v1/query", [("query", query)])
         data: Any = answer.get("data")
         try:
             values = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
@@ -220,12 +271,12 @@ class PrometheusSource:
     async def _once(self, selector: str, start_seconds: float, end_seconds: float) -> Mapping[str, Any]:
         span = _milliseconds(start_seconds, end_seconds)
         form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
-        return await self._ask("/api/v1/query", form, MAX_ANSWER_BYTES)
+        return await self._ask("/api/v1/query", form)
 
-    async def _ask(self, path: str, form: Sequence[tuple[str, str]], limit_bytes: int) -> dict[str, Any]:
+    async def _ask(self, path: str, form: Sequence[tuple[str, str]]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._seconds):
-                status, body = await self._post(path, form, limit_bytes)
+                status, body = await self._post(path, form)
         except TimeoutError as error:
             reason = f"no whole answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
             raise TooSlowError("failed", reason) from error
@@ -236,7 +287,7 @@ class PrometheusSource:
             # The refusal of a certificate that comes after the handshake, which is no error of HTTP to the client.
             raise Unreadable("failed", f"the connection broke off{self._closed()}") from error
         self._answered = True
-        decoded = _decoded(body)
+        decoded = _decoded(body, path)
         if status in (401, 403):
             raise RefusedError("failed", f"{status} on {path}: give --token-file, or --user with a password")
         if decoded is None:
@@ -250,21 +301,16 @@ class PrometheusSource:
         https = self._client.base_url.scheme == "https"
         return "; if the server wants a client certificate, give --cert-file" if https and not self._answered else ""
 
-    async def _post(self, path: str, form: Sequence[tuple[str, str]], limit_bytes: int) -> tuple[int, bytes]:
+    async def _post(self, path: str, form: Sequence[tuple[str, str]]) -> tuple[int, bytearray]:
         data: dict[str, list[str]] = {}
         for name, value in form:
             data.setdefault(name, []).append(value)
-        chunks: list[bytes] = []
-        size = 0
         # A selector of 200 pods is longer than a URL may be.
-        async with self._client.stream("POST", path.lstrip("/"), data=data, headers=UNPACKED) as response:
-            async with aclosing(unpacked(response, path)) as body_chunks:
-                async for chunk in body_chunks:
-                    size += len(chunk)
-                    if size > limit_bytes:
-                        raise TooMuchError("failed", f"more than {limit_bytes >> 20} MiB on {path}: narrow --match")
-                    chunks.append(chunk)
-            return response.status_code, b"".join(chunks)
+        async with (
+            self._client.stream("POST", path.lstrip("/"), data=data, headers=UNPACKED) as response,
+            aclosing(unpacked(response, path)) as chunks,
+        ):
+            return response.status_code, await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: narrow --match")
 
 
 def _time(seconds: float) -> str:
@@ -275,15 +321,17 @@ def _milliseconds(start_seconds: float, end_seconds: float) -> str:
     return f"{max(round((end_seconds - start_seconds) * 1000.0), 1)}ms"
 
 
-def _decoded(body: bytes) -> dict[str, Any] | None:
+def _decoded(body: bytes | bytearray, path: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = decode(body, max_values=MAX_ANSWER_VALUES)
+    except TooManyValuesError as error:
+        raise TooMuchError("failed", f"{error} on {path}: narrow --match") from error
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def _not_json(status: int, path: str, body: bytes) -> Unreadable:
+def _not_json(status: int, path: str, body: bytearray) -> Unreadable:
     if status in (429, 502, 503, 504):
         return Unreadable("failed", f"{status} on {path}", status=status)
     if httpx2.codes.is_redirect(status) or status in (404, 405) or body.lstrip()[:1] == b"<":
@@ -347,6 +395,8 @@ def _add(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, in
             raise Unreadable("failed", "samples lie outside the time that was asked for")
         into.series.setdefault(key, Points()).add(times, numbers)
         count += len(times)
+        if into.is_full:
+            raise TooMuchError("failed", f"more than {MAX_POINTS:,} samples: shorten --window")
     return count
 
 

@@ -1,11 +1,15 @@
-"""A metrics page in Prometheus's text format: bounded, and its labels parsed once while only its values change."""
+"""A metrics page in Prometheus's text format: bounded, and its labels parsed once while only its values change.
+
+A page is parsed piece by piece, so that whoever has other tasks can give them a turn in between, and stop at a budget.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +18,13 @@ MAX_LINE_CHARACTERS = 16 * 2**10
 
 MOST_KEPT_CHARACTERS = 256 * 2**10
 """Of a page that is remembered until the next one: the whole page of 0.32 has 59 KB."""
+
+PIECE_CHARACTERS = 16 * 2**10
+"""Of a page that is parsed at a time, in 2 to 20 ms."""
+
+MAX_PAGE_LINES = 100_000
+MAX_PAGE_SERIES = 40_000
+"""Of all names together. A page of 0.32 has 450 for each engine; each takes 13 microseconds and 600 bytes."""
 
 _PLAIN = re.compile(
     r"""([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ ])"""  # a name, and labels, some quoted
@@ -39,14 +50,19 @@ def series(labels: Mapping[str, str], value: float) -> Series:
     return Series(engine=labels.get("engine", "0"), labels=labels, value=value)
 
 
+class TooLargeError(ValueError):
+    """A page with more lines or series than are read."""
+
+
 def parse_page(text: str) -> Page:
     """The page's series by name.
 
     Raises:
         ValueError: it is not in Prometheus's text format.
+        TooLargeError: it has more lines or series than any server's.
 
     """
-    return _by_name(_samples(text))
+    return _by_name(list(chain.from_iterable(_samples(text))))
 
 
 class PageParser:
@@ -64,19 +80,33 @@ class PageParser:
         """The page's series by name, as `parse_page` finds them.
 
         Raises:
-            ValueError: it is not in Prometheus's text format.
+            ValueError: as `parse_page`.
+
+        """
+        steps = self.parsing(text)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: Page = end.value
+                return found
+
+    def parsing(self, text: str) -> Generator[None, None, Page]:
+        """`parse` in steps: pauses after each piece of the page.
+
+        Raises:
+            ValueError: as `parse_page`.
 
         """
         split = _split(text)
-        if split is None:
-            self._heads, self._samples = [], []
-            return parse_page(text)
-        heads, values = split
-        if heads != self._heads or (renewed := _renewed(self._samples, values)) is None:
-            renewed = _samples(text)
-            self._heads = heads
-        self._samples = renewed
-        return _by_name(renewed)
+        heads, values = split or ([], [])
+        if split is None or heads != self._heads or (samples := _renewed(self._samples, values)) is None:
+            samples = []
+            for some in _samples(text):
+                samples += some
+                yield
+        self._heads, self._samples = (heads, samples) if split else ([], [])
+        return _by_name(samples)
 
 
 def _split(text: str) -> tuple[list[str], list[str]] | None:
@@ -111,8 +141,32 @@ def _renewed(samples: list[tuple[str, Series]], values: list[str]) -> list[tuple
     ]
 
 
-def _samples(text: str) -> list[tuple[str, Series]]:
-    """Name and series of each line that has one, in their order."""
+def _samples(text: str) -> Iterator[list[tuple[str, Series]]]:
+    """Name and series of each line that has one, in their order, for one piece of the page after the other."""
+    if (lines := text.count("\n")) > MAX_PAGE_LINES:
+        raise TooLargeError(f"{lines:,} lines; at most {MAX_PAGE_LINES:,} are read")
+    count = 0
+    for piece in _pieces(text):
+        found = _of_piece(piece)
+        count += len(found)
+        if count > MAX_PAGE_SERIES:
+            raise TooLargeError(f"more than {MAX_PAGE_SERIES:,} series")
+        yield found
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Whole lines at a time, under the last line that tells a type: the parser names a counter's samples by it."""
+    start, under = 0, ""
+    while start < len(text):
+        end = text.find("\n", start + PIECE_CHARACTERS) + 1 or len(text)
+        piece = under + text[start:end]
+        yield piece
+        last = f"\n{piece}".rfind("\n# TYPE ")
+        under = piece[last:].partition("\n")[0] + "\n" if last >= 0 else ""
+        start = end
+
+
+def _of_piece(text: str) -> list[tuple[str, Series]]:
     if max(map(len, text.split("\n"))) > MAX_LINE_CHARACTERS:
         raise ValueError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
     try:

@@ -6,18 +6,24 @@ that cannot be had is `None`. Times are seconds of any origin: adding a constant
 
 from __future__ import annotations
 
-from kvdiag.stats.jumps import Change, Levelled, change, steps_share, without_jumps
+from kvdiag.stats.jumps import (
+    Change,
+    Levelled,
+    change,
+    sensitivities,
+    without_jumps,
+)
 from kvdiag.stats.series import (
     Interval,
     blocks,
     deviation,
     evenly,
     exhaustion_seconds,
+    interpolated,
     quantile,
-    running_minima,
     theil_sen,
 )
-from kvdiag.stats.slopes import Slope, bend, beside_load, drift_tail, slope
+from kvdiag.stats.slopes import Slope, drift_tail, slope, slope_error
 from kvdiag.stats.tails import binomial_tail, student_tail
 
 __all__ = [
@@ -25,8 +31,6 @@ __all__ = [
     "Interval",
     "Levelled",
     "Slope",
-    "bend",
-    "beside_load",
     "binomial_tail",
     "blocks",
     "change",
@@ -34,10 +38,11 @@ __all__ = [
     "drift_tail",
     "evenly",
     "exhaustion_seconds",
+    "interpolated",
     "quantile",
-    "running_minima",
+    "sensitivities",
     "slope",
-    "steps_share",
+    "slope_error",
     "student_tail",
     "theil_sen",
     "without_jumps",

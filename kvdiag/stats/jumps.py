@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from statistics import mean, median
+from statistics import fmean as mean
+from statistics import median
 
 from kvdiag.stats.series import FEWEST_FOR_CHANGE, deviation
 
@@ -50,12 +52,11 @@ def change(values: Sequence[float]) -> Change | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levelled:
-    """A series without its jumps, how many of them went up and down, and before which values those up came."""
+    """A series without its jumps, and how many of them went up and down."""
 
     values: tuple[float, ...]
     ups: int
     downs: int
-    up_places: tuple[int, ...] = ()
 
 
 def without_jumps(
@@ -75,11 +76,9 @@ def without_jumps(
     jumps = _jumps(_beside_steps(rises, beside_rises, [jump == 0.0 for jump in first]), deviations, least)
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
     # What takes several steps is one jump.
-    ups = tuple(place for place, (before, jump) in enumerate(pairwise([0.0, *jumps]), start=1) if jump > 0.0 >= before)
     return Levelled(
         values=tuple(accumulate(smooth, initial=values[0])),
-        ups=len(ups),
-        up_places=ups,
+        ups=sum(jump > 0.0 >= before for before, jump in pairwise([0.0, *jumps])),
         downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
     )
 
@@ -102,15 +101,38 @@ def _beside_steps(rises: list[float], beside: Sequence[Sequence[float]], keep: S
     return rises
 
 
-def steps_share(values: Sequence[float], series: Sequence[float]) -> float:
-    """The share (0..1) of a series' steps that another's explain: whether it follows it, and not merely trends with it.
+def sensitivities(
+    values: Sequence[float], columns: Sequence[Sequence[float]], least_correlation: float
+) -> tuple[float, ...]:
+    """How much a series changes with each of several others, by differences; 0 for one that it does not follow.
 
-    Levels that both rise and level off fit one another whatever they are; their steps do not.
+    Levels that both rise and level off fit one another whatever they are; differences carry no trend. One is taken out
+    after the other, the one that correlates best first. Enough is `least_correlation`, and twice the standard error of
+    a correlation that is none.
     """
     rises = [later - earlier for earlier, later in pairwise(values)]
-    others = [later - earlier for earlier, later in pairwise(series)]
-    whole, weight = sum(rise * rise for rise in rises), sum(each * each for each in others)
-    if whole <= 0.0 or weight <= 0.0:
-        return 0.0
-    product = sum(rise * each for rise, each in zip(rises, others, strict=True))
-    return min(product * product / (whole * weight), 1.0)
+    others = [[later - earlier for earlier, later in pairwise(column)] for column in columns]
+    least = max(least_correlation, 2.0 / math.sqrt(max(len(rises), 1)))
+    found = [0.0] * len(others)
+    for place in sorted(range(len(others)), key=lambda one: -_correlation(*_moments(rises, others[one]))):
+        product, whole, weight = _moments(rises, others[place])
+        if _correlation(product, whole, weight) >= least:
+            found[place] = product / weight
+            rises = [rise - found[place] * each for rise, each in zip(rises, others[place], strict=True)]
+    return tuple(found)
+
+
+def _correlation(product: float, whole: float, weight: float) -> float:
+    return product / math.sqrt(whole * weight) if whole > 0.0 and weight > 0.0 else 0.0
+
+
+def _moments(rises: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """The covariance of two series and their variances, each times their number."""
+    if not rises:
+        return 0.0, 0.0, 0.0
+    middle, other = mean(rises), mean(others)
+    return (
+        sum((rise - middle) * (each - other) for rise, each in zip(rises, others, strict=True)),
+        sum((rise - middle) ** 2 for rise in rises),
+        sum((each - other) ** 2 for each in others),
+    )

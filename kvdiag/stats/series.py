@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,20 +70,6 @@ def evenly(clock: Sequence[float], values: Sequence[float]) -> tuple[float, ...]
     return tuple(found)
 
 
-def running_minima(times: Sequence[float], values: Sequence[float], window_seconds: float) -> tuple[float, ...]:
-    """For each reading the lowest within the window that ends with it: the floor that load and garbage stand on."""
-    lowest: deque[int] = deque()
-    floors: list[float] = []
-    for place, (at_seconds, value) in enumerate(zip(times, values, strict=True)):
-        while lowest and values[lowest[-1]] >= value:
-            lowest.pop()
-        lowest.append(place)
-        while times[lowest[0]] < at_seconds - window_seconds:
-            lowest.popleft()
-        floors.append(values[lowest[0]])
-    return tuple(floors)
-
-
 def blocks(
     times: Sequence[float], values: Sequence[float], end_seconds: float, block_seconds: float, count: int
 ) -> tuple[tuple[float, ...], ...]:
@@ -96,6 +81,18 @@ def blocks(
     if last and times[-1] > end_seconds:
         last = bisect_left(times, end_seconds)
     return tuple(tuple(values[lower:upper]) for lower, upper in pairwise([first, *edges, last]))
+
+
+def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | None:
+    """The bins, a missing one between its neighbours; `None` where fewer than this share of them are known."""
+    known = [(place, value) for place, value in enumerate(bins) if value is not None]
+    if not known or len(known) < ratio * len(bins):
+        return None
+    whole = [known[0][1]] * known[0][0]
+    for (place, value), (next_place, next_value) in pairwise(known):
+        width = next_place - place
+        whole += [value + (next_value - value) * step / width for step in range(width)]
+    return whole + [known[-1][1]] * (len(bins) - known[-1][0])
 
 
 def exhaustion_seconds(room: float, rate_per_second: float, error_per_second: float, errors: float) -> Interval | None:

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import mean, median
+from statistics import fmean as mean
+from statistics import median
 
 from kvdiag.stats.tails import student_tail
 
@@ -24,6 +25,9 @@ FREEDOM_FACTOR = 1.5
 
 STRONGEST_CORRELATION_RATIO = 0.97
 """Andrews and Monahan (1992) bound the correlation that prewhitening removes: nearer to 1 the variance explodes."""
+
+MOST_WIDENED_CORRELATION = 0.9
+"""Lag-1 correlation up to which a slope's error is widened: beyond it the drift test decides, not the error."""
 
 WALK_RATIO = 1.5
 """Variance of a walk's drift over that of as many independent increments: 1 + 2/4, both neighbours."""
@@ -54,17 +58,24 @@ def slope(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Sl
     return _effect(values, [float(step) for step in range(count)], others)
 
 
-def bend(values: Sequence[float], beside: Sequence[Sequence[float]] = ()) -> Slope | None:
-    """How a series' slope changes, per step and step: the square of the time beside the time; else as `slope`.
+def slope_error(values: Sequence[float], per_step: float) -> float:
+    """The standard error of a slope, by what the series leaves beside it.
 
-    `p_rising` is the probability of a slope that grows so much where it stays the same; near 1 the slope falls.
+    The variance is widened by (1 + r) / (1 - r) for the lag-1 correlation r of the residuals, which a short sample
+    underestimates (Kendall 1954). Rounding leaves a straight line a little.
     """
     count = len(values)
-    others = [list(series) for series in beside if max(series) > min(series)]
-    if count < 2 * (len(others) + 4):
-        return None
-    steps = [step - (count - 1) / 2.0 for step in range(count)]
-    return _effect(values, [step * step for step in steps], [steps, *others])
+    rest = [value - per_step * step for step, value in enumerate(values)]
+    middle = mean(rest)
+    rest = [value - middle for value in rest]
+    whole = sum(value * value for value in rest)
+    scale = 1e-12 * max((abs(value) for value in values), default=0.0) / count
+    if whole <= 0.0:
+        return scale
+    correlation = (count * sum(earlier * later for earlier, later in pairwise(rest)) / whole + 1.0) / (count - 3.0)
+    correlation = max(0.0, min(correlation, MOST_WIDENED_CORRELATION))
+    variance = whole / (count - 2.0) * (1.0 + correlation) / (1.0 - correlation)
+    return max(math.sqrt(variance * 12.0 / count) / count, scale)
 
 
 def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[Sequence[float]]) -> Slope | None:
@@ -93,19 +104,6 @@ def _effect(values: Sequence[float], column: Sequence[float], others: Sequence[S
         error_per_step=error,
         p_rising=student_tail(per_step / error, freedom),
     )
-
-
-def beside_load(values: Sequence[float], beside: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The series as it would be at the mean of each of `beside`; what they share with the time stays with the time."""
-    others = [list(series) for series in beside if max(series, default=0.0) > min(series, default=0.0)]
-    trend = slope(values, others) if others else None
-    if trend is None:
-        return tuple(values)
-    count = len(values)
-    steps = [float(step) for step in range(count)]
-    left = _unexplained(list(values), _orthogonal([[1.0] * count, steps, *others]))
-    level = mean(values) - trend.per_step * (count - 1) / 2.0
-    return tuple(level + trend.per_step * step + rest for step, rest in zip(steps, left, strict=True))
 
 
 def _orthogonal(columns: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -157,14 +157,21 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 def memory(
-    name: str, seed: int, *, hours: float, tick_seconds: float = 60.0, leak_mb_per_hour: float = 0.0, onset: float = 0.0
+    name: str,
+    seed: int,
+    *,
+    hours: float,
+    tick_seconds: float = 60.0,
+    leak_mb_per_hour: float = 0.0,
+    onset: float = 0.0,
+    models: Mapping[str, Model] = MODELS,
 ) -> tuple[list[float], list[int], list[float]]:
     """Times, bytes and load of a null model over some hours, a leak added from `onset` (hours) on."""
     random = seeded(f"{name} {seed}")
     times: list[float] = []
     sizes: list[int] = []
     loads: list[float] = []
-    for number, (above, load) in enumerate(MODELS[name](random, tick_seconds)):
+    for number, (above, load) in enumerate(models[name](random, tick_seconds)):
         second = number * tick_seconds
         if second > hours * 3600.0:
             break

@@ -12,8 +12,8 @@ from random import Random
 from statistics import fmean
 from types import MappingProxyType
 
+from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak import Cycle, Soaked, judge
 from kvdiag.feeds.active.soak_plan import plan_soak
 from kvdiag.model import Facts
 from tests.builders.series import seeded

@@ -42,7 +42,7 @@ def test_a_soak_of_a_healthy_server_finds_nothing() -> None:
     assert ("ok", "ok", "ok") == (actual.worst, soak.status, host.status)
     assert "no leak found over 18 load and 18 idle cycles, 188 requests" == soak.summary
     assert "VLLM::Worker 9655" == evidence(host)["holder"]
-    assert 512 * KIB == evidence(host)["smallest_visible_leak"]
+    assert 512 * KIB == evidence(host)["detection_limit"]
 
 
 def test_a_soak_counts_the_blocks_that_a_real_server_loses() -> None:

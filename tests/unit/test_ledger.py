@@ -17,13 +17,13 @@ def test_every_line_of_a_server_alone() -> None:
     actual = lines(device(used_bytes=own + 464 * MIB, processes=(process(100, own),)))
     # THEN
     expected = (
-        LedgerLine(gpu=0, uuid="GPU-0", component="driver_reserved", bytes=464 * MIB, source="measured"),
+        LedgerLine(gpu=0, uuid="GPU-0", component="driver_reserved", bytes=464 * MIB, provenance="measured"),
         LedgerLine(
             gpu=0,
             uuid="GPU-0",
             component="kv_pool",
             bytes=POOL_BYTES,
-            source="reported",
+            provenance="reported",
             detail="the engine's kv_cache_memory_bytes",
         ),
         LedgerLine(
@@ -31,7 +31,7 @@ def test_every_line_of_a_server_alone() -> None:
             uuid="GPU-0",
             component="weights",
             bytes=6 * GIB,
-            source="computed",
+            provenance="computed",
             detail="size of the checkpoint",
         ),
         LedgerLine(
@@ -39,7 +39,7 @@ def test_every_line_of_a_server_alone() -> None:
             uuid="GPU-0",
             component="server_other",
             bytes=1 * GIB,
-            source="computed",
+            provenance="computed",
             detail="context, activations, graphs, allocator cache of pid 100",
         ),
         LedgerLine(
@@ -47,7 +47,7 @@ def test_every_line_of_a_server_alone() -> None:
             uuid="GPU-0",
             component="unaccounted",
             bytes=0,
-            source="computed",
+            provenance="computed",
             detail="no process that NVML lists",
         ),
     )
@@ -62,7 +62,7 @@ def test_another_process_has_its_own_line() -> None:
 
     # THEN
     (other,) = [line for line in found if line.component == "other_process"]
-    assert (3 * GIB, "measured", "train.py 7") == (other.bytes, other.source, other.detail)
+    assert (3 * GIB, "measured", "train.py 7") == (other.bytes, other.provenance, other.detail)
 
 
 def test_bytes_of_no_process_are_unaccounted() -> None:
@@ -161,7 +161,7 @@ def test_a_pool_computed_from_the_config_says_so() -> None:
     # THEN
     assert (1000 * 16 * 131_072, "computed", "its blocks, each as large as the model's config makes it") == (
         whole.bytes,
-        whole.source,
+        whole.provenance,
         whole.detail,
     )
 

@@ -135,7 +135,9 @@ def test_two_readings_of_different_moments_leave_a_rest() -> None:
 def test_measured_and_computed_lines_are_told_apart() -> None:
     """What torch counts is measured; what is left over, inside torch and beside it, is computed."""
     # WHEN
-    actual = [(line.component, line.source) for line in lines(BUSY) if line.component.startswith(("torch", "outside"))]
+    actual = [
+        (line.component, line.provenance) for line in lines(BUSY) if line.component.startswith(("torch", "outside"))
+    ]
 
     # THEN
     assert [
@@ -146,7 +148,7 @@ def test_measured_and_computed_lines_are_told_apart() -> None:
         ("torch_stranded", "measured"),
         ("outside_torch", "computed"),
     ] == actual
-    assert ["computed"] == [line.source for line in lines(BUSY) if line.component == "server_other"]
+    assert ["computed"] == [line.provenance for line in lines(BUSY) if line.component == "server_other"]
 
 
 @pytest.mark.parametrize(

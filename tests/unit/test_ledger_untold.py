@@ -105,8 +105,8 @@ def test_without_a_device_the_engine_alone_is_told() -> None:
     held = 1536 * 2 * MIB
     kept = "engine 0: empty or kept prefixes, which the engine does not count apart"
     expected = (
-        LedgerLine(gpu=None, component="kv_held", bytes=held, source="reported", detail="engine 0"),
-        LedgerLine(gpu=None, component="kv_free", bytes=POOL_BYTES - held, source="reported", detail=kept),
+        LedgerLine(gpu=None, component="kv_held", bytes=held, provenance="reported", detail="engine 0"),
+        LedgerLine(gpu=None, component="kv_free", bytes=POOL_BYTES - held, provenance="reported", detail=kept),
     )
 
     assert expected == found

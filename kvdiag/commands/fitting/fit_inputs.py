@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,13 @@ from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.kv.weights.checkpoint import read_headers
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
+from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.model_files import ModelFiles
 from kvdiag.sources.profile_file import default_path, read_profiles
+
+MAX_LENGTHS_BYTES = 16 * 2**20
+MAX_LENGTHS_VALUES = 1_000_000
+"""Of which a length has four."""
 
 PEAK_QUANTILE_RATIO = 0.99
 DEFAULT_CONTEXT_TOKENS = 8_192
@@ -201,11 +205,17 @@ def _traffic(options: Mapping[str, Any]) -> Traffic | None:
 
 def _lengths(path: Path) -> list[tuple[float, float, float]]:
     try:
-        entries = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(MAX_LENGTHS_BYTES + 1)
+        if len(content) > MAX_LENGTHS_BYTES:
+            raise KvdiagError(
+                f"{path} is larger than {MAX_LENGTHS_BYTES >> 20} MiB: sum the requests up in a histogram"
+            )
+        entries = decode(content, max_values=MAX_LENGTHS_VALUES)
         return [(float(prompt), float(output), float(weight)) for prompt, output, weight in entries]
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise KvdiagError(f"{path} is not a JSON list of [prompt tokens, output tokens, weight]") from error
 
 

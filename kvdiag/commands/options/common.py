@@ -1,7 +1,11 @@
-"""Options that several commands have. Imports nothing that talks to a server: `kvdiag fit` answers without one."""
+"""Parameter types and options that several commands share.
+
+Imports nothing that talks to a server: `kvdiag fit` works without one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,56 +13,102 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from kvdiag.kv.fit.gpu_catalogue import parse_bytes
+from kvdiag.kv.model_error import KvModelError
+
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T | None, U | None]:
-    """Two options that exclude each other, by name and value.
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of a text such as 90s, 12m or 1h30m; `None` if it is no duration."""
+    parts = re.findall(r"(\d{1,9})([smhdw])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
 
-    Where one stands on the command line, the other counts only if it does too, and not from the environment or a file.
+
+class Duration(click.ParamType[float]):
+    """Seconds between two bounds, given as a number and its unit."""
+
+    name = "duration"
+
+    def __init__(self, least_seconds: float, most_seconds: float) -> None:
+        """Keep the bounds."""
+        self._least, self._most = least_seconds, most_seconds
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds of a text such as 12m."""
+        seconds = parse_duration(str(value).strip())
+        if seconds is None:
+            self.fail(f"{value!r} is not a duration: give a number and a unit, such as 90s, 12m or 1h", param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{value} is outside {_short(self._least)} to {_short(self._most)}", param, ctx)
+        return seconds
+
+
+def _short(seconds: float) -> str:
+    unit = next(unit for unit, size in reversed(UNIT_SECONDS.items()) if seconds >= size)
+    return f"{seconds / UNIT_SECONDS[unit]:g}{unit}"
+
+
+class Size(click.ParamType[int]):
+    """Bytes, at least so many, given as a number and its unit."""
+
+    name = "size"
+
+    def __init__(self, least_bytes: int) -> None:
+        """Keep the lower bound."""
+        self._least = least_bytes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes of a text such as 512MiB."""
+        try:
+            size = parse_bytes(str(value), field="it")
+        except KvModelError as error:
+            self.fail(f"{value!r} is not a size: give a number and a unit, such as 512MiB ({error})", param, ctx)
+        if size < self._least:
+            self.fail(f"{value} is less than the minimum of {self._least >> 20}MiB", param, ctx)
+        return size
+
+
+def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T | None, U | None]:
+    """Return the values of two options that exclude each other, given by name and value.
+
+    If one is on the command line, the other counts only if it is too, not from the environment or a file.
     """
     context = click.get_current_context()
     one, other = (context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in (first, second))
     return first[1] if one or not other else None, second[1] if other or not one else None
 
 
+API_KEY = click.option("--api-key", envvar="KVDIAG_API_KEY", help="Server's API key; prefer KVDIAG_API_KEY.")
+CA_FILE = click.option("--ca-file", type=click.Path(path_type=Path), help="CA certificates to trust, as a PEM file.")
+INSECURE = click.option("--insecure", is_flag=True, help="Do not verify the server's TLS certificate.")
+AGENT_DIR = click.option(
+    "--agent-dir",
+    envvar="KVDIAG_AGENT_DIR",
+    type=click.Path(path_type=Path, readable=False),  # one that cannot be read is a gap, which doctor explains
+    help="Directory the agents publish in (see `kvdiag agent`).",
+)
+
+
 def server_options(function: F) -> F:
-    """The options of every command that reads a server."""
-    for option in reversed(
-        (
-            click.option(
-                "--api-key",
-                envvar="KVDIAG_API_KEY",
-                help="Key of a server started with --api-key (better given as KVDIAG_API_KEY).",
-            ),
-            click.option(
-                "--ca-file",
-                type=click.Path(path_type=Path),
-                help="Certificates to trust instead of the system's, for https with an authority of your own.",
-            ),
-            click.option("--insecure", is_flag=True, help="Do not check the server's certificate."),
-        )
-    ):
-        function = option(function)
-    return function
+    """Add the options of every command that reads a server."""
+    return API_KEY(CA_FILE(INSECURE(function)))
 
 
 def agent_option(function: F) -> F:
-    """`--agent-dir`."""
-    option = click.option(
-        "--agent-dir",
-        envvar="KVDIAG_AGENT_DIR",
-        type=click.Path(path_type=Path, readable=False),  # what cannot be read is a gap, which doctor explains
-        help="Where the agents in the server's processes publish what torch holds (see `kvdiag agent install --help`).",
-    )
-    return option(function)
+    """Add `--agent-dir`."""
+    return AGENT_DIR(function)
 
 
 def output_option(function: F) -> F:
-    """`--output text|json`."""
+    """Add `--output text|json`."""
     option = click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the result."
+        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
     )
     return option(function)

@@ -22,15 +22,15 @@ SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/-/healthy", "/-
 
 
 def attach_options(function: F) -> F:
-    """Where a daemon is, and how to be let in."""
+    """Add the options for a daemon's address and credentials."""
     for option in reversed(
         (
-            click.option("--attach", metavar="URL", help="Show what a running `kvdiag serve` sees, at this address."),
-            click.option("--user", help="Name for the daemon's basic auth; the password comes from --password-file."),
+            click.option("--attach", metavar="URL", help="Read from the `kvdiag serve` at this address."),
+            click.option("--user", help="User name for the daemon's basic authentication."),
             click.option(
                 "--password-file",
                 type=click.Path(path_type=Path),
-                help="File with the password (or KVDIAG_TOP_PASSWORD).",
+                help="File with the password; or set KVDIAG_TOP_PASSWORD.",
             ),
             click.option("--password", hidden=True),
         )
@@ -48,14 +48,14 @@ def open_daemon(
     ca_file: Path | None,
     insecure: bool,
 ) -> httpx2.AsyncClient:
-    """The client for a daemon's base address, which may bring a name and a password itself.
+    """Return the client for a daemon's base address, which may itself hold a user name and password.
 
     Raises:
         KvdiagError: the address, the password or the certificates cannot be used.
 
     """
     shown = url.rpartition("@")[2]
-    refusal = f"{shown!r} is not the address of a daemon: give one such as http://127.0.0.1:9743"
+    refusal = f"{shown!r} is not a daemon address: give one such as http://127.0.0.1:9743"
     parts = pasted(url, SUFFIXES, refusal)
     name = user or unquote(parts.username or "")
     secret = read_secret(password, password_file) or unquote(parts.password or "")

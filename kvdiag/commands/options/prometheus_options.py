@@ -1,4 +1,4 @@
-"""The options of `kvdiag diagnose --prometheus`, and the HTTP client that they make. No value of them is trusted."""
+"""The options of `kvdiag diagnose --prometheus` and their HTTP client. Every value is checked."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import pasted
+from kvdiag.commands.options.common import UNIT_SECONDS, parse_duration
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window
 
@@ -28,22 +29,21 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 MAX_SECRET_BYTES = 64 * 2**10
 SUFFIXES = ("/api/v1/query_range", "/api/v1/query", "/api/v1/series", "/api/v1", "/graph", "/query")
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 DEFAULT_WINDOW = "24h"
 LEAST_WINDOW_SECONDS = 60.0
-MAX_WINDOW_SECONDS = 31 * UNITS["d"]
+MAX_WINDOW_SECONDS = 31 * UNIT_SECONDS["d"]
 
-NO_TIME = "is no time: give 2026-11-20T08:00:00Z or Unix seconds"
+NO_TIME = "is not a time: give one such as 2026-11-20T08:00:00Z, or Unix seconds"
 
 _LOOPBACK = re.compile(r"localhost$|127\.|::1$")
 _PATH = click.Path(path_type=Path)
 
 
 def prometheus_options(function: F) -> F:
-    """Where the history is, whose, of which time, and how to be let in."""
+    """Add the options for the API's address, the servers, the window, and credentials."""
     for option in reversed(
         (
-            click.option("--prometheus", metavar="URL", help="Judge the history that this Prometheus API holds."),
+            click.option("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose."),
             click.option(
                 "--match", metavar="SELECTOR", default="", help="Only these servers, such as '{namespace=\"x\"}'."
             ),
@@ -51,28 +51,32 @@ def prometheus_options(function: F) -> F:
                 "--window",
                 default=DEFAULT_WINDOW,
                 show_default=True,
-                help="How far back from --end, such as 90m, 24h, 7d.",
+                help="Time before --end, such as 90m, 24h or 7d.",
             ),
-            click.option("--start", help="From here on instead (RFC 3339, as 2026-11-20T08:00:00Z, or Unix seconds)."),
-            click.option("--end", help="Up to here instead of now."),
-            click.option("--user", help="Name for basic auth; the password comes from --password-file."),
-            click.option("--password-file", type=_PATH, help="File with the password (or KVDIAG_DIAGNOSE_PASSWORD)."),
+            click.option("--start", help="Start time instead of --window: RFC 3339 or Unix seconds."),
+            click.option("--end", help="End time, default now: RFC 3339 or Unix seconds."),
+            click.option("--user", help="User name for basic authentication."),
+            click.option("--password-file", type=_PATH, help="File with the password, or KVDIAG_DIAGNOSE_PASSWORD."),
             click.option("--password", hidden=True),
-            click.option("--token-file", type=_PATH, help="File with a bearer token (or KVDIAG_DIAGNOSE_TOKEN)."),
+            click.option("--token-file", type=_PATH, help="File with a bearer token, or KVDIAG_DIAGNOSE_TOKEN."),
             click.option("--token", hidden=True),
             click.option(
-                "--header", "headers", multiple=True, metavar="NAME:VALUE", help="As X-Scope-OrgID:team (repeatable)."
+                "--header",
+                "headers",
+                multiple=True,
+                metavar="NAME:VALUE",
+                help="HTTP header, such as X-Scope-OrgID:team; repeatable.",
             ),
-            click.option("--ca-file", type=_PATH, help="Certificates to trust instead of the system's."),
-            click.option("--cert-file", type=_PATH, help="Client certificate."),
-            click.option("--key-file", type=_PATH, help="Its key, where that is a file of its own."),
-            click.option("--insecure", is_flag=True, help="Do not check the server's certificate."),
+            click.option("--ca-file", type=_PATH, help="CA certificates to trust, as a PEM file."),
+            click.option("--cert-file", type=_PATH, help="Client certificate, as a PEM file."),
+            click.option("--key-file", type=_PATH, help="Key of the client certificate, if in another file."),
+            click.option("--insecure", is_flag=True, help="Do not verify the server's TLS certificate."),
             click.option(
                 "--timeout",
                 type=click.FloatRange(min=1.0, max=3600.0),
                 default=ANSWER_SECONDS,
                 show_default=True,
-                help="Seconds for one answer.",
+                help="Seconds to wait for each response.",
             ),
         )
     ):
@@ -82,7 +86,7 @@ def prometheus_options(function: F) -> F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a Prometheus is reached: plain values, so that another process can be told."""
+    """How to reach a Prometheus: plain values, so that they can be passed to another process."""
 
     url: str
     headers: tuple[tuple[str, str], ...]
@@ -104,7 +108,7 @@ class Access:
             headers={"User-Agent": f"kvdiag/{kvdiag.__version__}", **dict(self.headers)},
             verify=self._trust(),
             timeout=httpx2.Timeout(self.seconds, connect=CONNECT_SECONDS),
-            # A proxy of the environment is for other machines' servers.
+            # The environment's proxy is not for servers on this machine.
             trust_env=not _LOOPBACK.match(urlsplit(self.url).hostname or ""),
         )
 
@@ -120,13 +124,13 @@ class Access:
                 file, option = self.cert_file, "--cert-file"
                 context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
         except (OSError, ssl.SSLError) as error:
-            raise KvdiagError(f"cannot use {file} as {option}: {error.strerror or error}") from error
+            raise KvdiagError(f"cannot use {option} {file}: {error.strerror or error}") from error
         return context
 
 
 def _no_password() -> str:
-    """What answers instead of a prompt on the terminal."""
-    raise KvdiagError("the client certificate's key is encrypted: give one that is not")
+    """Fail instead of prompting on the terminal."""
+    raise KvdiagError("the key of --cert-file is encrypted: give an unencrypted one")
 
 
 def access(
@@ -144,10 +148,10 @@ def access(
     insecure: bool,
     timeout: float,
 ) -> Access:
-    """How to reach the Prometheus that the options name.
+    """Return how to reach the Prometheus that the options name.
 
     Raises:
-        KvdiagError: a value cannot be meant.
+        KvdiagError: a value is invalid.
 
     """
     address, own_user, own_password = _address(url)
@@ -178,7 +182,7 @@ def access(
 
 
 def _address(url: str) -> tuple[str, str | None, str | None]:
-    refusal = f"{_shown(url)!r} is not the address of a Prometheus: give one as http://prometheus:9090"
+    refusal = f"{_shown(url)!r} is not a Prometheus address: give one such as http://prometheus:9090"
     parts = pasted(url, SUFFIXES, refusal)
     host = parts.netloc.rpartition("@")[2]
     user = None if parts.username is None else unquote(parts.username)
@@ -187,22 +191,24 @@ def _address(url: str) -> tuple[str, str | None, str | None]:
 
 
 def _shown(url: str) -> str:
-    """An address without what stands before an @: it may be a password."""
+    """Return an address without what is before an @: it may be a password."""
     return url.rpartition("@")[2]
 
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or not (value.isascii() and value.isprintable()):
-        raise KvdiagError(f"{name[:40]!r} is no header: give it as NAME:VALUE")
+        # What has no name may be the value alone, a token for one.
+        shown = f"{name[:40]!r}" if colon else "the value of --header"
+        raise KvdiagError(f"{shown} is not a header: give NAME:VALUE")
     return name, value.strip()
 
 
 def read_secret(value: str | None, file: Path | None) -> str | None:
-    """The secret that was given, or stands in a file; `None` where there is none.
+    """Return the secret given directly or in a file; `None` if there is none.
 
     Raises:
-        KvdiagError: the file cannot be read, or what is in it cannot be meant.
+        KvdiagError: the file cannot be read, or its content is invalid.
 
     """
     if file is not None:
@@ -213,19 +219,19 @@ def read_secret(value: str | None, file: Path | None) -> str | None:
         except OSError as error:
             raise KvdiagError(f"cannot read {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise KvdiagError(f"{file} holds no text") from error
-    # A secret that comes from a file often brings its line end.
+            raise KvdiagError(f"{file} is not a text file") from error
+    # A secret from a file often ends with a newline.
     value = (value or "").strip()
     if not (value.isascii() and value.isprintable()):
-        raise KvdiagError("the token or password has characters that no server takes: is it the right one?")
+        raise KvdiagError("the token or password has characters that are invalid in HTTP: check it")
     return value or None
 
 
 def matchers(text: str) -> str:
-    """The matchers of --match without their braces.
+    """Return the matchers of --match without their braces.
 
     Raises:
-        KvdiagError: it is no selector.
+        KvdiagError: it is not a selector.
 
     """
     text = text.strip()
@@ -234,26 +240,29 @@ def matchers(text: str) -> str:
     one = r'\s*[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"\s*'
     if text.strip() and not re.fullmatch(rf"{one}(,{one})*,?\s*", text):
         raise KvdiagError(
-            f'--match {text[:60]!r} is no selector: give it as \'{{namespace="x",model_name=~"llama.*"}}\''
+            f'--match {text[:60]!r} is not a selector: give one such as \'{{namespace="x",model_name=~"llama.*"}}\''
         )
     return text.strip().rstrip(",")
 
 
 def window_of(window: str, start: str | None, end: str | None, now_seconds: float) -> Window:
-    """The time that the options name.
+    """Return the time window that the options name.
 
     Raises:
-        KvdiagError: there is none such.
+        KvdiagError: a value is invalid, or the window is empty.
 
     """
+    duration_seconds = parse_duration(window)
+    if duration_seconds is None:
+        raise KvdiagError(f"--window {window[:40]!r} is not a duration: give one such as 90m, 24h or 7d")
     last = now_seconds if end is None else _moment("--end", end)
-    first = last - _duration(window) if start is None else _moment("--start", start)
+    first = last - duration_seconds if start is None else _moment("--start", start)
     if last - first < LEAST_WINDOW_SECONDS:
-        raise KvdiagError("the window has to be a minute or more, and to end after it starts")
+        raise KvdiagError("the window must be at least 1 min long: check --start, --end and --window")
     if last - first > MAX_WINDOW_SECONDS:
-        raise KvdiagError("the window is longer than 31 days: nothing that is judged needs more than a few")
+        raise KvdiagError("the window is longer than 31 days, the maximum: a few days are enough for every verdict")
     if first < 0 or first > now_seconds:
-        raise KvdiagError("the window lies in the future, or before 1970: check --start, --end and --window")
+        raise KvdiagError("the window is in the future or before 1970: check --start, --end and --window")
     return Window(start_seconds=round(first, 3), end_seconds=round(min(last, now_seconds), 3))
 
 
@@ -269,10 +278,3 @@ def _moment(option: str, text: str) -> float:
     if not math.isfinite(seconds):
         raise KvdiagError(f"{option} {text[:40]!r} {NO_TIME}")
     return seconds
-
-
-def _duration(text: str) -> float:
-    parts = re.findall(r"(\d{1,9})([smhdw])", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise KvdiagError(f"--window {text[:40]!r} is no duration: give one as 90m, 24h or 7d")
-    return sum(int(number) * UNITS[unit] for number, unit in parts)

@@ -1,11 +1,8 @@
-"""`--report FILE`: whether it can be written is known before anything begins, and it appears whole or not at all."""
+"""`--report FILE`: checked to be writable before anything begins, and written whole or not at all."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 import kvdiag
+from kvdiag import files
 from kvdiag.errors import KvdiagError
 from kvdiag.outputs.html.report_page import Making
 
@@ -28,7 +26,8 @@ TOLD = frozenset(
 )
 """Options whose values a report repeats. Of others, such as keys, it says only that they were given."""
 
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]*@")
+ADDRESSES = frozenset(("url", "prometheus", "attach"))
+"""Of those, options whose values may bring a password before an @, or a token after a question mark."""
 
 
 def report_option(function: F) -> F:
@@ -37,7 +36,7 @@ def report_option(function: F) -> F:
         "--report",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Write a report with plots to this file: one HTML page that needs no network.",
+        help="Write an HTML report with plots to FILE.",
     )
     return option(function)
 
@@ -56,25 +55,16 @@ class ReportFile:
         if path is None:
             return
         if str(path) == "-":
-            raise KvdiagError("cannot write a report to -: the verdict goes to standard output; give a file")
+            raise KvdiagError("cannot write a report to -: stdout has the verdict; give a file")
         try:
-            # The file that a link points to is replaced, not the link.
-            self._target = path.resolve()
-            if self._target.exists() and any(one.exists() and one.samefile(self._target) for one in read):
-                raise KvdiagError(f"cannot write a report to {path}: it is what is judged; give another file")
-            if self._target.exists() and not self._target.is_file():
-                raise KvdiagError(f"cannot write a report to {path}: it is there, and not a file")
-            if self._target.exists() and not os.access(self._target, os.W_OK):
-                raise KvdiagError(f"cannot write a report to {path}: {os.strerror(errno.EACCES)}")
-            with self._beside().open("xb") as probe:
-                Path(probe.name).unlink()
+            if path.exists() and any(one.exists() and one.samefile(path) for one in read):
+                raise KvdiagError(f"cannot write a report to {path}: it is one of the inputs; give another file")
+            if path.exists() and not path.is_file():
+                raise KvdiagError(f"cannot write a report to {path}: it exists and is not a regular file")
+            files.refuse(path)
         except (OSError, RuntimeError) as error:  # a RuntimeError is a loop of links
             reason = getattr(error, "strerror", None) or error
             raise KvdiagError(f"cannot write a report to {path}: {reason}") from error
-
-    def _beside(self) -> Path:
-        # Nobody can know the name and put a link in its place; it is as long as one that may be.
-        return self._target.with_name(f".{self._target.name[:40]}.{secrets.token_hex(6)}.tmp")
 
     def write(self, page: Callable[[Making], str]) -> None:
         """Write what `page` gives, where a report is wanted: beside its place first, then moved there.
@@ -87,16 +77,8 @@ class ReportFile:
             return
         made = Making(version=kvdiag.__version__, command=_command(), made_seconds=time.time())
         content = page(made).encode()
-        beside = self._beside()
         try:
-            try:
-                with beside.open("xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                beside.replace(self._target)
-            finally:
-                beside.unlink(missing_ok=True)
+            files.replace(self._path, content)
         except OSError as error:
             raise KvdiagError(f"cannot write a report to {self._path}: {error.strerror}") from error
 
@@ -118,7 +100,14 @@ def _given(context: click.Context) -> Iterator[str]:
             if one is True:
                 yield str(option)
             elif name in TOLD:
-                told = _PASSWORD.sub("", str(one))
+                told = _address(str(one)) if name in ADDRESSES else str(one)
                 yield told if option is None else f"{option} {told}"
             else:
                 yield f"{option} ..."
+
+
+def _address(url: str) -> str:
+    """An address without what may be secret in it."""
+    scheme, _, rest = url.rpartition("://")
+    host = re.split(r"[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return f"{scheme}://{host}" if scheme else host

@@ -1,4 +1,4 @@
-"""The thresholds of a diagnosis that can be set: by a flag, KVDIAG_RUN_… in the environment, or the TOML file."""
+"""The configurable thresholds of a diagnosis: by flag, KVDIAG_RUN_… in the environment, or the TOML file."""
 
 from __future__ import annotations
 
@@ -14,38 +14,35 @@ from kvdiag.model import PressureThresholds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+RESERVED_GAP = click.option(
+    "--reserved-gap-bytes",
+    type=click.IntRange(min=0),
+    default=DEFAULT_LIMITS.reserved_gap_bytes,
+    show_default=True,
+    help="Break down torch's reserved-but-unallocated memory above this size.",
+)
+
+
+def _pressure(name: str, default: float, text: str) -> Callable[[F], F]:
+    return click.option(
+        f"--pressure-{name}", type=click.FloatRange(0.0, 1.0), default=default, show_default=True, help=text
+    )
+
+
+WARNING = _pressure("warning", DEFAULT_LIMITS.pressure.warning_ratio, "Memory pressure (0 to 1) that warns.")
+CRITICAL = _pressure("critical", DEFAULT_LIMITS.pressure.critical_ratio, "Memory pressure (0 to 1) that pages on-call.")
+
 
 def limit_options(function: F) -> F:
-    """`--reserved-gap-bytes`."""
-    option = click.option(
-        "--reserved-gap-bytes",
-        type=click.IntRange(min=0),
-        default=DEFAULT_LIMITS.reserved_gap_bytes,
-        show_default=True,
-        help="Reserved minus allocated bytes of torch beyond which their parts are judged one by one.",
-    )
-    return option(function)
-
-
-def pressure_options(function: F) -> F:
-    """`--pressure-warning` and `--pressure-critical`, for those who show memory pressure."""
-    usual = DEFAULT_LIMITS.pressure
-    for name, default, text in (
-        ("critical", usual.critical_ratio, "The same for a person to be called."),
-        ("warning", usual.warning_ratio, "Memory pressure, from 0 to 1, above which a person is warned."),
-    ):
-        option = click.option(
-            f"--pressure-{name}", type=click.FloatRange(0.0, 1.0), default=default, show_default=True, help=text
-        )
-        function = option(function)
-    return function
+    """Add `--reserved-gap-bytes`."""
+    return RESERVED_GAP(function)
 
 
 def limits_of(reserved_gap_bytes: int, pressure: tuple[float, float] | None = None) -> Limits:
-    """The usual limits but for what was set; `pressure` is that of a warning and the critical one.
+    """Return the default limits with these changes; `pressure` is the warning and the critical threshold.
 
     Raises:
-        KvdiagError: the warning is not below the critical.
+        KvdiagError: the warning threshold is not below the critical one.
 
     """
     limits = replace(DEFAULT_LIMITS, reserved_gap_bytes=reserved_gap_bytes)

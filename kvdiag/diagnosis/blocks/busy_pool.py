@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvdiag import stats
-from kvdiag.diagnosis.banks import filled
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Timeline
 
 CELLS = 60
@@ -59,8 +58,10 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: 
         place = min(int((reading[2] - first) / (last - first) * CELLS), CELLS - 1)
         known = cells[place]
         cells[place] = reading if known is None else min(known, reading)
-    lows = filled([None if cell is None else float(cell[0]) for cell in cells], limits.bank_filled_ratio)
-    running = filled([None if cell is None else float(cell[1]) for cell in cells], limits.bank_filled_ratio)
+    lows = stats.interpolated([None if cell is None else float(cell[0]) for cell in cells], limits.growth.filled_ratio)
+    running = stats.interpolated(
+        [None if cell is None else float(cell[1]) for cell in cells], limits.growth.filled_ratio
+    )
     slope = None if lows is None or running is None else stats.slope(lows, [running])
     if slope is None:
         return None
@@ -71,7 +72,7 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: 
     says: Says = "open"
     if lowest[0] <= limits.late_blocks_ratio * total:
         says = "bounded"
-    elif slope.p_rising < limits.growth_significance and slope.per_step * CELLS >= 1.0:
+    elif slope.p_rising < limits.busy_floor_p and slope.per_step * CELLS >= 1.0:
         says = "rising"
     elif visible * CELLS <= limits.busy_floor_ratio * total:
         says = "flat"
@@ -96,5 +97,5 @@ def _readings(timeline: Timeline, facts: Facts, limits: Limits, since_seconds: f
         running = [engine.requests_running for engine in sample.engines]
         if held is not None and None not in running:
             found.append((held, sum(count or 0 for count in running), sample.at_seconds))
-            due = sample.at_seconds + limits.watched_seconds
+            due = sample.at_seconds + limits.growth.reading_seconds
     return found

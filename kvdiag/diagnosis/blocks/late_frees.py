@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import held_blocks
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
 
 
@@ -37,7 +37,7 @@ def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
             continue
         held = None if sample is None else _held_idle(sample, facts)
         if sample is not None and held:
-            if run and sample.at_seconds - run[-1][0] > limits.reading_age_seconds:
+            if run and sample.at_seconds - run[-1][0] > limits.growth.reading_age_seconds:
                 run = []
             run.append((sample.at_seconds, held))
             continue

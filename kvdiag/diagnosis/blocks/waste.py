@@ -80,7 +80,7 @@ def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Wind
             yield window
             window, begin = _Window(), seconds
         # Over a gap several requests may have come one after the other: their sum bounds nobody's prompt.
-        if before is not None and seconds - before[0] <= limits.engine_age_seconds:
+        if before is not None and seconds - before[0] <= limits.growth.engine_age_seconds:
             _count(window, before[1], engine, pool)
         before = (seconds, engine)
     yield window

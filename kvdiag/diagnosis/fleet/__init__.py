@@ -20,8 +20,8 @@ from kvdiag.diagnosis.fleet.comparison import (
 )
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.fleet.verdicts import findings
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Finding, Status
 
 __all__ = [

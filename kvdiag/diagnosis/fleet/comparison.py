@@ -17,8 +17,8 @@ from typing import Literal
 from kvdiag import stats
 from kvdiag.diagnosis.fleet.components import BY_NAME, COMPONENTS, Component
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary, Version
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.stats import Interval, rank_tests
 
 Course = Literal["grows", "chance", "ended", "flat", "untested"]
@@ -161,7 +161,7 @@ def _course(
     least = least_per_hour(component, limits)
     if chance >= limits.fleet.significance or middle.middle <= least:
         return "flat"
-    if later <= max(least, limits.growth_deceleration_ratio * middle.middle):
+    if later <= max(least, limits.growth.later_ratio * middle.middle):
         return "ended"
     return "grows" if ratio <= limits.fleet.discovery_ratio else "chance"
 
@@ -206,7 +206,7 @@ def _version_change(
     shift = rank_tests.shift_interval(slopes_after, slopes_before, limits.fleet.bounds_ratio)
     later = median(late_after) - median(late_before)
     least = least_per_hour(BY_NAME[component], limits)
-    still = later > max(least, limits.growth_deceleration_ratio * shift.middle)
+    still = later > max(least, limits.growth.later_ratio * shift.middle)
     return VersionChange(
         older=older,
         newer=newer,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-Unit = Literal["bytes", "blocks"]
+from kvdiag.diagnosis.growth.components import MemoryComponent, Unit
+
+__all__ = ["ALWAYS", "BY_NAME", "COMPONENTS", "WANTED", "Component", "Unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,48 +23,52 @@ class Component:
     told, so that the engine names the verdict; `verdict` is that of engines without torch.
     """
 
-    name: str
+    name: MemoryComponent
     title: str
     verdict: str
     source: str
-    unit: Unit = "bytes"
     lookalike: str | None = None
     around: bool = False
     by_nvml: bool = False
 
+    @property
+    def unit(self) -> Unit:
+        """Bytes, but for KV blocks."""
+        return self.name.unit
+
 
 COMPONENTS: tuple[Component, ...] = (
-    Component(name="torch_live", title="torch's live bytes", verdict="leak.device_torch", source="torch"),
+    Component(name=MemoryComponent.TORCH_LIVE, title="torch's live bytes", verdict="leak.device_torch", source="torch"),
     Component(
-        name="torch_cache",
+        name=MemoryComponent.TORCH_UNUSED,
         title="bytes that torch reserves and nothing lives in",
         verdict="fragmentation.allocator",
         source="torch",
         lookalike="cache that still reaches its largest shape looks the same; torch's `empty_cache()` gives it back",
     ),
     Component(
-        name="process_beside_torch",
-        title="bytes of the server's processes beside torch",
+        name=MemoryComponent.OUTSIDE_TORCH,
+        title="bytes of the server's processes outside torch",
         verdict="leak.device_non_torch",
         source="nvml",
     ),
     Component(
-        name="device_beside_torch",
-        title="device bytes beside torch",
+        name=MemoryComponent.DEVICE_OUTSIDE_TORCH,
+        title="device bytes outside torch",
         verdict="leak.device_non_torch",
         source="nvml",
         lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
         around=True,
     ),
     Component(
-        name="process",
+        name=MemoryComponent.SERVER,
         title="device bytes of the server's processes",
         verdict="leak.device_non_torch",
         source="nvml",
         by_nvml=True,
     ),
     Component(
-        name="device",
+        name=MemoryComponent.DEVICE,
         title="device bytes",
         verdict="leak.device_non_torch",
         source="nvml",
@@ -72,18 +77,18 @@ COMPONENTS: tuple[Component, ...] = (
         by_nvml=True,
     ),
     Component(
-        name="device_beside_processes",
+        name=MemoryComponent.UNLISTED,
         title="device bytes that no listed process holds",
         verdict="baseline.foreign_memory",
         source="nvml",
         lookalike="processes of other containers are not listed; NVML on the host would tell",
     ),
     Component(
-        name="kv_held_idle", title="KV blocks held at idle", verdict="leak.kv_blocks", source="engine", unit="blocks"
+        name=MemoryComponent.KV_HELD_IDLE, title="KV blocks held at idle", verdict="leak.kv_blocks", source="engine"
     ),
-    Component(name="host_anonymous", title="anonymous host bytes", verdict="leak.host", source="host"),
+    Component(name=MemoryComponent.HOST_ANONYMOUS, title="anonymous host bytes", verdict="leak.host", source="host"),
     Component(
-        name="host_resident",
+        name=MemoryComponent.HOST_RESIDENT,
         title="resident host bytes",
         verdict="leak.host",
         source="host",

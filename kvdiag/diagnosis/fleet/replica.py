@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from kvdiag import stats
-from kvdiag.diagnosis.banks import filled
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
-from kvdiag.diagnosis.window import HOUR_SECONDS
 from kvdiag.model import Facts, Sample, Timeline
 
 HELD = "kv_held_idle"
@@ -168,7 +167,7 @@ def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
             continue
         idle_since = sample.at_seconds if idle_since is None else idle_since
         # Freed blocks come back late, so that the first reading of an idle stretch says nothing.
-        if sample.at_seconds - idle_since >= limits.idle_settle_seconds:
+        if sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds:
             held = held_blocks(sample, facts)
             if held is not None:
                 seen.held.add(sample.at_seconds, held)
@@ -235,7 +234,7 @@ def _growths(
 ) -> tuple[Growth, ...]:
     """Each byte in one component only: the finest that is told."""
 
-    def cells(one: _Series, filled_ratio: float = limits.bank_filled_ratio) -> list[float] | None:
+    def cells(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
         return _blocks(one, start, last, filled_ratio, limits)
 
     told = {name: cells(one) for name, one in series.items()}
@@ -245,18 +244,18 @@ def _growths(
         found["torch_live"] = live
         # What the driver could have back is no hole, where that is told apart.
         unused, cached = _less(reserved, live), told["releasable"]
-        found["torch_cache"] = unused if cached is None else _less(unused, cached)
+        found["torch_unused"] = unused if cached is None else _less(unused, cached)
         if told["inside"] is not None:
-            found["process_beside_torch"] = told["inside"]
+            found["outside_torch"] = told["inside"]
         elif told["server"] is not None:
-            found["process_beside_torch"] = _less(told["server"], reserved)
+            found["outside_torch"] = _less(told["server"], reserved)
         elif told["device"] is not None:
-            found["device_beside_torch"] = _less(told["device"], reserved)
+            found["device_outside_torch"] = _less(told["device"], reserved)
     elif told["server"] is not None:
-        found["process"] = told["server"]
+        found["server"] = told["server"]
     else:
         found["device"] = told["device"]
-    found["device_beside_processes"] = told["others"]
+    found["unlisted"] = told["others"]
     found["host_resident" if told["anonymous"] is None else "host_anonymous"] = told["anonymous"] or told["resident"]
     load, highest = cells(engines.load), cells(engines.highest)
     beside = [] if load is None or highest is None else [load, highest]
@@ -274,24 +273,20 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
 
 def _growth(name: str, values: list[float], beside: list[list[float]], block_seconds: float, limits: Limits) -> Growth:
     per_hour, late = HOUR_SECONDS / block_seconds, len(values) // 2
-    smooth = stats.without_jumps(values, limits.jump_deviations, limits.jump_least_bytes, beside)
+    whole = list(values)
+    for column, sensitivity in zip(
+        beside, stats.sensitivities(values, beside, limits.growth.load_correlation), strict=True
+    ):
+        whole = [value - sensitivity * each for value, each in zip(whole, column, strict=True)]
+    smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_least_bytes)
     # A level that moves either way hides what goes on beside it; one that only ever rises is what is looked for.
-    rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.staircase_significance
-    own = values if rising or name == HELD else smooth.values
-    levels = [stats.beside_load(own, beside)]
-    # A load that does not move it step by step still fits how a warm-up or a cache comes to its end, and hides it.
-    followed = [series for series in beside if stats.steps_share(values, series) >= limits.load_share_ratio]
-    if len(followed) < len(beside):
-        levels.append(stats.beside_load(own, followed))
-    whole = stats.beside_load(values, beside)
-    if max(values) == min(values):
-        # What stands still says so exactly: rounding would give it a sign.
-        levels, whole = [(0.0,) * len(values)], (0.0,) * len(values)
+    rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.fleet.steps_p
+    level = whole if rising or name == HELD else smooth.values
     return Growth(
         component=name,
         newest=values[-1],
-        per_hour=stats.theil_sen(levels[0]) * per_hour,
-        later_per_hour=min(stats.theil_sen(level[late:]) for level in levels) * per_hour,
+        per_hour=stats.theil_sen(level) * per_hour,
+        later_per_hour=stats.theil_sen(level[late:]) * per_hour,
         floor_per_hour=_floor(whole) * per_hour,
         later_floor_per_hour=_floor(whole[late:]) * per_hour,
         jumps_up=smooth.ups,
@@ -313,4 +308,4 @@ def _blocks(series: _Series, start: float, last: float, filled_ratio: float, lim
         return None
     count = limits.fleet.blocks
     cells = stats.blocks(times, values, last, (last - start) / count, count)
-    return filled([median(cell) if cell else None for cell in cells], filled_ratio)
+    return stats.interpolated([median(cell) if cell else None for cell in cells], filled_ratio)

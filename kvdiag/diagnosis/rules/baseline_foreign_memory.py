@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.device_banks import watched_others
+from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
@@ -49,7 +49,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     order = ("fault", "suspect", "unknown", "ok")
     worst = min(judged, key=lambda finding: order.index(finding.status))
     if worst.status != "fault" and not timeline.marks:
-        return (watched_others(timeline, facts, limits, ID) or worst,)
+        return (others_growth(timeline, facts, limits, ID) or worst,)
     return (worst,)
 
 

@@ -6,17 +6,20 @@ first requests of a shape and stay: on a before/after test of one request they l
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.device_growth import device_growths
-from kvdiag.diagnosis.filling import filling
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.equal_cycles import device_growths
+from kvdiag.diagnosis.growth.filling_caches import filling
+from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.soak_components import soaked
-from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
-from kvdiag.model import Facts, Finding, Timeline
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason
+from kvdiag.formatting import format_bytes
+from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "benign.warmup"
 CYCLES = "single_request"
 BASELINE = "baseline"
+STILL_GROWING = "device memory is still growing; a longer run shows whether it stops"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -32,12 +35,19 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
     evidence = (
-        number("first_touch_growth", first_touch, "bytes", "nvml"),
-        number("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
-        number("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
+        Evidence("first_touch_growth", first_touch, "bytes", "nvml"),
+        Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
+        Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
     if any(growth.rose for growth in growths) and not _stopped_later(timeline, facts, limits):
-        return (Finding(id=ID, status="unknown", summary="cannot tell: growth has not stopped yet", evidence=evidence),)
+        return (
+            Finding(
+                id=ID,
+                status="unknown",
+                summary=STILL_GROWING,
+                evidence=evidence,
+            ),
+        )
     first_touch += sum(growth.judged_bytes for growth in growths if growth.uuid == largest.uuid and growth.rose)
     if first_touch < limits.device_quantum_bytes:
         return (Finding(id=ID, status="ok", summary="device memory did not grow at all", evidence=evidence),)
@@ -45,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Finding(
             id=ID,
             status="ok",
-            summary=f"GPU {largest.gpu}: {readable_bytes(first_touch)} came with the first requests and then growth "
+            summary=f"GPU {largest.gpu}: {format_bytes(first_touch)} came with the first requests, and then growth "
             f"stopped: warm-up, not a leak",
             evidence=evidence,
         ),
@@ -55,7 +65,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 def _stopped_later(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     """Whether a soak saw the server's device memory stand still after all, or come to its end."""
     soak = soaked(timeline, facts, limits)
-    seen = () if soak is None else soak.of("process", "device")
+    seen = () if soak is None else soak.of(MemoryComponent.SERVER, MemoryComponent.DEVICE)
     return bool(seen) and all(one.soaked.shape in ("flat", "ended") for one in seen)
 
 

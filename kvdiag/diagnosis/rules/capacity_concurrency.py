@@ -112,7 +112,7 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
     for sample in timeline.samples:
         if not sample.engines:
             continue
-        if before is not None and sample.at_seconds - before[0] <= limits.engine_age_seconds:
+        if before is not None and sample.at_seconds - before[0] <= limits.growth.engine_age_seconds:
             worked = _worked(before[1], sample.engines)
             waits = [any(_waiting_for_room(one, facts) for one in each) for each in (before[1], sample.engines)]
             queued = any(one.requests_waiting for one in (*before[1], *sample.engines))

@@ -10,8 +10,14 @@ guessed from device memory. The three states stand in kvdiag/diagnosis/reserved_
 
 from __future__ import annotations
 
-from kvdiag.diagnosis.allocator_growth import allocator_growths
-from kvdiag.diagnosis.device_banks import watched_cache
+from dataclasses import replace
+
+from kvdiag.diagnosis.growth.attribution import unused_growth
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.equal_cycles import allocator_growths
+from kvdiag.diagnosis.growth.estimator import MINUTE_SECONDS
+from kvdiag.diagnosis.growth.soak_memory import soaked
+from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import MemoryFailure, memory_failures
 from kvdiag.diagnosis.reserved_memory import (
@@ -26,10 +32,7 @@ from kvdiag.diagnosis.reserved_memory import (
     watched,
 )
 from kvdiag.diagnosis.rule import unseen
-from kvdiag.diagnosis.soak_components import soaked
-from kvdiag.diagnosis.soak_verdicts import finding as of_soak
 from kvdiag.diagnosis.timeline_queries import block_bytes, torch_readings
-from kvdiag.diagnosis.window import MINUTE_SECONDS
 from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import NATIVE, Allocator, Evidence, Facts, FailedAllocation, Finding, Status, Timeline
 
@@ -61,13 +64,16 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         )
     # Of equals one is named, always the same.
     newest = sorted((last for _, last in readings), key=lambda last: (last.title or "", last.pid, last.device_uuid))
-    judged = [_judge_process(last, recent_readings(timeline, last, limits), limits) for last in newest]
+    judged = [
+        replace(_judge_process(last, recent_readings(timeline, last, limits), limits), holder=last.who)
+        for last in newest
+    ]
     found = max(judged, key=lambda finding: ("ok", "unknown", "suspect", "fault").index(finding.status))
     left = _left_by_the_load(timeline, facts, readings, limits) if found.status == "ok" else None
     if left is not None:
         return (left,)
     if found.status in ("ok", "unknown"):
-        growing = _over_cycles if timeline.marks else watched_cache
+        growing = _over_cycles if timeline.marks else unused_growth
         return (growing(timeline, facts, limits, ID) or found,)
     return (found,)
 
@@ -78,7 +84,7 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
     A soak decides where there was one: it separates requests from growth over time.
     """
     soak = soaked(timeline, facts, limits)
-    found = None if soak is None else of_soak(verdict, soak.of("torch_cache"), limits)
+    found = None if soak is None else of_soak(verdict, soak.of(MemoryComponent.TORCH_UNUSED), limits)
     if found is not None:
         return found if found.status in ("suspect", "fault") else None
     growths = allocator_growths(timeline, facts, limits, step=CYCLES)
@@ -103,6 +109,7 @@ def _over_cycles(timeline: Timeline, facts: Facts, limits: Limits, verdict: str)
             Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
             Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
         ),
+        holder=worst.who,
     )
 
 
@@ -132,6 +139,7 @@ def _left_by_the_load(
             Evidence("kv_tokens_lost", tokens, "tokens", "computed"),
             *_parts(who, last, recent_readings(timeline, last, limits), limits)[1:],
         ),
+        holder=who,
         likely_cause="Buffers from loading the weights that torch keeps: its cache was not emptied before the pool "
         "was sized.",
         confirm="torch.cuda.empty_cache() in the worker raises the device's free bytes by this amount.",

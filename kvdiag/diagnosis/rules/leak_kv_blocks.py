@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
 from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
-from kvdiag.diagnosis.history import history
+from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.timeline_queries import IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
@@ -167,7 +167,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
 
 def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
     """When the engine that runs now started, as far as observed: its pool was empty then."""
-    began = history(timeline, facts, limits).engines.began_seconds
+    began = memory_series(timeline, facts, limits).engines.began_seconds
     return max(began or 0.0, facts.started_seconds or 0.0)
 
 

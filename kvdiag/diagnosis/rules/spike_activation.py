@@ -158,7 +158,7 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     pages = [sample for sample in timeline.samples if sample.engines]
     times = [page.at_seconds for page in pages]
     long = bool(times) and times[-1] - times[0] > limits.metrics_window_seconds
-    apart = limits.watched_seconds if long else 0.0
+    apart = limits.growth.reading_seconds if long else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
     due = times[0] if times else 0.0
@@ -169,7 +169,7 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
         place = bisect_right(times, sample.at_seconds) - 1
         state = pages[place].engines_idle
         devices = server_devices(sample.devices, own)
-        if state is None or sample.at_seconds - times[place] > limits.engine_age_seconds:
+        if state is None or sample.at_seconds - times[place] > limits.growth.engine_age_seconds:
             continue
         if not own and len(devices) > 1:
             return []

@@ -6,9 +6,10 @@ Only where it was asked for: `kvdiag run --soak`.
 from __future__ import annotations
 
 from kvdiag.diagnosis.blocks.step_accounting import unknown
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.soak_memory import ORDER, SOAK, Soak, soaked
+from kvdiag.diagnosis.growth.soak_verdicts import SEVERITY, verdict, visible, worst
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.soak_components import ORDER, SOAK, Soak, soaked
-from kvdiag.diagnosis.soak_verdicts import SEVERITY, SUBJECTS, verdict, visible, worst
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
@@ -29,7 +30,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
         summary = verdict(first, limits)[1]
     kept = found.blocks_kept
     if kept is not None and kept > 0:
-        status, summary = "fault", f"{kept:,} KV blocks did not come back over {_length(found)}"
+        status, summary = "fault", f"{kept:,} KV blocks are still in use after {_length(found)}"
     load = max(one.soaked.load_cycles for one in found.components)
     idle = max(one.soaked.idle_cycles for one in found.components)
     return StepResult(
@@ -57,19 +58,19 @@ def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
     """The worst of each kind, and of the flat ones the smallest leak that each would have shown."""
     notes = []
     if found.blocks_kept == 0:
-        notes.append(f"KV blocks: all came back; one left by {found.requests:,} requests would show")
+        notes.append(f"KV blocks: all released (detection limit 1 block over {found.requests:,} requests)")
     spoilt = [cycle.problem for cycle in found.cycles if cycle.problem is not None]
     if spoilt:
         notes.append(f"{len(spoilt)} of {len(found.cycles)} cycles left out: {spoilt[0]}")
     for kind in ORDER:
         first = worst(found.of(kind), limits)
-        if first is None or kind == "kv":
+        if first is None or kind is MemoryComponent.KV_HELD_IDLE:
             continue
         if first.soaked.shape == "flat":
             least = max(found.of(kind), key=lambda one: one.soaked.visible_per_cycle)
-            notes.append(f"{SUBJECTS[kind]}: flat; {visible(least)} would show")
+            notes.append(f"{kind.label}: flat (detection limit {visible(least)})")
         else:
-            notes.append(verdict(first, limits)[1].removeprefix("cannot tell: "))
+            notes.append(verdict(first, limits)[1])
     return tuple(notes)
 
 

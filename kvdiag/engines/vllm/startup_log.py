@@ -8,6 +8,7 @@ last that tells its memory counts.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import sys
@@ -21,6 +22,7 @@ from kvdiag.engines.vllm.settings import parse_settings
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Size
 from kvdiag.kv.model_error import KvModelError
+from kvdiag.sources.log_file import chunks
 
 MAX_PART_BYTES = 4 * 2**20
 """Read of a log's beginning, and again of its end: a start takes some 100 KB, the rest is requests and statistics."""
@@ -36,7 +38,6 @@ MAX_CONTINUATIONS = 6
 
 MAX_RANKS = 4096
 _PREFIX_CHARACTERS = 256
-_CHUNK_BYTES = 2**20
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w-]{0,60})(?: rank=(?P<rank>\d{1,5}))? pid=(?P<pid>\d{1,10})[),]")
@@ -128,12 +129,15 @@ def read_log(path: Path) -> EngineReport:
     """
     try:
         if str(path) == "-":
-            content, whole = _streamed(sys.stdin.buffer)
+            content, whole = _streamed(chunks(sys.stdin.buffer.fileno(), "standard input"))
         elif path.is_dir():
             raise KvdiagError(f"{path} is a folder: give the file with the server's startup log")
         else:
-            with path.open("rb") as file:
-                content, whole = _ends(file) if stat.S_ISREG(path.stat().st_mode) else _streamed(file)
+            # Nobody may ever write to a named pipe.
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(number, "rb") as file:
+                is_file = stat.S_ISREG(os.fstat(number).st_mode)
+                content, whole = _ends(file) if is_file else _streamed(chunks(number, str(path)))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise KvdiagError(f"cannot read {path}: {reason}; give the server's startup log as --from-log") from error
@@ -154,16 +158,21 @@ def _ends(file: BinaryIO) -> tuple[bytes, bool]:
     return head + b"\n" + file.read(MAX_PART_BYTES), False
 
 
-def _streamed(file: BinaryIO) -> tuple[bytes, bool]:
-    head = file.read(MAX_PART_BYTES)
+def _streamed(parts: Iterator[bytes]) -> tuple[bytes, bool]:
+    head = b""
     tail: deque[bytes] = deque()
-    dropped, kept, total = False, 0, len(head)
-    while total < MAX_STREAM_BYTES and (chunk := file.read(_CHUNK_BYTES)):
-        tail.append(chunk)
-        kept, total = kept + len(chunk), total + len(chunk)
-        while kept - len(tail[0]) >= MAX_PART_BYTES:
+    dropped, kept, total = False, 0, 0
+    for part in parts:
+        room = MAX_PART_BYTES - len(head)
+        head, rest = head + part[:room], part[room:]
+        if rest:
+            tail.append(rest)
+        kept, total = kept + len(rest), total + len(part)
+        while tail and kept - len(tail[0]) >= MAX_PART_BYTES:
             kept -= len(tail.popleft())
             dropped = True
+        if total >= MAX_STREAM_BYTES:
+            break
     return head + (b"\n" if dropped else b"") + b"".join(tail), not dropped
 
 

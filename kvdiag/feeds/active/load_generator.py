@@ -7,7 +7,6 @@ length), and asks for usage with every chunk (an exact count of tokens even wher
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import time
@@ -19,11 +18,13 @@ from typing import Any
 import httpx2
 
 from kvdiag.model import Load, Outcome, Workload
+from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
 """torch's out-of-memory message with all its figures has about 500 characters."""
 
+CHUNKS_AT_ONCE = 256
 MAX_EVENT_BYTES = 2**20
 MAX_TOKENS = 2**31
 COMPLETIONS = "/v1/completions"
@@ -218,15 +219,22 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
         Unreadable: one is longer than any event, and would fill the memory before it ends.
 
     """
-    rest = b""
+    rest = bytearray()
+    count = 0
     async with aclosing(unpacked(response, COMPLETIONS)) as chunks:
         async for chunk in chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
+            rest += chunk
+            count += 1
+            if count % CHUNKS_AT_ONCE == 0:
+                # Many small chunks can be there already: the sampler has its turn between them.
+                await asyncio.sleep(0)
+            # Only the new chunk can end a line; searching all of it each time would be quadratic.
+            *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
             if max(map(len, (*lines, rest))) > MAX_EVENT_BYTES:
                 reason = f"a line of more than {MAX_EVENT_BYTES >> 20} MiB: not a stream of completions"
                 raise Unreadable("failed", reason)
             for line in lines:
-                if (event := _event(line)) is not None:
+                if (event := _event(bytes(line))) is not None:
                     yield event
 
 
@@ -235,8 +243,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not line.startswith(b"data:"):
         return None
     try:
-        event = json.loads(line.removeprefix(b"data:"))
-    except (ValueError, RecursionError):
+        event = decode(line.removeprefix(b"data:"))
+    except ValueError:
         return None  # [DONE], or a line that is none of ours
     return event if isinstance(event, dict) else None
 
@@ -268,8 +276,8 @@ async def _error_of(response: httpx2.Response) -> str:
                 break
     text = content.decode("utf-8", errors="replace")
     try:
-        decoded = json.loads(text)
-    except (ValueError, RecursionError):
+        decoded = decode(text)
+    except ValueError:
         decoded = None
     message = _message(decoded) if isinstance(decoded, dict) else None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"

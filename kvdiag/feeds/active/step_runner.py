@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.soak_components import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.diagnosis.timeline_queries import published_since

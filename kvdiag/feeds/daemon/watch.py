@@ -201,7 +201,7 @@ class Watch:
             old = self._tiers.add(sample)
             if self._recorder is not None:
                 self._recorder.keep(old)
-        for sample in reversed(before.tail or before.thinned):
+        for sample in reversed((*before.thinned, *before.tail)):
             if sample.engines is not None:
                 self._began_anew(sample)
                 break

@@ -23,6 +23,7 @@ from kvdiag.feeds.history.series_join import (
     workload_of,
 )
 from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.sources.http import TooMuchError
 from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, SOURCE, History, Labels, PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, PROCESS, VLLM
 
@@ -47,6 +48,9 @@ SCRAPE_SECONDS = 15.0
 
 TOGETHER_SECONDS = 90.0
 """Before the window's end, in which a GPU that two pods have is shared; a minute's scrape and a late one."""
+
+MAX_REPLICAS = 4096
+"""Each is judged, and what was found is kept of all."""
 
 REPLICAS_AT_ONCE = 16
 """Read with one query, so that the others' samples need not be kept meanwhile."""
@@ -97,6 +101,8 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
         around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
     shared = await _shared(source, found | around | alone, window)
     replicas, gaps = join(found | around, alone, shared)
+    if len(replicas) > MAX_REPLICAS:
+        raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
     warned = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in source.warnings]
     return Survey(replicas=replicas, gaps=(*warned, *gaps))
 

@@ -56,7 +56,8 @@ def read_facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], 
     pools, pool_gaps = parse_pools(page, identity.version)
     pids, pid_gaps = host.find_server(url)
     ranks = host.parallel_ranks(pids or ())
-    weights, weight_gaps = host.weights_bytes(identity.root)
+    root = host.model_folder(identity.root, pids or ())
+    weights, weight_gaps = host.weights_bytes(root)
     return Facts(
         url=url,
         engine_name="vllm",
@@ -68,7 +69,7 @@ def read_facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], 
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
         host_caches=_caches(page, pids),
         host_limit_bytes=host.limit_bytes(pids or ()),
-        model_config=host.model_config(identity.root),
+        model_config=host.model_config(root),
         tensor_parallel=None if ranks is None else ranks[0],
         pipeline_parallel=None if ranks is None else ranks[1],
         forced=forced,

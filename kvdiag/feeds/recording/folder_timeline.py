@@ -1,11 +1,13 @@
 """A recorder's folder → one Timeline: segments of a trace, rotated by size or time, put together by their time.
 
 Each segment is a trace of its own (`kvdiag.feeds.recording.trace`). A recorder that was killed leaves a segment
-without its end, whose last line may be torn: what stood before it counts.
+without its end, whose last line may be torn: what stood before it counts. One that is damaged is left out, and so are
+the oldest where there are more than can be read; what is left out is a gap that says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import merge
@@ -13,8 +15,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.trace import CUT_OFF, MAX_TRACE_BYTES, is_begun, read_header, read_trace
-from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.feeds.recording.budget import THINNED, Budget, TooLongError
+from kvdiag.feeds.recording.trace import CUT_OFF, is_begun, read_header, read_trace
+from kvdiag.model import Facts, Gap, GapKind, Timeline
 
 SOURCE = "recorder"
 
@@ -58,36 +61,48 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     """
     segments: list[_Segment] = []
     gaps: list[Gap] = []
+    problems: list[KvdiagError] = []
     listed = _paths(folder)
     paths = [path for path in listed if path.exists()]
-    begun = {path for path in paths if is_begun(path)}
+    begun = {path for path in paths if _may_be_begun(path)}
     late_seconds = behind(path for path in paths if path in begun)
-    for path in paths:
+    budget = Budget()
+    for older, path in reversed([*enumerate(paths)]):
         if path not in begun:
             gaps.append(_gap(f"{path.name} holds nothing: its recorder was killed when it had just begun"))
             continue
         try:
-            timeline, facts = read_trace(path)
-        except KvdiagError:
+            timeline, facts = read_trace(path, budget=budget)
+        except TooLongError as error:
+            problems.append(error)
+            gaps.append(_gap(f"{path.name} and {older} segments before it are left out: {of_it(error, path)}"))
+            break
+        except KvdiagError as error:
             if path.exists():
-                raise
+                problems.append(error)
+                gaps.append(_gap(f"{path.name} is left out: {of_it(error, path)}", "failed"))
             continue
         timeline = moved(timeline, late_seconds[path])
         if CUT_OFF in facts.gaps:
             gaps.append(_gap(f"{path.name} has no end: its recorder was killed, or still writes"))
+        if THINNED in facts.gaps:
+            gaps.append(_gap(f"{path.name}: {THINNED.reason}"))
         times = [sample.at_seconds for sample in (*timeline.samples[:1], *timeline.samples[-1:])]
         times += [mark.at_seconds for mark in (*timeline.marks[:1], *timeline.marks[-1:])]
         if times:
-            own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap != CUT_OFF))
+            own = replace(facts, gaps=tuple(gap for gap in facts.gaps if gap not in (CUT_OFF, THINNED)))
             segments.append(
                 _Segment(
                     name=path.name, timeline=timeline, facts=own, first_seconds=min(times), last_seconds=max(times)
                 )
             )
+    gaps.reverse()
     if gone := sum(not path.exists() for path in listed):
         gaps.append(
             _gap(f"{gone} of {len(listed)} segments were removed while they were read: the recorder needed room")
         )
+    if not segments and problems:
+        raise problems[0]
     if not segments:
         raise KvdiagError(f"the segments in {folder} hold no sample: has the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
@@ -96,22 +111,29 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
 def behind(paths: Iterable[Path]) -> dict[Path, float]:
     """By how much the clock of each segment was behind that of the last one, as the headers between them tell.
 
-    `paths` are in the order in which they were begun, which is that of a recorder's names.
-
-    Raises:
-        KvdiagError: a header cannot be read.
-
+    `paths` are in the order in which they were begun, which is that of a recorder's names. A header that cannot be read
+    tells of no clock that was set.
     """
     found: dict[Path, float] = {}
     seconds = 0.0
     for path in reversed(list(paths)):
         found[path] = seconds
-        try:
+        with contextlib.suppress(KvdiagError):
             seconds += read_header(path)[1]
-        except KvdiagError:
-            if path.exists():
-                raise
     return found
+
+
+def _may_be_begun(path: Path) -> bool:
+    """Whether its first line is whole, or cannot be read, for which there is another reason then."""
+    try:
+        return is_begun(path)
+    except KvdiagError:
+        return True
+
+
+def of_it(error: KvdiagError, path: Path) -> str:
+    """An error of a segment that is named already."""
+    return str(error).replace(str(path), "it")
 
 
 def moved(timeline: Timeline, seconds: float) -> Timeline:
@@ -127,16 +149,16 @@ def moved(timeline: Timeline, seconds: float) -> Timeline:
 def _paths(folder: Path) -> list[Path]:
     try:
         names = sorted(entry.name for entry in islice(folder.iterdir(), MAX_NAMES))
-        paths = [folder / name for name in names if name.endswith(ENDINGS)]
-        size = sum(path.stat().st_size for path in paths if path.exists())
+        # Opening a pipe would block.
+        paths = [folder / name for name in names if name.endswith(ENDINGS) and not (folder / name).is_fifo()]
     except OSError as error:
         raise KvdiagError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:
         raise KvdiagError(f"{folder} holds no segment of a recorder (*.jsonl or *.jsonl.gz)")
-    if len(paths) > MAX_SEGMENTS or size > MAX_TRACE_BYTES:
+    if len(paths) > MAX_SEGMENTS:
         raise KvdiagError(
-            f"{folder} holds {len(paths)} segments of {size >> 20:,} MiB, more than {MAX_SEGMENTS} or "
-            f"{MAX_TRACE_BYTES >> 30} GiB: put the newest ones into a folder of their own"
+            f"{folder} holds {len(paths)} segments, more than {MAX_SEGMENTS}: "
+            "put the newest ones into a folder of their own"
         )
     return paths
 
@@ -167,5 +189,5 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
     return timeline, replace(newest, server_pids=tuple(pids) or None, gaps=(*newest.gaps, *gaps))
 
 
-def _gap(reason: str) -> Gap:
-    return Gap(source=SOURCE, kind="absent", reason=reason)
+def _gap(reason: str, kind: GapKind = "absent") -> Gap:
+    return Gap(source=SOURCE, kind=kind, reason=reason)

@@ -12,10 +12,13 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import IO
 
+from kvdiag import files as files_
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Sample
@@ -40,8 +43,11 @@ HISTORY_SECONDS = 21_600.0
 
 KEPT_SECONDS = 86_400.0
 
-NAME = re.compile(r"kvdiag-(\d{8})\.jsonl\.gz")
-"""Files of the recorder. No other is ever touched."""
+NAME = re.compile(r"kvdiag-(\d{8,12})\.jsonl\.gz", re.ASCII)
+"""Files of the recorder, if they belong to its user. No other file is read or changed."""
+
+MOST_TAKEN = 1000
+"""Taken names that are skipped before it is an error."""
 
 HISTORY = "history"
 
@@ -59,7 +65,10 @@ class SegmentStore:
         self.folder = folder
         self.max_bytes = max_bytes
         try:
-            (folder / HISTORY).mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(parents=True)
+            os.close(files_.folder(folder))
+            _make_history(folder)
             self._lock = _locked(folder / ".lock")
             self._number = max((_number(path) for path in (*files(folder), *files(folder / HISTORY))), default=0)
         except OSError as error:
@@ -95,9 +104,8 @@ class SegmentStore:
         """
         path = self._whole_path
         if self._whole is None or path is None:
-            self._number += 1
-            path = self.folder / _name(self._number)
-            self._whole, self._whole_path = self._opened(path, self._set_seconds), path
+            path, self._whole = self._opened(self.folder, self._set_seconds)
+            self._whole_path = path
             self._begun_seconds, self._set_seconds = sample.at_seconds, 0.0
             self._make_room()
         try:
@@ -124,9 +132,7 @@ class SegmentStore:
         if self._thin is not None and not 0.0 <= first_seconds - self._histories[-1][1] < HISTORY_SECONDS:
             self._end_history()
         if self._thin is None:
-            self._number += 1
-            path = self.folder / HISTORY / _name(self._number)
-            self._thin = self._opened(path)
+            path, self._thin = self._opened(self.folder / HISTORY)
             self._histories.append((path, first_seconds))
             # A segment is too old when the one after it begins before what is kept.
             while len(self._histories) > 1 and self._histories[1][1] < first_seconds - KEPT_SECONDS:
@@ -171,18 +177,38 @@ class SegmentStore:
         finally:
             self._lock.close()
 
-    def _opened(self, path: Path, clock_set_seconds: float = 0.0) -> TraceWriter:
-        try:
-            # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
-            if self.folder.is_dir():
-                self._hold()
-                (self.folder / HISTORY).mkdir(exist_ok=True)
-            return TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds)
-        except KvdiagError:
-            # Nothing is in it, and the next attempt is to have its number.
-            self._number -= 1
-            _remove([path])
-            raise
+    def _opened(self, folder: Path, clock_set_seconds: float = 0.0) -> tuple[Path, TraceWriter]:
+        """Create a segment with the next free number; a link with that name counts as taken.
+
+        Raises:
+            KvdiagError: the disk is full or gone.
+
+        """
+        made: list[Path] = []
+
+        def new(path: Path) -> int:
+            # The user may give a link as the directory; the history directory in it must not be one.
+            file = files_.created(path, link=folder == self.folder)
+            made.append(path)
+            return file
+
+        for number in count(self._number + 1):
+            path = folder / _name(number)
+            try:
+                # Somebody may have emptied the folder; that it is there at all is not up to the recorder.
+                if self.folder.is_dir():
+                    self._hold()
+                    _make_history(self.folder)
+                writer = TraceWriter(path, self._facts, clock_set_seconds=clock_set_seconds, opened=new)
+            except KvdiagError as error:
+                if isinstance(error.__cause__, FileExistsError) and number < self._number + MOST_TAKEN:
+                    continue
+                # Nothing is in it, and the next attempt is to have its number.
+                _remove(made)
+                raise
+            self._number = number
+            return path, writer
+        raise AssertionError("there is always a next number")
 
     def _hold(self) -> None:
         """Lock the folder again, where another came in its place: the lock went with the old one.
@@ -193,7 +219,11 @@ class SegmentStore:
 
         """
         lock = self.folder / ".lock"
-        if not (lock.exists() and os.path.samestat(os.fstat(self._lock.fileno()), lock.stat())):
+        try:
+            is_ours = os.path.samestat(os.fstat(self._lock.fileno()), lock.lstat())
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
             old, self._lock = self._lock, _locked(lock)
             old.close()
 
@@ -227,7 +257,35 @@ def files(folder: Path) -> list[Path]:
         OSError: the folder cannot be read.
 
     """
-    return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    with os.scandir(folder) as entries:
+        found = [entry.name for entry in entries if NAME.fullmatch(entry.name) and _is_ours(entry)]
+    return sorted((folder / name for name in found), key=_number)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Return whether this is a regular file of this user or root; other users may have put theirs here."""
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_uid in (0, os.geteuid())
+
+
+def _make_history(folder: Path) -> None:
+    """Create the history directory if it is missing.
+
+    Raises:
+        KvdiagError: it cannot be created, is not a directory, or is a link.
+
+    """
+    path = folder / HISTORY
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+        os.close(files_.folder(path, link=False))
+    except OSError as error:
+        reason = files_.LINK if path.is_symlink() else error.strerror
+        raise KvdiagError(f"cannot record to {path}: {reason}; give another --record-dir") from error
 
 
 def _end(writer: TraceWriter) -> None:
@@ -249,7 +307,7 @@ def _number(path: Path) -> int:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 
@@ -262,15 +320,20 @@ def _written(path: Path) -> int:
 
     """
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError as error:
         raise KvdiagError(f"{path} was taken away: {(error.strerror or '').lower()}") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:
+    """Remove files; the history directory is not followed if it is a link."""
     for path in paths:
         with contextlib.suppress(OSError):
-            path.unlink()
+            folder = files_.folder(path.parent, link=path.parent.name != HISTORY)
+            try:
+                os.unlink(path.name, dir_fd=folder)
+            finally:
+                os.close(folder)
 
 
 def _locked(path: Path) -> IO[bytes]:
@@ -281,7 +344,7 @@ def _locked(path: Path) -> IO[bytes]:
         OSError: it cannot be made.
 
     """
-    file = path.open("ab")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | files_.CLOSED, 0o644), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

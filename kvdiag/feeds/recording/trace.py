@@ -3,6 +3,9 @@
 A header may say `about` itself what it likes, where it comes from for one; nothing of it is judged.
 The last line says how many entries there are; a trace without it was cut off, which its facts then say, and a torn
 last line is dropped: that is what a kill leaves behind. Any other bad line is an error that names it.
+
+Every few entries a line has the checksum of all before it, and so has the last one: a flipped bit may leave a line that
+reads as well as before. How much is read is bounded in bytes, lines and memory (`kvdiag.feeds.recording.budget`).
 """
 
 from __future__ import annotations
@@ -10,21 +13,23 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar, cast
+from typing import IO, Any, NamedTuple, Self, cast
 
 import kvdiag
+from kvdiag import files
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
 from kvdiag.feeds.recording.codec import from_plain, to_plain
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
+from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.log_file import GZIP_MAGIC
-
-Entry = TypeVar("Entry", Sample, Mark)
 
 FORMAT = 1
 """Raised when an older kvdiag could read a newer trace wrongly. Added fields alone make an older one refuse by name."""
@@ -35,13 +40,19 @@ MAX_LINE_BYTES = 4 * 2**20
 MAX_ABOUT_CHARACTERS = 64 * 2**10
 """Room for a report's sources and figures; the reader's bound is the line's."""
 
-MAX_TRACE_BYTES = 4 * 2**30
-"""Unpacked. A day of 8 GPUs at 1 Hz takes 200 MB; more is a mistake or a decompression bomb."""
+MAX_LINE_VALUES = 100_000
+"""A sample of 8 GPUs with 64 processes each has 2,000."""
+
+CHECK_EVERY = 10
+"""Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
 
 CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
 
-END = re.compile(rb'\{"end":\s*(\d{1,18})\}\s*\n')
-"""The last line of a whole trace, with the number of entries before it."""
+END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
+"""The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""
+
+CHECK = re.compile(rb'\{"crc32":(\d{1,10})\}\n')
+"""A line with the checksum of all before it."""
 
 CLOCK_SET = "clock_set_seconds"
 
@@ -56,6 +67,10 @@ class NotATraceError(KvdiagError):
     """A file that begins as no trace does; one that only has a bad line is a trace."""
 
 
+class DamagedError(KvdiagError):
+    """A trace that is not as it was written."""
+
+
 class TraceWriter:
     """Writes a trace line by line, each flushed, so that a kill loses the last line at most."""
 
@@ -66,9 +81,11 @@ class TraceWriter:
         about: Mapping[str, Any] | None = None,
         *,
         clock_set_seconds: float = 0.0,
+        opened: Callable[[Path], int] = files.emptied,
     ) -> None:
-        """Begin a trace in a new file or over an old one; `about` is kept in its header for people to read.
+        """Begin a trace in a new file or over an old one of ours; `about` is kept in its header for people to read.
 
+        `opened` gives the descriptor of the file, emptied.
         `clock_set_seconds` tells how far the clock was set between the recording before this one and this one.
 
         Raises:
@@ -78,15 +95,18 @@ class TraceWriter:
         """
         self._path = path
         self._entries = 0
+        self._crc32 = 0
         header = {"kvdiag_trace": FORMAT, "kvdiag_version": kvdiag.__version__, "facts": to_plain(facts)}
         if clock_set_seconds:
             header[CLOCK_SET] = clock_set_seconds
         if about is not None:
             header["about"] = _bounded(about)
         try:
-            self._file = _created(path)
+            self._raw = os.fdopen(opened(path), "wb")
         except OSError as error:
             raise KvdiagError(f"cannot record to {path}: {error.strerror}") from error
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw) if path.suffix == ".gz" else self._raw
+        self._file = cast("IO[bytes]", packed)
         try:
             self._write(header)
         except KvdiagError:
@@ -103,10 +123,14 @@ class TraceWriter:
         kind = "sample" if isinstance(entry, Sample) else "mark"
         self._write({kind: to_plain(entry)})
         self._entries += 1
+        if self._entries % CHECK_EVERY == 0:
+            self._write({"crc32": self._crc32})
 
     def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._crc32 = zlib.crc32(text, self._crc32)
         try:
-            self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+            self._file.write(text)
             self._file.flush()
         except OSError as error:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
@@ -120,16 +144,18 @@ class TraceWriter:
         """
         if self._file.closed:
             return
-        self._write({"end": self._entries})
+        self._write({"end": self._entries, "crc32": self._crc32})
         try:
             self._file.close()
+            self._raw.close()
         except OSError as error:
             raise KvdiagError(f"cannot record to {self._path}: {error.strerror}") from error
 
     def drop(self) -> None:
         """Close after an error: what the file still held cannot be written, which has been said already."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        for file in (self._file, self._raw):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def __enter__(self) -> Self:
         """Use as a context manager."""
@@ -153,22 +179,34 @@ def _bounded(about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_trace(
-    path: Path, *, from_seconds: float = 0.0, share: Callable[[Sample], Sample] | None = None
+    path: Path,
+    *,
+    from_seconds: float = 0.0,
+    share: Callable[[Sample], Sample] | None = None,
+    budget: Budget | None = None,
 ) -> tuple[Timeline, Facts]:
     """The timeline and facts of a trace file; samples before `from_seconds` are left out, which takes little time.
 
-    `share` gives for each sample an equal one that takes less memory.
+    `share` gives for each sample an equal one that takes less memory; `budget` is what is left of one that several
+    files have together.
 
     Raises:
         KvdiagError: it cannot be read, is not a trace, is of a newer version, or holds a bad line (named).
+        DamagedError: it is not as it was written.
+        TooLongError: it is longer than the budget.
 
     """
+    budget = budget or Budget()
     try:
         if not path.is_file() and path.exists():
             raise KvdiagError(f"{path} is not a file")
         with _opened(path) as file:
-            return _read_lines(_lines(file, path), path, from_seconds, share)
-    except (OSError, EOFError, zlib.error) as error:
+            return _read_lines(_lines(file), path, _Reading(from_seconds, share, budget))
+    except TooLongError as error:
+        raise TooLongError(f"{path} is too long: {error}") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"cannot read {path}: {error}: the file is damaged") from error
+    except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise KvdiagError(f"cannot read {path}: {reason}") from error
 
@@ -190,10 +228,6 @@ def is_begun(path: Path) -> bool:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _created(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb"))
-
-
 def _opened(path: Path) -> IO[bytes]:
     """The file's content, unpacked where it is packed, whatever the file is called."""
     with path.open("rb") as raw:
@@ -201,50 +235,71 @@ def _opened(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, "rb") if packed else path.open("rb"))
 
 
-def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Each line with whether it is whole. A gzip stream that was cut off ends like a torn line."""
-    total = 0
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Each line with whether it is whole. A gzip stream that was cut off ends with an empty one that is not."""
     while True:
         try:
             line = file.readline(MAX_LINE_BYTES)
         except EOFError:
+            yield b"", False
             return
         if not line:
             return
-        total += len(line)
-        if total > MAX_TRACE_BYTES:
-            raise KvdiagError(f"{path} is larger than {MAX_TRACE_BYTES >> 30} GiB unpacked: not a trace of kvdiag")
         yield line, line.endswith(b"\n")
 
 
-def _read_lines(
-    lines: Iterator[tuple[bytes, bool]],
-    path: Path,
-    from_seconds: float,
-    share: Callable[[Sample], Sample] | None,
-) -> tuple[Timeline, Facts]:
-    facts = _header(next(lines, (b"", False))[0], path)
-    samples: list[Sample] = []
-    marks: list[Mark] = []
-    left_out = 0
+class _Reading(NamedTuple):
+    """How a trace is to be read."""
+
+    from_seconds: float
+    share: Callable[[Sample], Sample] | None
+    budget: Budget
+
+
+def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) -> tuple[Timeline, Facts]:
+    header = next(lines, (b"", False))[0]
+    facts, crc32 = _header(header, path), zlib.crc32(header)
+    kept = Kept(how.budget)
+    count = 0
     for number, (line, whole) in enumerate(lines, start=2):
-        end = END.fullmatch(line)
-        if end is not None and int(end[1]) == len(samples) + len(marks) + left_out:
-            return Timeline(samples=tuple(samples), marks=tuple(marks)), facts
+        how.budget.take(line)
+        if found := CHECK.fullmatch(line) or END.fullmatch(line):
+            if (told := found[found.re.groups]) is not None and int(told) != crc32:
+                raise DamagedError(f"{path}, line {number}: the lines before it are damaged or were edited")
+            if found.re is END and int(found[1]) == count:
+                return _ended(lines, kept, facts, path, checked=told is not None)
+        crc32 = zlib.crc32(line, crc32)
+        if found and found.re is CHECK:
+            continue
         if not whole and len(line) < MAX_LINE_BYTES:
             break  # torn: the recorder was killed while it wrote this line
         if not whole:
             raise KvdiagError(f"{path}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
-        if from_seconds and _before(line, from_seconds):
-            left_out += 1
+        count += 1
+        if how.from_seconds and _before(line, how.from_seconds):
             continue
         try:
-            _add(_decoded(line), samples, marks)
-            if share is not None and samples:
-                samples[-1] = share(samples[-1])
+            _add(_decoded(line), kept, memory_bytes(line), how.share)
         except ValueError as error:
             raise KvdiagError(f"{path}, line {number}: {str(error)[:160]}") from error
-    return Timeline(samples=tuple(samples), marks=tuple(marks)), replace(facts, gaps=(*facts.gaps, CUT_OFF))
+    return _timeline(kept, facts, CUT_OFF)
+
+
+def _ended(
+    lines: Iterator[tuple[bytes, bool]], kept: Kept, facts: Facts, path: Path, *, checked: bool
+) -> tuple[Timeline, Facts]:
+    """What was read, once gzip has compared its own checksum, which stands behind all that is packed."""
+    line, _ = next(lines, (None, True))
+    if line:
+        raise DamagedError(f"{path} continues after its end line: it is damaged or was edited")
+    torn = line is not None and not checked
+    return _timeline(kept, facts, *((CUT_OFF,) if torn else ()))
+
+
+def _timeline(kept: Kept, facts: Facts, *gaps: Gap) -> tuple[Timeline, Facts]:
+    timeline = Timeline(samples=kept.samples(), marks=tuple(kept.marks))
+    gaps = (*facts.gaps, *gaps, *(() if kept.is_whole else (THINNED,)))
+    return timeline, replace(facts, gaps=gaps)
 
 
 def _before(line: bytes, seconds: float) -> bool:
@@ -266,7 +321,7 @@ def read_header(path: Path) -> tuple[Facts, float]:
     """
     try:
         with _opened(path) as file:
-            first = next(_lines(file, path), (b"", False))[0]
+            first = next(_lines(file), (b"", False))[0]
             facts, moved = _header(first, path), _decoded(first).get(CLOCK_SET, 0.0)
     except (OSError, EOFError, zlib.error) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
@@ -295,10 +350,7 @@ def _header(line: bytes, path: Path) -> Facts:
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    value = decode(line, max_values=MAX_LINE_VALUES, parse_constant=_no_constant)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
     return value
@@ -308,18 +360,21 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _add(line: dict[str, Any], samples: list[Sample], marks: list[Mark]) -> None:
+def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sample], Sample] | None) -> None:
     if list(line) == ["sample"]:
-        _append(samples, from_plain(Sample, line["sample"]), "sample")
+        sample = from_plain(Sample, line["sample"])
+        _refuse_earlier(sample, kept.last, "sample")
+        kept.add(sample if share is None else share(sample), size_bytes)
     elif list(line) == ["mark"]:
-        _append(marks, from_plain(Mark, line["mark"]), "mark")
-    elif list(line) == ["end"]:
+        mark = from_plain(Mark, line["mark"])
+        _refuse_earlier(mark, kept.marks[-1] if kept.marks else None, "mark")
+        kept.mark(mark, size_bytes)
+    elif "end" in line:
         raise ValueError("the end of a trace with another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
 
 
-def _append(entries: list[Entry], entry: Entry, kind: str) -> None:
-    if entries and entry.at_seconds < entries[-1].at_seconds:
+def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:
+    if before is not None and entry.at_seconds < before.at_seconds:
         raise ValueError(f"its time is before that of the {kind} before it")
-    entries.append(entry)

@@ -1,13 +1,15 @@
-"""The JSON document, `schema_version` 1: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
+"""The JSON document, `schema_version` 2: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Quantity, Sample, StepResult
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of the documents of diagnoses, audits and fleets; docs/json-schema-2.md lists what changed."""
 
 Json = dict[str, Any]
 
@@ -42,7 +44,7 @@ def audit_document(facts: Facts, sample: Sample | None, lines: tuple[LedgerLine,
 
 
 def subject(facts: Facts) -> Json:
-    """Who was diagnosed."""
+    """The server that was diagnosed."""
     return {
         "url": facts.url,
         "engine": facts.engine_name,
@@ -73,7 +75,7 @@ def _pool(pool: KvPool, facts: Facts) -> Json:
 
 
 def cost_model(model: Served | str) -> Json:
-    """What the model's config gives for a pool, beside what the engine reports; `problem` says why there is none."""
+    """What the model's config predicts for a pool and what the engine reports; `problem` says why there is none."""
     if isinstance(model, str):
         return {"architecture": None, "assumed": None, "figures": [], "problem": model}
     return {
@@ -129,6 +131,9 @@ def finding_values(finding: Finding) -> Json:
         "evidence": [
             {"name": one.name, "value": one.value, "unit": one.unit, "source": one.source} for one in finding.evidence
         ],
+        "holder": finding.holder,
+        "growth": None if finding.growth is None else asdict(finding.growth),
+        "imbalance": None if finding.imbalance is None else asdict(finding.imbalance),
         "likely_cause": finding.likely_cause,
         "confirm": finding.confirm,
         "remedy": finding.remedy,
@@ -143,7 +148,7 @@ def ledger_line(line: LedgerLine) -> Json:
         "uuid": line.uuid,
         "component": line.component,
         "bytes": line.bytes,
-        "source": line.source,
+        "source": line.provenance,
         "detail": line.detail,
     }
 

@@ -1,4 +1,4 @@
-"""The JSON document of many replicas, `schema_version` 1. Its schema is `fleet.schema.json`."""
+"""The JSON document of many replicas, `schema_version` 2. Its schema is `fleet.schema.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def document(result: FleetDiagnosis) -> Json:
-    """The whole document: the replicas with the worst first, each with what a document of its own would hold."""
+    """The whole document: the replicas with the worst first, each in the form of a document of its own."""
     source = result.source
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""What a fleet shows, as plain values: the part of a fleet's document that is of all replicas together."""
+"""The comparison of all replicas as plain values, for the fleet's document."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _growth(one: VersionGrowth) -> Json:
         "hours": one.hours,
         "age_hours": one.age_hours,
         "per_hour": _interval(one.per_hour),
-        "per_hour_of_later_half": one.later_per_hour,
-        "chance_without_growth": one.chance,
-        "false_discoveries": one.false_ratio,
-        "load_told": one.beside_load,
+        "later_half_per_hour": one.later_per_hour,
+        "p_value": one.chance,
+        "false_discovery_ratio": one.false_ratio,
+        "load_reported": one.beside_load,
     }
 
 
@@ -65,13 +65,13 @@ def _change(one: VersionChange) -> Json:
         "older_replicas": one.older_replicas,
         "newer_replicas": one.newer_replicas,
         "more_per_hour": _interval(one.per_hour),
-        "more_per_hour_of_later_half": one.later_per_hour,
-        "chance_of_the_difference": one.chance,
-        "false_discoveries": one.false_ratio,
+        "later_half_more_per_hour": one.later_per_hour,
+        "p_value": one.chance,
+        "false_discovery_ratio": one.false_ratio,
     }
 
 
 def _interval(interval: Interval) -> Json:
-    """Bounds that too few replicas leave open are null."""
+    """An interval; its bounds are null if there are too few replicas."""
     low, high = (None if math.isinf(bound) else bound for bound in (interval.low, interval.high))
-    return {"low": low, "middle": interval.middle, "high": high}
+    return {"low": low, "median": interval.middle, "high": high}

@@ -1,4 +1,7 @@
-"""Where the ticks of a plot's axes stand, and what is written at them. Pure."""
+"""The ticks of a plot's axes and their labels. Pure.
+
+The labels of one axis share a unit and a number of decimals, which `kvdiag.formatting` does not know of.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from kvdiag.formatting import format_ratio
+
 MOST_TICKS = 5
 MOST_MOMENTS = 6
 
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 LAST_SECONDS = 253_402_300_799
-"""9999-12-31T23:59:59Z, the end of Python's calendar: a trace may tell any time."""
+"""9999-12-31T23:59:59Z, the end of Python's calendar: a trace may report any time."""
 
 DAY_SECONDS = 86_400
 MINUTE_SECONDS = 60
@@ -34,12 +39,12 @@ class Scale:
     ticks: tuple[tuple[float, str], ...]
 
     def share(self, value: float) -> float:
-        """Where a value stands between the lowest (0) and the highest (1)."""
+        """The place of a value between the lowest (0) and the highest (1)."""
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
 def counts(low: float, high: float) -> Scale:
-    """For whole things: blocks, requests."""
+    """An axis of whole things: blocks, requests."""
     high = max(high, low + 1.0)
     rough = (high - low) / MOST_TICKS
     size = 10.0 ** math.floor(math.log10(max(rough, 1.0)))
@@ -48,7 +53,7 @@ def counts(low: float, high: float) -> Scale:
 
 
 def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
-    """For bytes, in powers of two; `signed` for a change, with a plus where it is one."""
+    """An axis of bytes, in powers of two; `signed` for a change, with a plus for growth."""
     high = max(high, low + 1.0)
     step = 2.0 ** math.ceil(math.log2((high - low) / MOST_TICKS))
     values = list(_multiples(low, high, step))
@@ -63,8 +68,8 @@ def sizes(low: float, high: float, *, signed: bool = False) -> Scale:
 
 
 def shares() -> Scale:
-    """From none to all."""
-    return Scale(low=0.0, high=1.0, ticks=tuple((part / 4, f"{part / 4:.0%}") for part in range(5)))
+    """An axis of ratios, from 0 to 1."""
+    return Scale(low=0.0, high=1.0, ticks=tuple((part / 4, format_ratio(part / 4)) for part in range(5)))
 
 
 def _multiples(low: float, high: float, step: float) -> Iterator[float]:
@@ -81,13 +86,8 @@ def _size(value: float, unit: str, digits: int, *, signed: bool) -> str:
     return f"{value:{'+' if signed else ''},.{digits}f} {unit}"
 
 
-def utc(seconds: float) -> datetime:
-    """A moment by the clock of UTC; one beyond the calendar is its last."""
-    return datetime.fromtimestamp(min(seconds, LAST_SECONDS), UTC)
-
-
 def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str], ...]:
-    """Ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
+    """The ticks of a time axis, at whole seconds, minutes, hours or days of UTC."""
     span = max(end_seconds - start_seconds, 1.0)
     step = next((one for one in STEPS_SECONDS if span / one <= MOST_MOMENTS), STEPS_SECONDS[-1])
     first = math.ceil(start_seconds / step)
@@ -100,7 +100,7 @@ def moments(start_seconds: float, end_seconds: float) -> tuple[tuple[float, str]
 
 
 def _moment(seconds: int, step: int) -> str:
-    at = utc(seconds)
+    at = datetime.fromtimestamp(min(seconds, LAST_SECONDS), UTC)
     if step < MINUTE_SECONDS:
         return at.strftime("%H:%M:%S")
     return at.strftime("%b %d" if step >= DAY_SECONDS or seconds % DAY_SECONDS == 0 else "%H:%M")

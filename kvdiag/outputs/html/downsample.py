@@ -1,6 +1,6 @@
-"""Readings over time made few enough to draw, without losing a spike or bridging what was not read. Pure.
+"""Thins samples until they are few enough to draw, without losing a spike or bridging a gap. Pure.
 
-Of each column of a plot the first, lowest, highest and last reading are kept, which draws the same picture as all of
+Of each column of a plot the first, lowest, highest and last sample are kept, which draws the same picture as all of
 them (M4: Jugel et al., "M4: A Visualization-Oriented Time Series Data Aggregation", VLDB 2014).
 """
 
@@ -13,20 +13,20 @@ from operator import sub
 from statistics import median
 
 PAUSE_RATIO = 5.0
-"""Two readings so much further apart than those around them have something missing between them."""
+"""Two samples so many times further apart than those around them have a gap between them."""
 
 AROUND = 4
-"""Readings on each side that tell how often a source was read just then: older ones may be thinned to minutes."""
+"""Samples on each side that give the local sampling interval: older ones may be thinned to minutes."""
 
 PAUSE_SECONDS = 3.0
-"""A reading that is a little late at 10 Hz is no hole."""
+"""A sample that is a little late at 10 Hz leaves no gap."""
 
 Run = tuple[Sequence[float], Sequence[float]]
-"""Times and values of readings that belong together."""
+"""Times and values of samples without a gap."""
 
 
 def pauses(times: Sequence[float]) -> tuple[int, ...]:
-    """The places of readings before which nothing was read for too long, by how often it was read around them."""
+    """The indices of samples that follow a gap: an interval far above those around it."""
     if len(times) < 3:  # noqa: PLR2004 - one step between two readings is as long as itself
         return ()
     steps = list(map(sub, times[1:], times))
@@ -39,7 +39,7 @@ def pauses(times: Sequence[float]) -> tuple[int, ...]:
 
 
 def runs(times: Sequence[float], values: Sequence[float | None], breaks: Sequence[int] = ()) -> tuple[Run, ...]:
-    """Readings in ascending time, cut where one is `None` and before the places of `breaks`."""
+    """Samples in ascending time, cut where one is `None` and before the indices in `breaks`."""
     edges = [0, *breaks, len(times)]
     found: list[Run] = []
     for start, end in pairwise(edges):
@@ -57,7 +57,7 @@ def runs(times: Sequence[float], values: Sequence[float | None], breaks: Sequenc
 
 
 def thinned(whole: Sequence[Run], start_seconds: float, end_seconds: float, columns: int) -> list[Run]:
-    """At most some twelve readings a column: every run's first, lowest, highest and last reading in each."""
+    """At most about twelve samples a column: every run's first, lowest, highest and last sample in each."""
     width = max(end_seconds - start_seconds, 1e-9) / columns
     few = whole if len(whole) <= columns else list(_one_a_column(whole, start_seconds, width))
     return [_thinned(times, values, start_seconds, width) for times, values in few]
@@ -88,7 +88,7 @@ def _telling(values: Sequence[float], start: int, end: int) -> Sequence[int]:
 
 
 def _one_a_column(whole: Sequence[Run], start_seconds: float, width: float) -> Iterator[Run]:
-    """Of the runs that lie within one column a single one: what comes and goes faster cannot be drawn."""
+    """One run for all runs that lie within one column: faster changes cannot be drawn."""
     for column, group in groupby(whole, key=lambda run: _column(run, start_seconds, width)):
         members = list(group)
         if column is None or len(members) == 1:

@@ -1,10 +1,11 @@
-"""The plots of what the engine tells: blocks held against what the steps' tokens need, requests, preemptions. Pure."""
+"""The plots of the engine's metrics: blocks in use with the steps' expectations, requests, preemptions. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from kvdiag.formatting import format_bytes, format_count, format_ratio, plural
 from kvdiag.kv.calibration.running_server import block_bytes
 from kvdiag.model import Facts, Span
 from kvdiag.outputs.html import axes
@@ -14,46 +15,44 @@ from kvdiag.outputs.html.report_figure import (
     MAX_LINES,
     Frame,
     both,
-    count,
     extremes,
     figure,
     left_out,
-    told_of,
+    marker_title,
     values_of,
 )
 from kvdiag.outputs.html.report_series import HELD, Readings
 from kvdiag.outputs.html.svg_plots import Level, Line, Marker
-from kvdiag.outputs.terminal.text import readable
 
 NEAR_RATIO = 0.5
-"""A bound further above the readings than this would press them to the floor: it is only named."""
+"""A limit that would press the samples below this share of the plot is named and not drawn."""
 
 
 def pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
-    """The blocks that requests hold, with the steps' needs, all engines together and one by one."""
+    """Blocks in use with the steps' expectations, for all engines together and for each."""
     held = frame.runs(page, HELD) if HELD in page.figures else ()
     if not held:
         if page.figures:
             yield from _usage(frame, page)
         return
-    lines = [Line(name="blocks held by requests", runs=held, style="s0 stepped")]
+    lines = [Line(name="blocks in use", runs=held, style="s0 stepped")]
     usable = sum(pool.usable_blocks for pool in facts.pools)
     markers = _block_markers(frame, page)
     top = HEADROOM * max([extremes(lines)[1], *values_of(markers), 1.0])
     near = top > NEAR_RATIO * usable
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
-    capacity = f"{usable:,} blocks" + ("" if size is None else f", {readable(usable * size[0])} a rank")
+    capacity = plural(usable, "block") + ("" if size is None else f", {format_bytes(usable * size[0])} a rank")
     yield figure(
         frame.plot(
             key="pool",
             title=f"KV pool in use, of {capacity}",
-            description="Blocks of the KV pool that requests hold, over time, in all engines together.",
+            description="Blocks of the KV pool in use over time, all engines together.",
             scale=axes.counts(0.0, HEADROOM * usable if near else top),
             lines=tuple(lines),
-            levels=(Level(value=usable, label=f"{usable:,} blocks, the whole pool"),) if near else (),
+            levels=(Level(value=usable, label=f"{plural(usable, 'block')}, the whole pool"),) if near else (),
             markers=markers,
         ),
-        count,
+        format_count,
     )
     engines = [name for name in page.figures if name.startswith(f"{HELD} ")]
     if len(engines) > 1:
@@ -67,16 +66,16 @@ def pool(frame: Frame, page: Readings, facts: Facts) -> Iterator[Html]:
             frame.plot(
                 key="pools",
                 title="KV pool in use, by engine" + left_out(len(engines)),
-                description="Blocks that requests hold, engine by engine.",
+                description="Blocks in use over time, by engine.",
                 scale=axes.counts(0.0, max(extremes(several)[1], 1.0) * HEADROOM),
                 lines=tuple(several),
             ),
-            count,
+            format_count,
         )
 
 
 def _usage(frame: Frame, page: Readings) -> Iterator[Html]:
-    """The pool's used share, where its size is not told."""
+    """The usage ratio of a pool whose size is not reported."""
     names = [name for name in page.figures if name.startswith("usage ") and frame.runs(page, name)]
     lines = [
         Line(name=f"engine {name.removeprefix('usage ')}", runs=frame.runs(page, name), style=f"s{place} stepped")
@@ -86,17 +85,17 @@ def _usage(frame: Frame, page: Readings) -> Iterator[Html]:
         yield figure(
             frame.plot(
                 key="usage",
-                title="KV pool in use, share" + left_out(len(names)),
-                description="Share of the KV pool that requests hold, engine by engine; its size is not told.",
+                title="KV pool usage" + left_out(len(names)),
+                description="Usage of the KV pool over time, by engine; its size is not reported.",
                 scale=axes.shares(),
                 lines=tuple(lines),
             ),
-            lambda value: f"{value:.1%}",
+            format_ratio,
         )
 
 
 def _block_markers(frame: Frame, page: Readings) -> tuple[Marker, ...]:
-    """Each step's blocks above what was held before it, at the reading that was judged."""
+    """Each step's blocks on top of those in use before it, at the sample that was judged."""
     found = []
     for step in frame.diagnosis.steps:
         expected, measured = both(step, "blocks")
@@ -109,14 +108,14 @@ def _block_markers(frame: Frame, page: Readings) -> tuple[Marker, ...]:
                 at_seconds=at_seconds,
                 expected=None if expected is None else floor + expected,
                 measured=floor + measured,
-                told=told_of(step, expected, measured, lambda value: f"{value:,.0f} blocks"),
+                title=marker_title(step, expected, measured, lambda value: f"{format_count(value)} blocks"),
             )
         )
     return tuple(found)
 
 
 def _where(spans: Sequence[Span], page: Readings, measured: float, end_seconds: float) -> tuple[float, float]:
-    """The first reading of a step that shows what it measured, and what was held before that cycle."""
+    """The sample of a step that shows what it measured, and the blocks in use before that cycle."""
     readings = [
         (time, value)
         for time, value in zip(page.times, page.figures[HELD], strict=True)
@@ -135,7 +134,7 @@ def _where(spans: Sequence[Span], page: Readings, measured: float, end_seconds: 
 
 
 def requests(frame: Frame, page: Readings) -> Iterator[Html]:
-    """What runs and waits, and what was preempted where anything was."""
+    """Running and waiting requests, and preemptions if there were any."""
     lines = [
         Line(name=name, runs=frame.runs(page, name), style=style)
         for name, style in (("running", "s0 stepped"), ("waiting", "s1 stepped dashed"))
@@ -147,14 +146,14 @@ def requests(frame: Frame, page: Readings) -> Iterator[Html]:
             frame.plot(
                 key="requests",
                 title="Requests",
-                description="Requests that run and that wait, over time, in all engines together.",
+                description="Running and waiting requests over time, all engines together.",
                 scale=axes.counts(0.0, max(extremes(lines)[1] * HEADROOM, 4.0)),
                 lines=tuple(lines),
             ),
-            count,
+            format_count,
         )
     preempted = (
-        [Line(name="preempted since its start", runs=frame.runs(page, "preempted"), style="s6")]
+        [Line(name="preemptions since the server's start", runs=frame.runs(page, "preempted"), style="s6")]
         if "preempted" in page.figures
         else []
     )
@@ -163,10 +162,10 @@ def requests(frame: Frame, page: Readings) -> Iterator[Html]:
         yield figure(
             frame.plot(
                 key="preempted",
-                title="Preempted requests",
-                description="Requests that lost their blocks and were computed again, since the server's start.",
+                title="Preemptions",
+                description="Requests that lost their blocks and are computed again, since the server's start.",
                 scale=axes.counts(0.0, extremes(preempted)[1] * HEADROOM),
                 lines=tuple(preempted),
             ),
-            count,
+            format_count,
         )

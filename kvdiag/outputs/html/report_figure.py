@@ -1,30 +1,31 @@
-"""What the plots of a report have in common: their frame, their limits, and the same in figures. Pure."""
+"""What the plots of a report share: their frame, their limits, and the same data as a table. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvdiag.formatting import format_bytes
 from kvdiag.model import Diagnosis, StepResult, Timeline
 from kvdiag.outputs.html import axes, svg_plots
 from kvdiag.outputs.html.downsample import Run, thinned
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_series import Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Line, Marker, Plot
-from kvdiag.outputs.terminal.text import readable
+from kvdiag.outputs.presentation import signed
 
 MAX_LINES = 8
 
 LEAST_CHANGE_BYTES = 16 * 2**20
-"""Of the change's axis, so that a page of noise does not look like a mountain."""
+"""Least height of the axis of a change, so that noise does not look like growth."""
 
 HEADROOM = 1.12
-"""Of a scale above what is highest, for the label of a bound."""
+"""How far a scale extends beyond the highest value, for the label of a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What all plots of a report share."""
+    """The data, the time range and the marks that all plots of a report share."""
 
     timeline: Timeline
     diagnosis: Diagnosis
@@ -33,40 +34,40 @@ class Frame:
     columns: int
 
     def runs(self, readings: Readings, name: str) -> Sequence[Run]:
-        """A figure, made few enough to draw: with its extremes, its first and its last reading."""
+        """A figure, thinned for drawing; its extremes and its first and last sample are kept."""
         diagnosis = self.diagnosis
         return thinned(readings.runs(name), diagnosis.start_seconds, diagnosis.end_seconds, self.columns)
 
-    def plot(self, **what: object) -> Plot:
-        """A plot over the whole time, with the steps and what failed."""
+    def plot(self, **fields: object) -> Plot:
+        """A plot over the whole time, with the steps and the failures."""
         return Plot(
             start_seconds=self.diagnosis.start_seconds,
             end_seconds=self.diagnosis.end_seconds,
             bands=self.bands,
             events=self.events,
             columns=self.columns,
-            **what,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
         )
 
 
 def figure(plot: Plot, unit: Callable[[float], str]) -> Html:
-    """A plot with the same in figures, for those who do not see it."""
+    """A plot with the same data as a table, for readers who cannot see it."""
     head = element("tr", *(element("th", name, scope="col") for name in ("", "first", "lowest", "highest", "last")))
     rows = []
     for line in plot.lines:
         low, high = extremes([line])
         first, last = line.runs[0][1][0], line.runs[-1][1][-1]
-        told = [element("td", unit(value)) for value in (first, low, high, last)]
-        rows.append(element("tr", element("th", line.name, scope="row"), *told))
-    marked = [element("li", one.told) for one in plot.markers]
-    marked += [element("li", one.told) for one in plot.events]
+        cells = [element("td", unit(value)) for value in (first, low, high, last)]
+        rows.append(element("tr", element("th", line.name, scope="row"), *cells))
+    marked = [element("li", one.title) for one in plot.markers]
+    marked += [element("li", one.title) for one in plot.events]
     table = element("div", element("table", head, *rows), class_="scroll")
     more = [element("ul", *marked)] if marked else []
-    return svg_plots.page_part(plot, element("details", element("summary", "In figures"), table, *more))
+    return svg_plots.figure(plot, element("details", element("summary", "As a table"), table, *more))
 
 
 def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
-    """The same lines against their first readings."""
+    """The same lines relative to their first samples."""
     changes = []
     for line in lines:
         first = line.runs[0][1][0]
@@ -78,17 +79,17 @@ def change(frame: Frame, key: str, title: str, lines: Sequence[Line]) -> Html:
     return figure(
         frame.plot(
             key=key,
-            title=f"{title}: change since the first reading",
-            description="The same figures, each less its own first reading, so that small growth can be seen.",
+            title=f"{title}: change since the first sample",
+            description="The same figures minus their first sample, which makes small growth visible.",
             scale=axes.sizes(low - (spare if low < 0 else 0.0), high + spare + room, signed=True),
             lines=tuple(changes),
         ),
-        _signed,
+        _change,
     )
 
 
-def _signed(value: float) -> str:
-    return f"+{readable(value)}" if value > 0 else readable(value)
+def _change(value: float) -> str:
+    return signed(format_bytes(value)) if value else format_bytes(value)
 
 
 def extremes(lines: Sequence[Line]) -> tuple[float, float]:
@@ -98,14 +99,15 @@ def extremes(lines: Sequence[Line]) -> tuple[float, float]:
 
 
 def values_of(markers: Sequence[Marker]) -> list[float]:
-    """All that is marked."""
+    """The expected and measured values of all markers."""
     return [value for marker in markers for value in (marker.expected, marker.measured) if value is not None]
 
 
 def both(step: StepResult, name: str) -> tuple[float | None, float | None]:
-    """What a step expected of a quantity, and what it measured."""
+    """The expected and the measured value of one of a step's quantities."""
     expected, measured = (
-        next((one.value for one in told if one.name == name), None) for told in (step.expected, step.measured)
+        next((one.value for one in quantities if one.name == name), None)
+        for quantities in (step.expected, step.measured)
     )
     return (
         expected if isinstance(expected, int | float) else None,
@@ -113,7 +115,7 @@ def both(step: StepResult, name: str) -> tuple[float | None, float | None]:
     )
 
 
-def told_of(step: StepResult, expected: float | None, measured: float | None, unit: Callable[[float], str]) -> str:
+def marker_title(step: StepResult, expected: float | None, measured: float | None, unit: Callable[[float], str]) -> str:
     """A marker in words."""
     parts = [
         f"{name} {unit(value)}" for name, value in (("expected", expected), ("measured", measured)) if value is not None
@@ -121,11 +123,6 @@ def told_of(step: StepResult, expected: float | None, measured: float | None, un
     return f"{step.id}: {', '.join(parts)}"
 
 
-def count(value: float) -> str:
-    """Whole things."""
-    return f"{value:,.0f}"
-
-
 def left_out(lines: int) -> str:
-    """How many lines of how many are drawn, where not all are."""
+    """How many of the lines are drawn, if not all are."""
     return f" ({MAX_LINES} of {lines})" if lines > MAX_LINES else ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvdiag.formatting import format_bytes, plural
 from kvdiag.model import Diagnosis, Span, Timeline, cuda_uuid
 from kvdiag.outputs.html import axes, report_series, svg_plots
+from kvdiag.outputs.html.kit import unobserved
 from kvdiag.outputs.html.markup import Html, element
 from kvdiag.outputs.html.report_engine import pool, requests
 from kvdiag.outputs.html.report_figure import (
@@ -18,33 +20,32 @@ from kvdiag.outputs.html.report_figure import (
     extremes,
     figure,
     left_out,
-    told_of,
+    marker_title,
     values_of,
 )
 from kvdiag.outputs.html.report_series import Gpu, Readings
 from kvdiag.outputs.html.svg_plots import Band, Event, Level, Line, Marker
-from kvdiag.outputs.terminal.text import readable
 
 MAX_GPUS = 16
-"""Drawn; the others are counted, and stand in the ledger."""
+"""The number of GPUs that are drawn; the others are counted, and are in the ledger."""
 
 MAX_BANDS = 400
 """A day of soak cycles; beyond that each step is one band."""
 
 MAX_EVENTS = 100
-"""What fails all the time is told by its first times."""
+"""The first failures are marked; a server that fails all the time needs no more."""
 
 MAX_READINGS = 12_000
-"""Columns of all lines together, so that a page of many GPUs stays as large as one of few."""
+"""Columns of all lines together, which bounds the size of a page of many GPUs."""
 
 FLAT_RATIO = 0.1
-"""What moves by less of the device than this is drawn once more as a change, or a leak would be a straight line."""
+"""Lines that vary by less of the device than this are also drawn as a change: a leak would look flat."""
 
 
 def draw(diagnosis: Diagnosis, timeline: Timeline) -> list[Html]:
-    """Every plot that there is something to draw for, in groups."""
+    """Every plot that has data, in groups."""
     if diagnosis.end_seconds <= diagnosis.start_seconds:
-        return [element("p", "There are not enough readings over time to draw.", class_="unseen")]
+        return [unobserved("Not enough samples over time to draw.")]
     facts = diagnosis.facts
     gpus, used = report_series.devices(timeline)
     reserved, allocated = report_series.allocators(timeline, facts)
@@ -64,21 +65,21 @@ def draw(diagnosis: Diagnosis, timeline: Timeline) -> list[Html]:
     ]
     parts: list[Html] = []
     if not gpus:
-        parts.append(element("p", "Device memory was not seen: there is nothing to draw of it.", class_="unseen"))
+        parts.append(unobserved("Device memory not observed."))
     if shown:
         parts.append(element("div", *shown, class_="charts"))
     if len(gpus) > MAX_GPUS:
-        parts.append(element("p", f"{len(gpus) - MAX_GPUS} more GPUs are not drawn; the ledger has them."))
+        parts.append(element("p", f"{plural(len(gpus) - MAX_GPUS, 'more GPU')} not drawn; the ledger lists them all."))
     rest = [*pool(frame, page, facts), *requests(frame, page), *_host(frame, memory)]
     if not page.figures:
-        parts.append(element("p", "The engine's page was not seen: neither pool nor requests.", class_="unseen"))
+        parts.append(unobserved("The engine's metrics were not observed: no pool, no requests."))
     if rest:
         parts.append(element("div", *rest, class_="charts"))
     return parts
 
 
 def _bands(timeline: Timeline, diagnosis: Diagnosis) -> tuple[Band, ...]:
-    """Each step's cycles, named once."""
+    """Each step's cycles, labelled once."""
     numbers = {step.id: number for number, step in enumerate(diagnosis.steps, start=1)}
     spans = timeline.spans()
     end_seconds = diagnosis.end_seconds
@@ -105,15 +106,15 @@ def _bands(timeline: Timeline, diagnosis: Diagnosis) -> tuple[Band, ...]:
 
 
 def _events(timeline: Timeline, diagnosis: Diagnosis) -> tuple[Event, ...]:
-    """Allocations that failed, as the agents tell, and loads of which requests failed."""
+    """Allocations that failed, as the agents report them, and loads with failed requests."""
     found = [
-        Event(at_seconds=at_seconds, told="an allocation failed") for at_seconds in report_series.failures(timeline)
+        Event(at_seconds=at_seconds, title="an allocation failed") for at_seconds in report_series.failures(timeline)
     ]
     for span in timeline.spans():
         outcome = span.outcome
         if outcome is not None and outcome.failed and span.release_seconds is not None:
-            told = f"{span.step}: {outcome.failed} of {outcome.completed + outcome.failed} requests failed"
-            found.append(Event(at_seconds=span.release_seconds, told=told))
+            title = f"{span.step}: {outcome.failed} of {outcome.completed + outcome.failed} requests failed"
+            found.append(Event(at_seconds=span.release_seconds, title=title))
     within = [one for one in found if diagnosis.start_seconds <= one.at_seconds <= diagnosis.end_seconds]
     return tuple(sorted(within, key=lambda one: one.at_seconds)[:MAX_EVENTS])
 
@@ -129,29 +130,29 @@ def _gpu(
     lines = [line for line in lines if line.runs]
     title = f"GPU {gpu.index} memory"
     if not lines:
-        yield element("p", f"{title}: could not be read.", class_="unseen")
+        yield unobserved(f"{title}: could not be read.")
         return
     top = gpu.total_bytes or max(extremes(lines)[1], 1.0)
-    levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{readable(top)}, all there is"),)
+    levels = () if gpu.total_bytes is None else (Level(value=top, label=f"{format_bytes(top)}, total memory"),)
     markers = _device_markers(frame) if alone else ()
     yield figure(
         frame.plot(
             key=key,
             title=title,
-            description=f"Bytes of {gpu.name} over time, from none to all of its memory.",
+            description=f"Memory of {gpu.name} in use over time.",
             scale=axes.sizes(0.0, HEADROOM * max([top, *values_of(markers)])),
             lines=tuple(lines),
             levels=levels,
             markers=markers,
         ),
-        readable,
+        format_bytes,
     )
     if all(high - low < FLAT_RATIO * top for low, high in (extremes([line]) for line in lines)):
         yield change(frame, f"{key}-change", title, lines)
 
 
 def _device_markers(frame: Frame) -> tuple[Marker, ...]:
-    """The steps' figures of the server's device, which are those of the only one there is."""
+    """The steps' expectations for the only device there is."""
     found = []
     for step in frame.diagnosis.steps:
         expected, measured = both(step, "device_used_bytes")
@@ -164,7 +165,7 @@ def _device_markers(frame: Frame) -> tuple[Marker, ...]:
                 at_seconds=frame.diagnosis.end_seconds if end is None else end,
                 expected=expected,
                 measured=measured,
-                told=told_of(step, expected, measured, readable),
+                title=marker_title(step, expected, measured, format_bytes),
             )
         )
     return tuple(found)

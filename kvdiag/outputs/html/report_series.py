@@ -1,4 +1,4 @@
-"""A Timeline as series to draw: what each source read, and where it did not. Judges nothing. Pure.
+"""A Timeline as series to draw: what each source read, and when it failed. Judges nothing. Pure.
 
 A reading that was due and failed is `None`; a part of a sample that was not due on its tick is no reading at all.
 """
@@ -24,13 +24,13 @@ class Readings:
     breaks: tuple[int, ...]
 
     def runs(self, name: str) -> tuple[Run, ...]:
-        """One figure in the runs in which it was read."""
+        """One figure, cut where it was not read."""
         return runs(self.times, self.figures[name], self.breaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A device as it was first seen; `total_bytes` is `None` where it never told."""
+    """A device as first observed; `total_bytes` is `None` if it was never reported."""
 
     uuid: str
     index: int
@@ -62,7 +62,7 @@ class _Rows:
         self._times.append(at_seconds)
 
     def whole(self) -> Readings:
-        """All of them; a figure is `None` in the readings that do not have it."""
+        """All readings; a figure is `None` in those that do not have it."""
         length = len(self._times)
         figures: dict[str, Values] = {}
         for start, name, column in self._blocks:
@@ -71,7 +71,7 @@ class _Rows:
 
 
 def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
-    """The GPUs that were seen, and the used bytes of each by its UUID."""
+    """The GPUs that were observed, and the used bytes of each by its UUID."""
     rows = _Rows()
     first: dict[str, Device] = {}
     totals: dict[str, int] = {}
@@ -82,12 +82,12 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
             continue
         seen = without_mig_parents(sample.devices) if sample.devices else ()
         names = tuple([device.uuid for device in seen])
-        told = [device.memory for device in seen]
-        rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in told])
+        memories = [device.memory for device in seen]
+        rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in memories])
         if not first.keys() >= set(names):
             first = {device.uuid: device for device in seen} | first
         if not totals.keys() >= set(names):
-            totals |= {name: one.total_bytes for name, one in zip(names, told, strict=True) if one is not None}
+            totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
     gpus = [
         Gpu(uuid=uuid, index=device.index, name=device.name, total_bytes=totals.get(uuid))
         for uuid, device in first.items()
@@ -96,7 +96,7 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
 
 
 def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
-    """What torch has reserved, and what lives in it, of all the server's processes on a device by CUDA's UUID."""
+    """Torch's reserved and allocated bytes, of all the server's processes on a device, by CUDA's UUID."""
     reserved, allocated = _Rows(), _Rows()
     for sample in timeline.samples:
         if sample.allocators is None:
@@ -118,7 +118,7 @@ def allocators(timeline: Timeline, facts: Facts) -> tuple[Readings, Readings]:
 
 
 def failures(timeline: Timeline) -> tuple[float, ...]:
-    """When an allocation of torch's failed, as the agents tell it, each once."""
+    """When allocations of torch failed, as the agents report them, each once."""
     found: dict[tuple[int, int], float] = {}
     for sample in timeline.samples:
         for one in sample.allocators or ():
@@ -129,11 +129,11 @@ def failures(timeline: Timeline) -> tuple[float, ...]:
 
 
 HELD = "held"
-"""The blocks that requests hold in all engines together."""
+"""The blocks in use, of all engines together."""
 
 
 def engines(timeline: Timeline, facts: Facts) -> Readings:
-    """Blocks held, by engine and all together; requests running and waiting; what was preempted since the start."""
+    """Blocks in use, by engine and in total; running and waiting requests; preemptions since the start."""
     rows = _Rows()
     pools = {pool.engine: pool for pool in facts.pools}
     known: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -160,7 +160,7 @@ def engines(timeline: Timeline, facts: Facts) -> Readings:
 
 
 def host(timeline: Timeline) -> Readings:
-    """Anonymous memory of each of the server's processes (all that is resident, where only that is told)."""
+    """Anonymous memory of each of the server's processes; resident memory if only that is reported."""
     rows = _Rows()
     for sample in timeline.samples:
         if sample.host is None:
@@ -168,14 +168,14 @@ def host(timeline: Timeline) -> Readings:
                 rows.add(sample.at_seconds, (), ())
             continue
         names = tuple([f"{one.name} {one.pid}" for one in sample.host])
-        told = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
-        rows.add(sample.at_seconds, names, [held if own is None else own for held, own in told])
+        sizes = [(one.resident_bytes, one.anonymous_bytes) for one in sample.host]
+        rows.add(sample.at_seconds, names, [held if own is None else own for held, own in sizes])
     return rows.whole()
 
 
-def _sum(told: Sequence[int | None]) -> int | None:
-    known = [one for one in told if one is not None]
-    return sum(known) if told and len(known) == len(told) else None
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [one for one in counts if one is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
 
 
 def _failed(sample: Sample, source: str) -> bool:

@@ -1,8 +1,7 @@
 """Plots over time and bars of parts as SVG, for every page that shows any. Pure; no script, no network.
 
-An SVG is as wide as its place: shapes stand in per cent, lines stretch inside a nested view box, and text keeps its
-size. What was not read is a break in a line, never a zero. `STYLE` belongs into the page's style sheet; it takes the
-page's variables `--ink`, `--dim`, `--edge`, `--surface` and `--fault`, and brings the lines' colours itself.
+An SVG is as wide as its place: positions are in per cent, lines stretch inside a nested view box, and text keeps its
+size. Missing samples break a line; they are never drawn as zero. Colours and line styles are classes of `page.css`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from kvdiag.outputs.html.axes import Scale, moments, utc
+from kvdiag.outputs.html.axes import Scale, moments
 from kvdiag.outputs.html.downsample import Run, thinned
 from kvdiag.outputs.html.markup import Html, element, joined
 
@@ -40,9 +39,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A stretch of time that is shaded: `strong` where load was offered.
+    """A time interval that is shaded: `strong` while load was offered.
 
-    `label` and, where there is room up to the next one that has one, `name` stand above its beginning.
+    `label` and, if there is room up to the next label, `name` stand above its beginning.
     """
 
     start_seconds: float
@@ -54,7 +53,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A bound across the whole plot, with its label above it: the scale should go on beyond."""
+    """A limit across the whole plot, with its label above it: the scale should extend beyond it."""
 
     value: float
     label: str
@@ -62,25 +61,25 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """What had to be seen at a moment (a bar) and what was (a dot), either of which may not be known."""
+    """The expected value at a moment (a bar) and the measured one (a dot), either of which may be unknown."""
 
     at_seconds: float
     expected: float | None
     measured: float | None
-    told: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A moment at which something broke."""
+    """A moment at which something failed."""
 
     at_seconds: float
-    told: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Lines on one scale over one stretch of time. `key` is the plot's own within its page."""
+    """Lines on one scale over one time interval. `key` is the plot's own within its page."""
 
     key: str
     title: str
@@ -138,7 +137,7 @@ def svg(plot: Plot) -> Html:
 
 
 def legend(plot: Plot) -> Html:
-    """What each line and marker of a plot is."""
+    """The legend of a plot's lines and markers."""
     items = [element("li", _key(line.style), line.name) for line in plot.lines]
     if plot.markers:
         items += [element("li", _key("expected"), "expected"), element("li", _key("measured"), "measured")]
@@ -205,7 +204,7 @@ def _events(plot: Plot) -> Iterator[Html]:
     for event in plot.events:
         left = f"{plot.across(event.at_seconds):.2f}%"
         line = element("line", x1=left, x2=left, y1=TOP, y2=TOP + plot.height, class_="event")
-        yield element("g", element("title", event.told), line)
+        yield element("g", element("title", event.title), line)
 
 
 def _markers(plot: Plot) -> Iterator[Html]:
@@ -217,7 +216,7 @@ def _markers(plot: Plot) -> Iterator[Html]:
             drawn.append(element("svg", element("path", d="M-10 0H10", class_="expected"), x=left, y=foot))
         if marker.measured is not None:
             drawn.append(element("circle", cx=left, cy=f"{plot.down(marker.measured):.1f}", r=3.5, class_="measured"))
-        yield element("g", element("title", marker.told), *drawn, class_="marker")
+        yield element("g", element("title", marker.title), *drawn, class_="marker")
 
 
 def _path(line: Line, plot: Plot) -> str:
@@ -248,15 +247,15 @@ def _path(line: Line, plot: Plot) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a bar: its class, its size, and what is told of it."""
+    """A piece of a bar: its class, its size and its title."""
 
     style: str
     size: float
-    told: str
+    title: str
 
 
 def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: float) -> Html:
-    """Parts beside one another to the scale of the whole; what is left of it stays empty. Negative sizes have none."""
+    """Parts next to one another to the scale of the whole, the rest empty. Negative sizes are not drawn."""
     sizes = [max(part.size, 0.0) for part in parts]
     whole = max(whole, sum(sizes), 1e-9)
     left = 0.0
@@ -267,7 +266,7 @@ def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: fl
             drawn.append(
                 element(
                     "rect",
-                    element("title", part.told),
+                    element("title", part.title),
                     x=f"{left:.3f}%",
                     width=f"{share:.3f}%",
                     height="100%",
@@ -286,53 +285,6 @@ def bar(key: str, title: str, description: str, parts: Sequence[Part], whole: fl
     )
 
 
-def date(seconds: float) -> str:
-    """A moment in full, UTC."""
-    return utc(seconds).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def page_part(plot: Plot, *more: str) -> Html:
-    """A plot with its heading and its legend, and what else belongs to it."""
+def figure(plot: Plot, *more: str) -> Html:
+    """A plot with its title and its legend, and what else belongs to it."""
     return element("figure", element("figcaption", plot.title), legend(plot), svg(plot), joined(*more), class_="chart")
-
-
-COLORS = (
-    ("#0b62a8", "#5aa9ea"),
-    ("#c2570c", "#f0954a"),
-    ("#00806a", "#3dbfa3"),
-    ("#8b3f8f", "#cf8ad3"),
-    ("#8a6d00", "#d6b640"),
-    ("#2f7fa3", "#8fd3f2"),
-    ("#a8324a", "#f08a9c"),
-    ("#5b6570", "#9aa5b1"),
-)
-"""Of the lines, on light and on dark: told apart by people who see no red or no green, and by dashes besides."""
-
-STYLE = (
-    """
-.plot{display:block;width:100%;overflow:visible}
-.plot text,.key{font-size:11px}.plot text{fill:var(--dim);font-variant-numeric:tabular-nums}
-.plot svg{overflow:visible}
-.line{fill:none;stroke-width:1.6px;stroke-linejoin:round;stroke-linecap:round;vector-effect:non-scaling-stroke}
-.line.dashed{stroke-dasharray:6 4;stroke-linecap:butt}.line.dotted{stroke-dasharray:1 4}
-.grid{stroke:var(--edge)}.zero,.tick{stroke:var(--dim);stroke-opacity:.6}
-.level{stroke:var(--ink);stroke-dasharray:2 3;stroke-opacity:.7}
-.halo{paint-order:stroke;stroke:var(--surface);stroke-width:4px;stroke-linejoin:round}
-.band{fill:var(--ink);fill-opacity:.045}.offered{fill:var(--ink);fill-opacity:.065}
-.plot .step{font-size:10.5px}
-.expected{stroke:var(--ink);stroke-width:2px;fill:none}
-.event{stroke:var(--fault);stroke-width:2px;stroke-dasharray:3 2;fill:none}
-.measured{fill:var(--ink);stroke:var(--surface);stroke-width:1.5px}
-.bar{display:block;width:100%;height:30px}
-.part{stroke:var(--surface);stroke-width:1px}
-.legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:0 1.1em}
-.legend li{display:flex;align-items:center;gap:.4em}.key{flex:none}
-.chart{container-type:inline-size}@container (max-width:530px){.plot .wide{display:none}}
-"""
-    + "".join(f".s{number}{{stroke:var(--s{number})}}" for number in range(len(COLORS)))
-    + ":root{"
-    + "".join(f"--s{number}:{light};" for number, (light, _) in enumerate(COLORS))
-    + "}@media screen and (prefers-color-scheme:dark){:root{"
-    + "".join(f"--s{number}:{dark};" for number, (_, dark) in enumerate(COLORS))
-    + "}}\n"
-)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from kvdiag.model import Diagnosis, Finding, Snapshot, Status
+from kvdiag.model import Diagnosis, Finding, GrowthFigures, Snapshot, Status
 from kvdiag.outputs.metrics.families import bounded, counter, gauge
 
 STATUSES: tuple[Status, ...] = ("ok", "suspect", "fault", "unknown")
 _BADNESS: Mapping[Status, int] = {"ok": 0, "unknown": 1, "suspect": 2, "fault": 3}
-
-HOUR_SECONDS = 3600.0
 
 
 def diagnosis_families(diagnosis: Diagnosis | None, at_seconds: float | None) -> Iterator[Metric]:
@@ -34,68 +33,47 @@ def diagnosis_families(diagnosis: Diagnosis | None, at_seconds: float | None) ->
     yield gauge("kvdiag_diagnosis_timestamp_seconds", "When the diagnosis was made, since the epoch.", (), moments)
 
 
-def _figures(finding: Finding) -> dict[str, float]:
-    return {one.name: float(one.value) for one in finding.evidence if isinstance(one.value, int | float)}
-
-
 def _growth_families(findings: list[Finding]) -> Iterator[Metric]:
     """Growth and what it leaves of the room: of a verdict found in several holders, the one that fills it first."""
-    found: dict[str, tuple[dict[str, float], Finding]] = {}
+    found: dict[str, Finding] = {}
     for finding in findings:
-        figures = _figures(finding)
-        if finding.id not in found or _hurry(figures) < _hurry(found[finding.id][0]):
-            found[finding.id] = (figures, finding)
-    rates: dict[str, dict[str, float]] = {verdict: _rates(figures) for verdict, (figures, _) in found.items()}
-    for name, text in (
-        ("", "How fast what a verdict calls grows."),
-        ("_low", "The least that its growth can be."),
-        ("_high", "The most that its growth can be."),
-    ):
-        rows = [((verdict,), told[name]) for verdict, told in rates.items() if name in told]
-        yield gauge(f"kvdiag_growth{name}_bytes_per_second", text, ("id",), rows)
+        if finding.id not in found or _hurry(finding.growth) < _hurry(found[finding.id].growth):
+            found[finding.id] = finding
     for name, field, text in (
-        ("", "time_to_exhaustion", "How long the room lasts at the growth that was found."),
-        ("_low", "time_to_exhaustion_earliest", "The least that the room can last."),
-        ("_high", "time_to_exhaustion_latest", "The most that the room can last; left out where that has no end."),
+        ("growth_bytes_per_second", "bytes_per_second", "How fast what a verdict calls grows."),
+        ("growth_low_bytes_per_second", "low_bytes_per_second", "The least that its growth can be."),
+        ("growth_high_bytes_per_second", "high_bytes_per_second", "The most that its growth can be."),
+        ("time_to_exhaustion_seconds", "exhaustion_seconds", "How long the room lasts at the growth that was found."),
+        ("time_to_exhaustion_low_seconds", "exhaustion_low_seconds", "The least that the room can last."),
+        (
+            "time_to_exhaustion_high_seconds",
+            "exhaustion_high_seconds",
+            "The most that the room can last; left out where that has no end.",
+        ),
     ):
-        rows = [((verdict,), figures[field]) for verdict, (figures, _) in found.items() if field in figures]
-        yield gauge(f"kvdiag_time_to_exhaustion{name}_seconds", text, ("id",), rows)
-    holders = [
-        ((verdict, one.value), 1.0)
-        for verdict, (_, finding) in found.items()
-        for one in finding.evidence
-        if one.name in ("holder", "process") and isinstance(one.value, str)
-    ]
+        known = {verdict: getattr(one.growth, field, None) for verdict, one in found.items()}
+        rows = [((verdict,), float(value)) for verdict, value in known.items() if value is not None]
+        yield gauge(f"kvdiag_{name}", text, ("id",), rows)
+    holders = [((one.id, one.holder), 1.0) for one in found.values() if one.holder is not None]
     yield gauge("kvdiag_finding_holder_info", "Whose memory a verdict is about; always 1.", ("id", "holder"), holders)
 
 
-def _hurry(figures: Mapping[str, float]) -> tuple[float, float]:
+def _hurry(growth: GrowthFigures | None) -> tuple[float, float]:
     """How soon it needs somebody, the soonest first."""
-    return figures.get("time_to_exhaustion", float("inf")), -figures.get("growth_per_hour", 0.0)
-
-
-def _rates(figures: Mapping[str, float]) -> dict[str, float]:
-    """Growth in bytes per second; its bounds are those of the time that the room lasts."""
-    if "growth_per_hour" not in figures:
-        return {}
-    rates = {"": figures["growth_per_hour"] / HOUR_SECONDS}
-    room, earliest, latest = (
-        figures.get(name) for name in ("room", "time_to_exhaustion_earliest", "time_to_exhaustion_latest")
-    )
-    if room and earliest:
-        rates["_high"] = room / earliest
-        rates["_low"] = room / latest if latest else 0.0
-    return rates
+    if growth is None:
+        return math.inf, 0.0
+    left = growth.exhaustion_seconds
+    return math.inf if left is None else left, -growth.bytes_per_second
 
 
 def _imbalance_families(findings: list[Finding]) -> Iterator[Metric]:
-    told = [_figures(finding) for finding in findings if finding.id == "imbalance.rank"]
+    seen = [finding.imbalance for finding in findings if finding.imbalance is not None]
     for name, field, text in (
-        ("bytes", "excess", "What one rank holds beyond the others."),
-        ("lost_tokens", "kv_tokens_lost", "KV cache that an uneven rank costs every rank."),
+        ("bytes", "excess_bytes", "What one rank holds beyond the others."),
+        ("lost_tokens", "lost_tokens", "KV cache that an uneven rank costs every rank."),
     ):
-        largest = max((figures[field] for figures in told if field in figures), default=None)
-        yield gauge(f"kvdiag_rank_imbalance_{name}", text, (), [] if largest is None else [((), largest)])
+        known = [value for one in seen if (value := getattr(one, field)) is not None]
+        yield gauge(f"kvdiag_rank_imbalance_{name}", text, (), [((), float(max(known)))] if known else [])
 
 
 def source_families(snapshot: Snapshot) -> Iterator[Metric]:

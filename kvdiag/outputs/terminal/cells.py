@@ -1,4 +1,4 @@
-"""What stands in cells of a terminal: texts over several lines, or at both ends of one; durations; marks of bars."""
+"""The cells of a terminal: texts wrapped over several lines or at both ends of one, characters of bars."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from rich.text import Text
 MARKS = 3
 """Combining marks on a character that are looked through for the end of a line; text with more breaks early."""
 
-UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of memory: what it is called, its character, the one for a terminal of ASCII alone, its colour."""
+    """A kind of memory: its title, its character, the one for a terminal of ASCII alone, its colour."""
 
     title: str
     mark: str
@@ -31,20 +29,20 @@ def marked(kind: Kind, *, ascii_only: bool) -> str:
 
 
 def wrapped(text: Text, columns: int, most: int, *, indent: int = 0) -> list[Text]:
-    """The text over at most so many lines, which break at spaces, the last one cut; later lines are indented."""
+    """The text over at most `most` lines, broken at spaces, the last one cut; later lines are indented."""
     breaks = list(islice(_breaks(text.plain, columns, columns - indent), most + 1))
     found = [
         Text(" " * (indent if place else 0)).append(text[start:end].copy())
         for place, (start, end) in enumerate(breaks[:most])
     ]
     if len(breaks) > most:
-        # One character more than there is room for: whoever shows it puts the mark of a cut there.
+        # One character more than fits: the frame puts the mark of a cut there.
         found[-1] = Text(" " * (indent if most > 1 else 0)).append(text[breaks[most - 1][0] :][: 2 * columns])
     return found
 
 
 def _breaks(content: str, first: int, later: int) -> Iterator[tuple[int, int]]:
-    """Where each line begins and ends, by cells: what is longer than a line is cut wherever that is."""
+    """Where each line begins and ends, in cells; a word longer than a line is cut anywhere."""
     start, room = 0, max(first, 1)
     while start < len(content) or start == 0:
         # Characters without a width of their own come along, some of them on each other.
@@ -63,19 +61,10 @@ def _breaks(content: str, first: int, later: int) -> Iterator[tuple[int, int]]:
 
 
 def sides(left: Text, right: Text, width: int) -> Text:
-    """Two texts at the ends of a line; the left one is cut where both do not fit."""
+    """Two texts at the ends of a line; the left one is cut if both do not fit."""
     if cell_len(right.plain) >= width:
         return right
     room = width - right.cell_len - 2
     kept = left.copy()
     kept.truncate(max(room, 0), pad=True)
     return Text.assemble(kept, "  ", right)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest unit of which there are two or more."""
-    for unit, size in UNITS:
-        if seconds >= 2.0 * size:
-            value = seconds / size
-            return f"{value:,.1f} {unit}" if unit in ("d", "h") and value < 10.0 else f"{value:,.0f} {unit}"  # noqa: PLR2004
-    return f"{max(seconds, 0.0):.0f} s"

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kvdiag.comparison import Baseline, Change, Outcome
-from kvdiag.outputs.terminal.text import plain, readable
+from kvdiag.formatting import format_bytes, format_count, format_ratio
+from kvdiag.outputs.presentation import signed
+from kvdiag.outputs.terminal.text import plain
 
 SCHEMA_VERSION = 1
 STYLES: Mapping[Outcome, str] = {
@@ -52,14 +54,14 @@ def _who(baseline: Baseline) -> dict[str, Any]:
 
 
 def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> RenderableType:
-    """A line for each figure, what is not the same with its change."""
+    """One line for each figure, with its change if it differs."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True)
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in changes:
-        change = "" if one.ratio is None or one.outcome == "same" else f"{one.ratio:+.1%}"
+        change = "" if one.ratio is None or one.outcome == "same" else signed(format_ratio(one.ratio))
         table.add_row(
             Text(one.outcome, style=STYLES[one.outcome]),
             plain(one.name),
@@ -79,15 +81,15 @@ def render(before: Baseline, after: Baseline, changes: Sequence[Change]) -> Rend
 
 
 def _title(baseline: Baseline) -> str:
-    engine = " ".join(part for part in (baseline.engine, baseline.engine_version) if part) or "an unknown engine"
-    return f"{engine}, {baseline.model or 'a model without a name'}: {baseline.worst}"
+    engine = " ".join(part for part in (baseline.engine, baseline.engine_version) if part) or "unknown engine"
+    return f"{engine}, {baseline.model or 'unknown model'}: {baseline.worst}"
 
 
 def _value(value: float | None, unit: str) -> str:
     if value is None:
-        return "not seen"
+        return "not measured"
     if unit == "called":
-        return "called" if value else "not called"
+        return "found" if value else "not found"
     if unit.startswith("bytes"):
-        return readable(value)
-    return f"{value:,.4g}" if value % 1 else f"{value:,.0f}"
+        return format_bytes(value)
+    return f"{value:,.4g}" if value % 1 else format_count(value)

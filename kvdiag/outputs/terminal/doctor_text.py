@@ -1,4 +1,4 @@
-"""What `kvdiag doctor` has checked, for a person and as a document (`doctor.schema.json`)."""
+"""The checks of `kvdiag doctor`, for a person and as a document (`doctor.schema.json`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def document(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def render(checks: Sequence[Check], *, ascii_only: bool) -> RenderableType:
-    """One line a check, what to do below it where that is needed, and how many went how."""
+    """One line for each check, its fix below it, and the number of each outcome."""
     table = grid()
     for one in checks:
-        told = Text.assemble((f"{one.id}: ", "bold"), plain(one.found, "dim" if one.outcome == "skip" else ""))
+        line = Text.assemble((f"{one.id}: ", "bold"), plain(one.found, "dim" if one.outcome == "skip" else ""))
         if one.fix is not None:
-            told.append("\n").append(plain(f"{'->' if ascii_only else '→'} {one.fix}"))
-        table.add_row(Text(one.outcome.upper(), style=STYLES[one.outcome]), told)
+            line.append("\n").append(plain(f"{'->' if ascii_only else '→'} {one.fix}"))
+        table.add_row(Text(one.outcome.upper(), style=STYLES[one.outcome]), line)
     counts = [(outcome, sum(one.outcome == outcome for one in checks)) for outcome in STYLES]
     return Group(table, heading(", ".join(f"{count} {outcome}" for outcome, count in counts if count)))

@@ -1,4 +1,4 @@
-"""What is known of the verdicts, for a person or as a document: no timeline is judged here."""
+"""The knowledge base of verdicts, for a person or as a document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS: Mapping[str, str] = {
     "remedy": "Remedy",
     "runbook": "Runbook",
 }
-"""The fields of an entry in the order in which they are needed, and their headings."""
+"""The fields of an entry in reading order, and their headings."""
 
 
 def one(verdict: str, entry: Entry) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def render(verdict: str, entry: Entry) -> RenderableType:
 
 
 def listing(known: Mapping[str, Entry]) -> RenderableType:
-    """Every verdict on a line of its own, with what is seen of it."""
+    """Every verdict on a line of its own, with its symptom."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()

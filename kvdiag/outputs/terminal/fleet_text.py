@@ -1,116 +1,198 @@
-"""Many replicas for a person at a terminal: a table with the worst first, then the worst one in full."""
+"""Many replicas at a terminal: a table with the worst first, what grows in which version, then the worst in full.
+
+Each table is cut, what needs attention first; the JSON document holds every row.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import math
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvdiag.model import Diagnosis
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
-from kvdiag.outputs.terminal import text, versions_text
-from kvdiag.outputs.terminal.text import STYLES, WORDS, gap_list, plain, problems_of
+from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
+from kvdiag.diagnosis.fleet.comparison import Course
+from kvdiag.diagnosis.fleet.components import BY_NAME
+from kvdiag.diagnosis.fleet.verdicts import amount
+from kvdiag.formatting import format_count, format_time
+from kvdiag.model import Finding, Status
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
+from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, WORDS, problems_of, spaced
+from kvdiag.outputs.terminal import text
+from kvdiag.outputs.terminal.text import STYLES, gap_list, headed, heading, plain, problem, unknowns
+from kvdiag.stats import Interval
 
-MAX_ROWS = 40
-"""Of the table, all that are not ok before the others; the rest is counted, and is in the JSON document."""
+MAX_REPLICAS, MAX_ROWS = 40, 20
+"""Rows of the table of replicas, and of each table of versions."""
 
-NAMES = ("cluster", "namespace", "pod")
-GPU_NAMES = ("Hostname", "gpu", "UUID", "uuid")
+LEAST_P = 0.001
+"""Smaller p-values are not distinguished."""
+
+VERSION_ORDER: tuple[Status, ...] = ("fault", "suspect", "ok")
+
+COURSES: tuple[Course, ...] = ("grows", "chance", "untested", "ended", "flat")
+COURSE_STYLES: dict[Course, str] = {"grows": "red", "chance": "magenta", "untested": "magenta"}
+COURSE_WORDS: dict[Course, str] = {
+    "grows": "grows",
+    "chance": "perhaps",
+    "untested": "too few",
+    "ended": "ended",
+    "flat": "flat",
+}
 
 
 def render(result: FleetDiagnosis) -> RenderableType:
     """The whole result."""
-    parts: list[RenderableType] = [_headline(result)]
+    parts: list[RenderableType] = [headed(result.worst, result.sentence)]
     if result.source is not None:
-        parts.append(_where(result.source))
-    parts += [text.heading("Replicas"), _table(result)]
-    left = len(result.judged) - MAX_ROWS
-    if left > 0:
-        parts.append(plain(f"  and {left} more: --output json has them all", "dim"))
-    parts += versions_text.parts(result.fleet)
+        parts.append(_history(result.source))
+    parts += [heading("Replicas"), _replicas(result), *versions(result.fleet)]
     if result.gaps:
-        parts += [text.heading("Not joined"), gap_list(result.gaps)]
+        parts += [heading("Not assigned to a replica"), gap_list(result.gaps)]
     if result.judged:
         worst = result.judged[0]
-        parts += [text.heading(f"In full: {name_of(worst)}"), text.render(worst.diagnosis)]
+        parts += [heading(f"In full: {worst.name}"), text.render(worst.diagnosis)]
     return Group(*parts)
 
 
-def name_of(one: Judged) -> str:
-    """What a replica is called."""
-    told = dict(one.subject)
-    if "trace" in told:
-        return told["trace"]
-    key, _, realm = one.key.partition(" [")
-    where = f" [{realm}" if realm else ""
-    if key.startswith("gpu "):
-        return (" ".join(told[label] for label in GPU_NAMES if told.get(label)) or key) + where
-    if told.get("pod"):
-        return "/".join(told[label] for label in NAMES if told.get(label)) + where
-    return (told.get("instance") or key.partition(" ")[2].lstrip("/")) + where
-
-
-def _headline(result: FleetDiagnosis) -> Text:
-    return Text.assemble((WORDS[result.worst], f"bold {STYLES[result.worst]}"), "  ", plain(sentence(result)))
-
-
-def sentence(result: FleetDiagnosis) -> str:
-    """The verdict in a sentence."""
-    counts = ", ".join(f"{count} {status}" for status, count in result.by_worst.items() if count)
-    replicas = "1 replica" if len(result.judged) == 1 else f"{len(result.judged)} replicas"
-    called = problems_of(result.fleet.findings)
-    return f"{replicas}: {counts}" + (f"; all together {called[0].id}" if called else "")
-
-
-def _where(source: Source) -> RenderableType:
-    first, last = (
-        datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%MZ")
-        for seconds in (source.start_seconds, source.end_seconds)
-    )
+def _history(source: Source) -> RenderableType:
     table = text.grid()
-    table.add_row(Text("history", style="dim"), plain(source.url + (f" {{{source.match}}}" if source.match else "")))
-    table.add_row(Text("time", style="dim"), plain(f"{first} to {last}"))
-    joined = f"readings of different scrapes stand together up to {source.join_seconds:g} s apart"
-    table.add_row(Text("joined", style="dim"), plain(joined))
+    rows = (
+        ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
+        ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),
+        ("joined", source.joined),
+    )
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), plain(value))
     return table
 
 
-def _table(result: FleetDiagnosis) -> RenderableType:
+def _replicas(result: FleetDiagnosis) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("replica", overflow="fold", ratio=2)
     table.add_column("hours", justify="right", no_wrap=True)
-    table.add_column("found", overflow="fold", ratio=3)
-    for one in result.judged[:MAX_ROWS]:
+    table.add_column("result", overflow="fold", ratio=3)
+    for one in result.judged[:MAX_REPLICAS]:
         diagnosis = one.diagnosis
         hours = (diagnosis.end_seconds - diagnosis.start_seconds) / 3600.0
         word = Text(WORDS[diagnosis.worst], style=STYLES[diagnosis.worst])
-        table.add_row(word, plain(name_of(one)), f"{hours:.1f}", plain(found(diagnosis)))
+        table.add_row(word, plain(one.name), format_count(hours), plain(one.summary))
+    left = len(result.judged) - MAX_REPLICAS
+    more = [plain(f"and {left:,} more: --output json lists them all", "dim")] if left > 0 else []
+    return Padding(Group(table, *more), (0, 0, 0, 2))
+
+
+def versions(fleet: Fleet) -> list[RenderableType]:
+    """The comparison of all replicas, by version; nothing if there is just one replica."""
+    if sum(one.replicas for one in fleet.versions) <= 1:
+        return []
+    shown: list[RenderableType] = [heading("Versions"), _versions(fleet)]
+    if fleet.growths:
+        shown += [heading("Growth per hour (median of a version's replicas)"), _growths(fleet.growths)]
+    if fleet.changes:
+        shown += [heading("Growth per hour, compared with the version before"), _changes(fleet.changes)]
+    for finding in problems_of(fleet.findings):
+        shown += [heading(f"All replicas compared: {finding.id}"), problem(finding)]
+    left: list[Finding] = [one for one in fleet.findings if one.status == "unknown"]
+    if left:
+        shown += [heading("All replicas compared: unknown"), unknowns(left)]
+    return shown
+
+
+def _title(version: Version) -> str:
+    return version.version or NOT_REPORTED
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    """Columns by their titles; numbers are right-aligned."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    for title, is_number in columns:
+        if is_number:
+            table.add_column(title, justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold")
+    return table
+
+
+def _versions(fleet: Fleet) -> RenderableType:
+    table = _table(
+        ("", False), ("version", False), ("model", False), ("replicas", True), ("compared", True), ("hours", True)
+    )
+    judged = [(_worst(fleet, one.version), one) for one in fleet.versions]
+    # The oldest first, as they are; only if not all can be shown do the worst come before the others.
+    shown = judged if len(judged) <= MAX_ROWS else sorted(judged, key=lambda one: ORDER.index(one[0]))
+    for worst, one in shown[:MAX_ROWS]:
+        table.add_row(
+            Text(WORDS[worst], style=STYLES[worst]),
+            plain(_title(one.version)),
+            plain(one.version.model or NOT_REPORTED),
+            f"{one.replicas:,}",
+            f"{one.compared:,}",
+            format_count(one.hours),
+        )
+    return _with_rest(table, len(judged))
+
+
+def _worst(fleet: Fleet, version: Version) -> Status:
+    """The worst verdict on a version; what is unknown of all of them does not count."""
+    own = {finding.status for finding in fleet.findings if _is_of(finding, version)}
+    return next((status for status in VERSION_ORDER if status in own), "unknown")
+
+
+def _is_of(finding: Finding, version: Version) -> bool:
+    named = {one.name: one.value for one in finding.evidence}
+    return (named.get("version"), named.get("model")) == (version.title, version.model)
+
+
+def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
+    table = _table(
+        ("", False), ("version", False), ("component", False), ("per hour", True), ("replicas", True), ("p-value", True)
+    )
+    ordered = sorted(growths, key=lambda one: (COURSES.index(one.course), -one.per_hour.middle))
+    for one in ordered[:MAX_ROWS]:
+        table.add_row(
+            Text(COURSE_WORDS[one.course], style=COURSE_STYLES.get(one.course, "green")),
+            plain(_title(one.version)),
+            spaced(one.component),
+            amount(one.per_hour.middle, BY_NAME[one.component].unit),
+            f"{one.replicas:,}",
+            _p_value(one.chance),
+        )
+    return _with_rest(table, len(growths))
+
+
+def _changes(changes: Sequence[VersionChange]) -> RenderableType:
+    table = _table(("", False), ("versions", False), ("component", False), ("more per hour", True), ("p-value", True))
+    ordered = sorted(changes, key=lambda one: (not one.faster, -one.per_hour.middle))
+    for one in ordered[:MAX_ROWS]:
+        table.add_row(
+            Text("faster", style="red") if one.faster else Text("no faster", style="green"),
+            plain(f"{_title(one.older)} to {_title(one.newer)}"),
+            spaced(one.component),
+            _bounds(one.per_hour, one.component),
+            _p_value(one.chance),
+        )
+    return _with_rest(table, len(changes))
+
+
+def _bounds(interval: Interval, component: str) -> str:
+    unit = BY_NAME[component].unit
+    if math.isinf(interval.low) or math.isinf(interval.high):
+        return amount(interval.middle, unit)
+    low, middle, high = (amount(bound, unit) for bound in (interval.low, interval.middle, interval.high))
+    last = high.rpartition(" ")[1:]
+    return f"{middle} ({low.removesuffix(''.join(last))} to {high})"
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.3f}" if value >= LEAST_P else f"< {LEAST_P}"
+
+
+def _with_rest(table: Table, count: int) -> RenderableType:
+    if count > MAX_ROWS:
+        table.add_row("", plain(f"and {count - MAX_ROWS:,} more", "dim"))
     return Padding(table, (0, 0, 0, 2))
-
-
-def found(diagnosis: Diagnosis) -> str:
-    """What a replica shows, in one sentence."""
-    problems = problems_of(diagnosis.findings)
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return f"{problems[0].id}{more}: {problems[0].summary}"
-    if diagnosis.worst == "unknown":
-        return _undecided(diagnosis)
-    told = [one for one in diagnosis.findings if one.status == "ok"]
-    return f"{len(told)} of {len(diagnosis.findings)} verdicts looked at, none found"
-
-
-def _undecided(diagnosis: Diagnosis) -> str:
-    """Why nothing can be said, the most telling reason first."""
-    failed = [gap.reason for gap in diagnosis.gaps if gap.kind == "failed"]
-    if failed:
-        return failed[0]
-    if not diagnosis.samples:
-        return "no samples in this time"
-    unknown = [one for one in diagnosis.findings if one.status == "unknown" and one.id.startswith("leak.")]
-    unknown.sort(key=lambda one: not one.evidence)
-    return f"{unknown[0].id}: {unknown[0].summary}" if unknown else "not enough was seen to judge"

@@ -1,6 +1,6 @@
-"""What a live view has seen since it was opened: the last minutes of every GPU and pool, and at what rate they fill.
+"""The usage of every GPU and pool in the last ten minutes of a live view, and the rate at which each fills.
 
-A rate is a figure, not a verdict: whether growth is a leak is for the diagnosis alone to say, from hours of readings.
+A rate is a figure, not a verdict: whether growth is a leak is decided by the diagnosis alone, from hours of samples.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from kvdiag.model import Snapshot
 from kvdiag.stats import evenly, slope
 
 TRAIL_SECONDS = 600.0
-"""Ten minutes of a pool's fall and rise."""
+"""How far back the view remembers."""
 
 POINT_SECONDS = 5.0
 """Between points: 120 of them cost 2 ms for eight GPUs at each frame, one for each second would cost 16."""
 
 LEAST_SECONDS = 30.0
-"""Watched at least so long before a rate is told: requests come and go within seconds."""
+"""Least time watched before a rate is shown: requests come and go within seconds."""
 
 CLEAR_RATIO = 0.01
-"""Probability of so steep a rise or fall, where there is none, up to which its rate is told."""
+"""A rate is shown if its trend has at most this p-value."""
 
 MINUTE_SECONDS = 60.0
 
@@ -37,10 +37,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How the share in use of one pool or device went. `of` is an engine's label or a device's UUID.
+    """The usage of one pool or device over time. `of` is an engine's label or a device's UUID.
 
-    `recent` holds shares of the whole, oldest first. `per_minute_ratio` is `None` where it neither rises nor falls
-    clearly, or too little was seen to tell; `full_in_seconds`, how long the room lasts at that rate, unless it rises.
+    `recent` holds ratios of the whole, oldest first. `per_minute_ratio` is `None` if the usage neither rises nor falls
+    clearly, or was watched too briefly; `full_in_seconds`, the time until full at that rate, if it does not rise.
     """
 
     of: str
@@ -52,7 +52,7 @@ class Trend:
 
 
 def point(snapshot: Snapshot) -> Point | None:
-    """What a snapshot adds to the trail; `None` where nothing has been read yet."""
+    """The point that a snapshot adds; `None` if nothing has been read yet."""
     newest = snapshot.newest
     if not newest.at_seconds:
         return None
@@ -67,9 +67,9 @@ def point(snapshot: Snapshot) -> Point | None:
 
 
 def longer(trail: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
-    """The trail with a new point at its end, and without what is too old; begun anew where time ran backwards.
+    """The trail with a new point at its end, without points that are too old; restarted if time ran backwards.
 
-    The newest point is replaced as long as it is nearer to the one before it than points are to be.
+    The newest point is replaced while it is closer than `POINT_SECONDS` to the one before it.
     """
     if found is None:
         return tuple(trail)
@@ -81,7 +81,7 @@ def longer(trail: Sequence[Point], found: Point | None) -> tuple[Point, ...]:
 
 
 def trends(trail: Sequence[Point]) -> tuple[Trend, ...]:
-    """The trends of all that the newest point shows: pools first, then devices."""
+    """The trends of everything in the newest point: pools first, then devices."""
     if not trail:
         return ()
     newest = trail[-1]
@@ -94,8 +94,8 @@ def _of_pool(trail: Iterable[Point], engine: str) -> list[tuple[float, float]]:
 
 
 def _of_device(trail: Iterable[Point], uuid: str) -> list[tuple[float, float]]:
-    told = [(one.at_seconds, one.memory_bytes[uuid]) for one in trail if uuid in one.memory_bytes]
-    return [(at_seconds, used / total) for at_seconds, (used, total) in told]
+    known = [(one.at_seconds, one.memory_bytes[uuid]) for one in trail if uuid in one.memory_bytes]
+    return [(at_seconds, used / total) for at_seconds, (used, total) in known]
 
 
 def _trend(name: str, series: list[tuple[float, float]], *, is_pool: bool) -> Trend:

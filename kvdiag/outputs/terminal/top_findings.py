@@ -1,4 +1,4 @@
-"""The findings of a live view, in three lengths, and how long the room lasts by them."""
+"""The findings of a live view, in five lengths, and the time until memory is exhausted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
+from kvdiag.formatting import format_duration
 from kvdiag.model import Diagnosis, Finding, Status
-from kvdiag.outputs.terminal.cells import duration, wrapped
-from kvdiag.outputs.terminal.text import STYLES, WORDS, plain, problems_of
+from kvdiag.outputs.presentation import WORDS, problems_of, unknown_by_reason
+from kvdiag.outputs.terminal.cells import wrapped
+from kvdiag.outputs.terminal.text import STYLES, plain
 
 DETAILS = (4, 3, 2, 1, 0)
 """Forms of the findings, the longest first; see `findings`."""
@@ -21,8 +23,8 @@ MOST_ROWS = 8
 def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[Text]:
     """Findings, the worst first.
 
-    0: a line each. 1: whole sentences of what is wrong. 2: and of what was not found or not told. 3: what is wrong with
-    what to do. 4: all of it.
+    0: one line for each problem. 1: whole sentences of the problems. 2: also what is unknown or was not found.
+    3: problems with their remedies. 4: all of it.
     """
     if diagnosis is None:
         return []
@@ -36,7 +38,7 @@ def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[
     if diagnosis.worst == "unknown" and unknown:
         rows += _unknown(unknown, columns, most)
     elif unknown and detail in WITH_ALL:
-        rows += wrapped(_names("cannot be told", unknown, "unknown"), columns, most, indent=2)
+        rows += wrapped(_names("unknown", unknown, "unknown"), columns, most, indent=2)
     healthy = [one for one in diagnosis.findings if one.status == "ok"]
     if healthy and detail in WITH_ALL:
         rows += wrapped(_names("not found", healthy, "ok"), columns, most, indent=2)
@@ -44,12 +46,9 @@ def findings(diagnosis: Diagnosis | None, columns: int, *, detail: int) -> list[
 
 
 def _unknown(unknown: Iterable[Finding], columns: int, most: int) -> list[Text]:
-    """Why nothing can be told; verdicts with one reason stand together, those of leaks first."""
-    reasons: dict[str, list[str]] = {}
-    for one in unknown:
-        reasons.setdefault(one.summary.removeprefix("cannot tell: "), []).append(one.id)
+    """Why there is no verdict; verdicts with one reason stand together, those of leaks first."""
     rows: list[Text] = []
-    for reason, ids in sorted(reasons.items(), key=lambda pair: -_leaks(pair[1])):
+    for reason, ids in sorted(unknown_by_reason(unknown).items(), key=lambda pair: -_leaks(pair[1])):
         named = plain(", ".join(ids), STYLES["unknown"])
         rows += wrapped(Text.assemble(named, ": ", plain(reason)), columns, most, indent=2)
     return rows
@@ -67,19 +66,18 @@ def _sentence(finding: Finding) -> Text:
     )
 
 
-def _names(what: str, told: Iterable[Finding], status: Status) -> Text:
-    return Text.assemble((f"{what}: ", STYLES[status]), plain(", ".join(one.id for one in told), "dim"))
+def _names(what: str, named: Iterable[Finding], status: Status) -> Text:
+    return Text.assemble((f"{what}: ", STYLES[status]), plain(", ".join(one.id for one in named), "dim"))
 
 
 def exhaustion(diagnosis: Diagnosis | None) -> list[Text]:
-    """How long the room lasts by the findings, from all that was recorded."""
+    """The time until memory is exhausted, by finding, from the whole history."""
     found = []
     for finding in problems_of(diagnosis.findings if diagnosis is not None else ()):
-        told = {one.name: one.value for one in finding.evidence}
-        middle = told.get("time_to_exhaustion")
-        if isinstance(middle, int | float):
-            bounds = [told.get(f"time_to_exhaustion_{name}") for name in ("earliest", "latest")]
-            between = [duration(one) if isinstance(one, int | float) else "never" for one in bounds]
-            line = Text.assemble(plain(finding.id, "bold"), (f"  room for {duration(middle)}", "bold"))
-            found.append(line.append(f" ({' to '.join(between)})", style="dim"))
+        growth = finding.growth
+        if growth is not None and growth.exhaustion_seconds is not None:
+            bounds = (growth.exhaustion_low_seconds, growth.exhaustion_high_seconds)
+            between = " to ".join("never" if one is None else format_duration(one) for one in bounds)
+            left = f"  full in {format_duration(growth.exhaustion_seconds)}"
+            found.append(Text.assemble(plain(finding.id, "bold"), (left, "bold"), (f" ({between})", "dim")))
     return found

@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 from tests.fixtures.once import cache, made_once
 
 PACKAGE = "chromium-headless-shell"
+INSTALLED = (PACKAGE, "chromium", "chromium-browser", "google-chrome")
 FETCH_SECONDS = 300.0
 
 MOVED = """
@@ -39,11 +40,18 @@ class BrowserEnvError(Exception):
 
 
 def program() -> tuple[Path, dict[str, str]]:
-    """The browser as it is installed, else Debian's package unpacked in the cache; and the environment it needs."""
-    installed = next((found for name in (PACKAGE, "chromium") if (found := shutil.which(name))), None)
-    if installed is not None:
+    """Debian's package unpacked in the cache, else a browser that is installed; and the environment it needs.
+
+    The tests' own copy comes first: it is the same program everywhere. An installed one may be another version, or a
+    wrapper script that reads settings of its own.
+    """
+    try:
+        root = made_once(cache() / "chromium", _fetch)
+    except BrowserEnvError:
+        installed = next((found for name in INSTALLED if (found := shutil.which(name))), None)
+        if installed is None:
+            raise
         return Path(installed), dict(os.environ)
-    root = made_once(cache() / "chromium", _fetch)
     libraries = [str(path) for path in sorted((root / "usr" / "lib").glob("*-linux-gnu*"))]
     libraries += [str(path / "pulseaudio") for path in map(Path, libraries)]
     own = {"LD_LIBRARY_PATH": ":".join(libraries)}
@@ -161,7 +169,7 @@ def browsing() -> Iterator[Browser]:
         command = [
             *(sys.executable, "-ISc", MOVED, *map(str, theirs), str(path)),
             # It opens files that the tests made, as root in a container too.
-            *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-background-networking"),
         ]
         with subprocess.Popen(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvdiag
-from kvdiag.commands.serve import LISTEN
+from kvdiag.commands.options.serve_options import LISTEN
 from tests.fixtures.require import require
 from tests.integration.deploy.manifests import DEPLOY, ROOT, documents, option
 

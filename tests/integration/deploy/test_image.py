@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvdiag.commands.serve import LISTEN
+from kvdiag.commands.options.serve_options import LISTEN
 from tests.fixtures.hostile import eventually
 from tests.fixtures.require import require
 from tests.integration.deploy.manifests import DEPLOY, ROOT

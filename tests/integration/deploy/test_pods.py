@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 
 import kvdiag
-from kvdiag.commands.serve import LISTEN
+from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.feeds.recording.segment_store import MAX_BYTES
 from tests.integration.deploy.manifests import (
     PODS,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from tests.fixtures.require import needs_program
 from tests.integration.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "kvdiag.service"
 MOST_EXPOSED = 20
 """Tenths of systemd's own score, where 100 is a service without any protection."""
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing here")
+# `security --offline` came with systemd 250.
+needs_systemd = needs_program("systemd-analyze", "--version", least=(250,))
 
 
 def settings() -> Iterator[tuple[str, str]]:

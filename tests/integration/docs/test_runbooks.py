@@ -15,8 +15,8 @@ import click
 import pytest
 
 from kvdiag.commands import cli
-from kvdiag.diagnosis import soak_verdicts
 from kvdiag.diagnosis.fleet import verdicts as fleet_verdicts
+from kvdiag.diagnosis.growth import soak_verdicts
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
 from kvdiag.diagnosis.postmortem import case

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fixtures.once import cache, made_once
-from tests.integration.prometheus.server import free_port, unpack_package, wait_until_ready
+from tests.integration.prometheus.server import free_port, own_or_installed, unpack_package, wait_until_ready
 
 NAMES = ("prometheus-alertmanager", "amtool")
 
@@ -28,17 +26,14 @@ class AlertPrograms:
 
 
 def alert_programs() -> AlertPrograms:
-    """Alertmanager as it is installed, else Debian's package unpacked in the cache; about 10 s the first time.
+    """Debian's package unpacked in the cache, else Alertmanager as it is installed; about 10 s the first time.
 
     Raises:
         PrometheusEnvError: it cannot be had.
 
     """
-    installed = [shutil.which(name) for name in NAMES]
-    if all(installed):
-        return AlertPrograms(alertmanager=Path(installed[0] or ""), amtool=Path(installed[1] or ""))
-    folder = made_once(cache() / "alertmanager", _fetch)
-    return AlertPrograms(alertmanager=folder / NAMES[0], amtool=folder / NAMES[1])
+    server, tool = own_or_installed("alertmanager", _fetch, NAMES)
+    return AlertPrograms(alertmanager=server, amtool=tool)
 
 
 def _fetch(folder: Path) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,26 @@ class Programs:
 
 
 def programs() -> Programs:
-    """Prometheus as it is installed, else Debian's package unpacked in the cache; about 15 s the first time."""
-    installed = [shutil.which(name) for name in ("prometheus", "promtool")]
-    if all(installed):
-        return Programs(prometheus=Path(installed[0] or ""), promtool=Path(installed[1] or ""))
-    folder = made_once(cache() / "prometheus", _fetch)
-    return Programs(prometheus=folder / "prometheus", promtool=folder / "promtool")
+    """Debian's package unpacked in the cache, else Prometheus as it is installed; about 15 s the first time."""
+    server, tool = own_or_installed("prometheus", _fetch, ("prometheus", "promtool"))
+    return Programs(prometheus=server, promtool=tool)
+
+
+def own_or_installed(folder: str, fetch: Callable[[Path], None], names: Sequence[str]) -> list[Path]:
+    """Programs of the tests' own copy, since others' versions differ; where it cannot be had, those on PATH.
+
+    Raises:
+        PrometheusEnvError: there are neither.
+
+    """
+    try:
+        made = made_once(cache() / folder, fetch)
+    except PrometheusEnvError:
+        installed = [found for name in names if (found := shutil.which(name))]
+        if len(installed) < len(names):
+            raise
+        return [Path(found) for found in installed]
+    return [made / name for name in names]
 
 
 def _fetch(folder: Path) -> None:

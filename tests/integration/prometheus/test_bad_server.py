@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from kvdiag.commands.histories import fleet_history
+from kvdiag.commands import fleet_history
 from kvdiag.sources import prometheus_api
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged
@@ -80,7 +80,11 @@ def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] 
         pytest.param(["--start", "soon"], "--start 'soon' is no time", id="no time"),
         pytest.param(["--start", "nan"], "--start 'nan' is no time", id="no number"),
         pytest.param(["--start", "2026-11-21T00:00:00Z"], "to end after it starts", id="starts after its end"),
-        pytest.param(["--header", "X-Scope-OrgID"], "'X-Scope-OrgID' is no header: give it as NAME:VALUE", id="header"),
+        pytest.param(
+            ["--header", "X-Scope-OrgID"],
+            "what was given with --header is no header: give it as NAME:VALUE",
+            id="header",
+        ),
         pytest.param(["--header", "A:b\nC:d"], "'A' is no header", id="two headers in one"),
         pytest.param(["--token", "a", "--user", "b"], "give either --user or --token-file", id="two credentials"),
         pytest.param(["--password", "a"], "a password needs --user", id="a password alone"),

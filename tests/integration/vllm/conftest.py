@@ -1,7 +1,8 @@
 """Real vLLM servers for the tests beside this file.
 
 A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
-group, which one worker takes.
+group, which one worker takes. `make test` starts one server alone, `meddling`: healthy, with the agent, and leaking for
+the length of a test. What wants another server, or takes long on this one, carries the mark `long`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ SUBJECTS: Mapping[str, Subject] = {
         env={
             "PYTHONPATH": str(PLUGINS),
             "VLLM_PLUGINS": "leak_blocks",
-            "KVDIAG_TEST_LEAKED_BLOCKS": str(LEAKED_BLOCKS_PER_REQUEST),
+            "KVDIAG_TEST_LEAKED_BLOCKS": str(PLUGINS / "leaked-blocks"),
         },
     ),
     "sliding_window": Subject(model="mistral-sliding"),
@@ -100,11 +101,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(_shared(item)))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Whatever wants a server of its own is long."""
+    fixtures = {*getattr(item, "fixturenames", ())}
+    if HERE in item.path.parents and fixtures & {"subject_run", "guarded_server", "engine_told"}:
+        item.add_marker("long")
+
+
 def _shared(item: pytest.Function) -> str:
     subject = item.get_closest_marker("subject")
     if subject is not None:
         return f"vllm-{subject.args[0]}"
-    shared = [name for name in ("meddling", "guarded_server", "engine_told", "server") if name in item.fixturenames]
+    shared = [name for name in ("meddling", "guarded_server", "engine_told") if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
 
 
@@ -126,10 +134,9 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
 
 
 @pytest.fixture(scope="session")
-def server(vllm: VllmHome) -> Iterator[Engine]:
+def server(meddling: Meddling) -> Engine:
     """As vLLM comes: blocks of 128 tokens, prefix caching on. Left idle by every test that uses it."""
-    with vllm.engine("default") as engine:
-        yield engine
+    return meddling.server
 
 
 @pytest.fixture(scope="session")

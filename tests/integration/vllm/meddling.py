@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from tests.integration.vllm.engine import Engine
 PLUGINS = Path(__file__).with_name("plugins")
 LIMIT_SECONDS = 60.0
 
+# A lone API server keeps the name of its program.
+PROCESSES = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python"]
+
 
 def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
     """What a server needs to have both the agent and the plugin, of the agent's environment."""
@@ -21,8 +25,9 @@ def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {
         **agent,
         "PYTHONPATH": f"{agent['PYTHONPATH']}:{PLUGINS}",
-        "VLLM_PLUGINS": "kvdiag_agent,meddle",
+        "VLLM_PLUGINS": "kvdiag_agent,meddle,leak_blocks",
         "KVDIAG_TEST_MEDDLE": str(folder),
+        "KVDIAG_TEST_LEAKED_BLOCKS": str(folder / "leaked-blocks"),
     }
 
 
@@ -59,6 +64,16 @@ class Meddling:
         draft.replace(self.folder / "word")
         wait_for(lambda: all(answer["done"] == self._number for answer in self.answers().values()))
 
+    @contextmanager
+    def leaking(self, blocks_per_request: int) -> Iterator[None]:
+        """Have the engine keep so many blocks of every request that ends in the block; afterwards they are released."""
+        file = self.folder / "leaked-blocks"
+        file.write_text(str(blocks_per_request))
+        try:
+            yield
+        finally:
+            file.unlink()
+
     def tried(self) -> dict[int, int]:
         """How often each process's agent has tried to publish."""
         return {pid: answer["tried"] for pid, answer in self.answers().items()}
@@ -82,6 +97,12 @@ class Meddling:
         living = self.server.pids()
         found = {pid: self.folder / f"answer-{pid}.json" for pid in living}
         return {pid: json.loads(path.read_text()) for pid, path in found.items() if path.exists()}
+
+
+def published(folder: Path) -> dict[int, dict[str, Any]]:
+    """Every publication of agents by its process."""
+    told = [json.loads(path.read_text()) for path in folder.glob("agent-*.json")] if folder.is_dir() else []
+    return {one["process"]["pid"]: one for one in told}
 
 
 def wait_for(reached: Callable[[], bool]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,19 +14,10 @@ from kvdiag.sources.agents import TorchAllocatorSource
 from tests.integration.vllm import gauges, harms
 from tests.integration.vllm.cli import kvdiag, started
 from tests.integration.vllm.engine import Engine
-from tests.integration.vllm.meddling import LIMIT_SECONDS, Meddling, wait_for
+from tests.integration.vllm.meddling import LIMIT_SECONDS, PROCESSES, Meddling, published, wait_for
 from tests.integration.vllm.side_by_side import asked, completion, side_by_side
 
 pytestmark = pytest.mark.real_vllm
-
-# A lone API server keeps the name of its program.
-PROCESSES = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python"]
-
-
-@pytest.fixture(scope="module")
-def server(meddling: Meddling) -> Engine:
-    """The server of two workers whose agents are in haste."""
-    return meddling.server
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +26,12 @@ def folder(meddling: Meddling) -> Path:
     return meddling.published
 
 
-def published(folder: Path) -> dict[int, dict[str, Any]]:
-    """Every publication by its process."""
-    told = [json.loads(path.read_text()) for path in folder.glob("agent-*.json")] if folder.is_dir() else []
-    return {one["process"]["pid"]: one for one in told}
-
-
 def test_every_process_publishes_again_and_again(server: Engine, folder: Path) -> None:
     """API server, engine core and both workers have a file each, which is renewed; without a GPU it has no device."""
-    # GIVEN
     first = published(folder)
 
-    # WHEN
     wait_for(lambda: all(published(folder)[pid]["sequence"] >= one["sequence"] + 2 for pid, one in first.items()))
 
-    # THEN
     living = {pid: one for pid, one in published(folder).items() if pid in server.pids()}
     titles = sorted(one["process"]["title"] for one in living.values())
     workers = [one["ranks"] for one in living.values() if "Worker" in one["process"]["title"]]
@@ -68,10 +48,11 @@ def sequence(folder: Path, pid: int) -> int:
     return int(told[pid]["sequence"]) if pid in told else 0
 
 
-@pytest.mark.parametrize("harm", harms.HARMS)
+@pytest.mark.parametrize(
+    "harm", [harm if harm is harms.torch_broken else pytest.param(harm, marks=pytest.mark.long) for harm in harms.HARMS]
+)
 def test_server_does_not_feel_what_happens_to_the_agent(meddling: Meddling, folder: Path, harm: harms.Harm) -> None:
     """Answers are the same and take as long, in turns with what happens and without, and the agents go on after it."""
-    # GIVEN
     server, held = meddling.server, dict[int, int]()
     wait_for(lambda: len([pid for pid in published(folder) if pid in server.pids()]) >= len(PROCESSES))
     workers = server.pids("VLLM::Worker")
@@ -95,10 +76,8 @@ def test_server_does_not_feel_what_happens_to_the_agent(meddling: Meddling, fold
         elif harm is not harms.gone:
             assert all(told[pid]["sequence"] < tried[pid] for pid in workers)
 
-    # WHEN
     actual = side_by_side(server, harmed, in_effect)
 
-    # THEN
     assert 1 == len(actual.undisturbed.texts | actual.disturbed.texts)
     assert not actual.slower, actual
     # The next publication may have begun while things were still as they were.
@@ -107,14 +86,13 @@ def test_server_does_not_feel_what_happens_to_the_agent(meddling: Meddling, fold
     assert [{}] * len(PROCESSES) == [one["errors"] for pid, one in published(folder).items() if pid in server.pids()]
 
 
+@pytest.mark.long
 def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
     """A worker that lives and publishes nothing is named with its age; once it runs again it answers as before."""
-    # GIVEN
     expected = completion(server)
     worker = server.pids("VLLM::Worker_TP1")[0]
     source = TorchAllocatorSource(folder)
 
-    # WHEN
     os.kill(worker, signal.SIGSTOP)
     try:
         wait_for(lambda: any("stuck" in gap.reason for gap in source.read()[1]))
@@ -122,7 +100,6 @@ def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
     finally:
         os.kill(worker, signal.SIGCONT)
 
-    # THEN
     told = [gap["reason"] for gap in result.document["gaps"] if "stuck" in gap["reason"]]
     assert 1 == len(told)
     assert f"VLLM::Worker_TP1 {worker} has published nothing for" in told[0]
@@ -131,9 +108,9 @@ def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
     wait_for(lambda: not any("stuck" in gap.reason for gap in source.read()[1]))
 
 
+@pytest.mark.long
 def test_stopped_reader_is_not_felt(server: Engine, folder: Path) -> None:
     """A kvdiag that is stopped in the middle of its run, with requests open, holds nobody up."""
-    # GIVEN
     expected = asked(server, 2).texts
     with started("run", "--url", server.url, "--agent-dir", str(folder)) as reader:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LIMIT_SECONDS)
@@ -144,34 +121,14 @@ def test_stopped_reader_is_not_felt(server: Engine, folder: Path) -> None:
         # WHEN
         while_stopped = asked(server, 6)
 
-    # THEN
     assert expected == while_stopped.texts
     gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
 
 
 def test_reader_knows_that_a_server_without_a_gpu_holds_none(server: Engine, folder: Path) -> None:
     """The audit reads every process's file, finds nothing wrong with one, and says that none holds GPU memory."""
-    # WHEN
     result = kvdiag("audit", "--url", server.url, "--agent-dir", str(folder), "--output", "json")
 
-    # THEN
     told = [gap for gap in result.document["gaps"] if gap["source"] == "torch_allocator"]
     reason = "no process that has an agent holds GPU memory through torch"
     assert [{"source": "torch_allocator", "kind": "absent", "reason": reason}] == told
-
-
-@pytest.mark.kills_the_server
-def test_killed_server_leaves_stale_files(server: Engine, folder: Path) -> None:
-    """What a killed server's processes have published last stays, and is read as of processes that have ended."""
-    # GIVEN
-    pids = {pid for pid in published(folder) if pid in server.pids()}
-
-    # WHEN
-    server.kill()
-
-    # THEN
-    assert len(PROCESSES) == len(pids)
-    assert pids <= set(published(folder))
-    allocators, gaps = TorchAllocatorSource(folder).read()
-    assert allocators is None
-    assert pids <= {pid for pid in pids for gap in gaps if f" {pid} has ended" in gap.reason}

@@ -13,7 +13,7 @@ from tests.fixtures.hostile import Answer, Hostile, Peer
 from tests.integration.vllm.cli import Result, kvdiag
 from tests.integration.vllm.engine import Engine
 
-pytestmark = pytest.mark.real_vllm
+pytestmark = [pytest.mark.real_vllm, pytest.mark.long]
 
 
 def without_salts(url: str) -> Answer:

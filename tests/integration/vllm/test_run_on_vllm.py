@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from kvdiag.sources.agents import TorchAllocatorSource
 from tests.integration.vllm import gauges
 from tests.integration.vllm.cli import Result, finished, kvdiag, started
 from tests.integration.vllm.conftest import API_KEY, LEAKED_BLOCKS_PER_REQUEST, SubjectRun
 from tests.integration.vllm.engine import Engine
+from tests.integration.vllm.meddling import PROCESSES, Meddling, published
+from tests.integration.vllm.side_by_side import completion
 from tests.integration.vllm.traffic import LOAD_LIMIT_SECONDS, SETTLE_LIMIT_SECONDS, other_traffic
 
 pytestmark = pytest.mark.real_vllm
@@ -43,54 +46,57 @@ def assert_one_line(result: Result, *words: str) -> None:
 
 def test_healthy_server_is_ok_and_its_numbers_are_exact(server: Engine) -> None:
     """A healthy server is called ok, and every step's blocks are what the tokens need, to the block."""
-    # GIVEN
     block_tokens = gauges.block_tokens(server.url)
 
-    # WHEN
     result = kvdiag("run", "--url", server.url, "--output", "json")
 
-    # THEN
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert_exact(result, block_tokens)
 
 
 def test_the_doctor_sees_all_of_a_server(server: Engine) -> None:
     """Of a real server beside it, kvdiag can see everything but the GPU that is not there."""
-    # WHEN
     result = kvdiag("doctor", "--url", server.url, "--output", "json")
 
-    # THEN
     outcomes = {one["id"]: one["outcome"] for one in result.document["checks"]}
     assert {"pass"} == {outcome for check, outcome in outcomes.items() if check.startswith("engine.")}, outcomes
     assert (2, "fail") == (result.code, outcomes["gpu.driver"])
 
 
-@pytest.mark.subject("leak")
-def test_blocks_that_stay_held_are_a_leak(subject_run: SubjectRun) -> None:
-    """Blocks that an engine keeps after its requests have ended are a fault, with their exact number as evidence."""
-    # GIVEN an engine that keeps two blocks of every request it finishes, without prefix caching, in blocks of 32
-
-    # WHEN
-    run = subject_run
-
-    # THEN
-    finding = run.result.finding("leak.kv_blocks")
+def assert_leak(result: Result, held_blocks: int) -> None:
+    """The blocks that the engine still holds are a fault, with their exact number as evidence."""
+    finding = result.finding("leak.kv_blocks")
     in_blocks = [one["value"] for one in finding["evidence"] if one["unit"] == "blocks"]
-    assert (run.result.code, finding["status"]) == (2, "fault"), run.result.not_ok
-    assert run.block_tokens == 32
-    assert run.held_blocks_after >= 10 * LEAKED_BLOCKS_PER_REQUEST
-    assert run.held_blocks_after in in_blocks
-    assert run.result.step("single_request")["status"] == "fault"
-    assert run.result.step("concurrent")["status"] == "ok"
+    assert (result.code, finding["status"]) == (2, "fault"), result.not_ok
+    assert held_blocks >= 10 * LEAKED_BLOCKS_PER_REQUEST
+    assert held_blocks in in_blocks
+    assert result.step("single_request")["status"] == "fault"
+    assert result.step("concurrent")["status"] == "ok"
+
+
+def test_blocks_that_stay_held_are_a_leak(meddling: Meddling) -> None:
+    """An engine that keeps two blocks of every request is told apart from the same engine once it keeps none."""
+    url = meddling.server.url
+    with meddling.leaking(LEAKED_BLOCKS_PER_REQUEST):
+        result = kvdiag("run", "--url", url, "--output", "json")
+        held_blocks = gauges.held_blocks(url)
+    assert_leak(result, held_blocks)
+    completion(meddling.server)
+    gauges.wait_until(url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
+
+
+@pytest.mark.subject("leak")
+def test_a_leak_of_small_blocks_without_prefix_caching_is_found_too(subject_run: SubjectRun) -> None:
+    """Nor does it depend on the pool's settings: the same leak in blocks of 32 tokens."""
+    assert subject_run.block_tokens == 32
+    assert_leak(subject_run.result, subject_run.held_blocks_after)
 
 
 @pytest.mark.parametrize((), [pytest.param(marks=pytest.mark.subject(name), id=name) for name in ("fp8", "mla")])
 def test_other_ways_to_store_keys_and_values_are_exact_too(subject_run: SubjectRun) -> None:
     """Latent attention, and an fp8 cache in other blocks without prefix caching, are judged as exactly."""
-    # GIVEN / WHEN
     run = subject_run
 
-    # THEN
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
     assert run.held_blocks_after == 0
     assert_exact(run.result, run.block_tokens)
@@ -102,10 +108,8 @@ def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     # GIVEN a window of 1,024 tokens
     window_tokens = 1024
 
-    # WHEN
     run = subject_run
 
-    # THEN
     long_context = run.result.step("long_context")
     touched = window_tokens // run.block_tokens + 1
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
@@ -116,10 +120,8 @@ def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
 @pytest.mark.subject("hybrid")
 def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: SubjectRun) -> None:
     """Where sliding and full layers share the pool, blocks are what the model's config makes of the tokens."""
-    # GIVEN / WHEN
     run = subject_run
 
-    # THEN
     steps = [run.result.step(step) for step in REQUESTS_OF_STEP]
     assert (run.result.code, run.result.document["worst"]) == (0, "ok"), run.result.not_ok
     assert [step["status"] for step in steps] == ["ok", "ok", "ok"]
@@ -133,10 +135,8 @@ def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: Subje
 @pytest.mark.subject("data_parallel")
 def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: SubjectRun) -> None:
     """Two engines behind one address are one server with two pools, and the blocks of both are added up exactly."""
-    # GIVEN / WHEN
     result = subject_run.result
 
-    # THEN
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert [pool["engine"] for pool in result.document["subject"]["pools"]] == ["0", "1"]
     assert subject_run.held_blocks_after == 0
@@ -148,25 +148,19 @@ def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: Subject
 )
 def test_missing_or_wrong_key_is_one_line(guarded_server: Engine, key: str | None, words: str) -> None:
     """A server that wants a key, or another one, ends the run with one line that says which."""
-    # GIVEN
     given = [] if key is None else ["--api-key", key]
 
-    # WHEN
     result = kvdiag("run", "--url", guarded_server.url, *given)
 
-    # THEN
     assert_one_line(result, words)
 
 
 def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> None:
     """With its key, a server that admits 2,048 tokens is healthy, and the steps say what they were scaled down to."""
-    # GIVEN
     env = {"KVDIAG_API_KEY": API_KEY}
 
-    # WHEN
     result = kvdiag("run", "--url", guarded_server.url, "--output", "json", env=env)
 
-    # THEN
     assert (result.code, result.document["worst"]) == (0, "ok"), result.not_ok
     assert_exact(result, block_tokens=128)
     for step in ("concurrent", "long_context"):
@@ -175,57 +169,54 @@ def test_small_context_scales_the_steps_and_says_so(guarded_server: Engine) -> N
 
 def test_other_traffic_is_refused(server: Engine) -> None:
     """Somebody else's requests would be measured as the run's own, so it does not start."""
-    # GIVEN
     with other_traffic(server):
-        # WHEN
         result = kvdiag("run", "--url", server.url, "--output", "json")
 
-    # THEN
     assert_one_line(result, "traffic", "--force")
 
 
+@pytest.mark.long
 def test_forced_run_says_what_it_cannot_tell(server: Engine) -> None:
     """Forced beside other traffic it runs, finds no fault, and says of what it cannot tell that the traffic is why."""
-    # GIVEN
     with other_traffic(server):
-        # WHEN
         result = kvdiag("run", "--url", server.url, "--output", "json", "--force")
 
-    # THEN
     unknown = [step for step in result.document["steps"] if step["status"] == "unknown"]
     assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
     assert [step["id"] for step in unknown if "traffic" in step["summary"]], result.not_ok
     assert "fault" not in {one["status"] for one in (*result.document["steps"], *result.document["findings"])}
 
 
+@pytest.mark.long
 @pytest.mark.kills_the_server
-def test_server_killed_in_the_middle_is_unknown(server: Engine) -> None:
-    """A server that dies under the run leaves a document that says unknown, and no traceback."""
-    # GIVEN
+def test_killed_server_is_unknown_and_leaves_stale_files(meddling: Meddling) -> None:
+    """A server that dies under the run leaves a document that says unknown, and publications of ended processes."""
+    server, folder = meddling.server, meddling.published
+    pids = {pid for pid in published(folder) if pid in server.pids()}
     with started("run", "--url", server.url, "--output", "json") as run:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
-
-        # WHEN
         server.kill()
         result = finished(run)
-
-    # THEN
     assert (result.code, result.document["worst"]) == (3, "unknown"), result.not_ok
     assert "Traceback" not in result.stderr
 
+    assert len(PROCESSES) == len(pids)
+    assert pids <= set(published(folder))
+    allocators, gaps = TorchAllocatorSource(folder).read()
+    assert allocators is None
+    assert pids <= {pid for pid in pids for gap in gaps if f" {pid} has ended" in gap.reason}
 
+
+@pytest.mark.long
 def test_interrupted_run_cancels_its_requests_and_keeps_what_it_saw(server: Engine, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a step ends its requests, closes the trace and exits with 3."""
-    # GIVEN
     trace = tmp_path / "partial.jsonl.gz"
     with started("run", "--url", server.url, "--record", str(trace)) as run:
         gauges.wait_until(server.url, gauges.loaded, limit_seconds=LOAD_LIMIT_SECONDS)
 
-        # WHEN
         run.send_signal(signal.SIGINT)
         result = finished(run)
 
-    # THEN
     gauges.wait_until(server.url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
     assert result.code == 3, result.stdout
     assert "interrupted" in result.stderr

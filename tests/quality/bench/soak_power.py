@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from kvdiag.diagnosis.soak import Cycle
+from kvdiag.diagnosis.growth.soak_cycles import Cycle
 from tests.builders.soak_series import MODELS, Kind, contents, cycles_of, readings, soaked
 from tests.builders.values import MIB
 from tests.quality.bench.table import note

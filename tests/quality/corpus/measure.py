@@ -226,9 +226,8 @@ def watch_leak(drawn: Drawn, leak: Leak) -> FoundServer:
 def _exhaustion_ratio(diagnosis: Diagnosis, leak: Leak) -> float | None:
     """The time that is said to be left over the time that the leak will take for the same room."""
     for finding in diagnosis.findings:
-        told = {one.name: one.value for one in finding.evidence}
-        room, left = told.get("room"), told.get("time_to_exhaustion")
-        if finding.status in {"suspect", "fault"} and isinstance(room, int | float) and isinstance(left, int | float):
-            truth = room / (leak.mb_per_hour * 10**6 / HOUR)
-            return left / truth if truth > 0.0 else None
+        growth = finding.growth
+        if finding.status in {"suspect", "fault"} and growth is not None and growth.exhaustion_seconds is not None:
+            truth = (growth.room_bytes or 0) / (leak.mb_per_hour * 10**6 / HOUR)
+            return growth.exhaustion_seconds / truth if truth > 0.0 else None
     return None

@@ -14,8 +14,7 @@ import click
 
 from kvdiag import comparison
 from kvdiag.commands import main
-from kvdiag.commands.options.durations import Duration
-from kvdiag.commands.options.sizes import Size
+from kvdiag.commands.options.common import Duration, Size
 from kvdiag.diagnosis.request_failures import parse_oom
 from kvdiag.engines.vllm.lengths import parse_lengths
 from kvdiag.engines.vllm.metrics import parse_caches, parse_engines, parse_pools, parse_version
@@ -130,7 +129,7 @@ def _request(data: bytes) -> None:
 
 def _history(data: bytes) -> None:
     """The body of an answer of Prometheus."""
-    answer = prometheus_api._decoded(data)  # noqa: SLF001  the bytes come no other way than through an HTTP client
+    answer = prometheus_api._decoded(data, "x")  # noqa: SLF001  no other way in without a server
     if answer is None:
         return
     with contextlib.suppress(Unreadable):

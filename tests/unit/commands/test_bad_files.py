@@ -60,7 +60,9 @@ A_BOX = f"{NO_TRACE}; to judge an agent's black box, add --postmortem"
             id="a field that would clear the screen",
         ),
         pytest.param(
-            b"\x1f\x8b" + b"garbage" * 99, "cannot read TRACE: Unknown compression method", id="corrupt, packed"
+            b"\x1f\x8b" + b"garbage" * 99,
+            "cannot read TRACE: Unknown compression method: the file is damaged",
+            id="corrupt, packed",
         ),
     ],
 )
@@ -93,18 +95,22 @@ def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:
     assert (3, "unknown") == (actual.code, actual.document["worst"])
 
 
-@pytest.mark.parametrize("place", ["nowhere/trace.jsonl", ".", "full"])
+@pytest.mark.parametrize("place", ["nowhere/trace.jsonl", ".", "/dev/full", "link"])
 def test_place_for_the_trace_is_checked_first(tmp_path: Path, place: str) -> None:
     """A trace that cannot be written is said before anything is asked of the server."""
     # GIVEN
-    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "link").symlink_to("elsewhere")
 
     # WHEN
     with Hostile(SERVER) as server:
         actual = refusal("run", "--url", server.url, "--record", str(tmp_path / place))
 
     # THEN
-    problems = {"nowhere/trace.jsonl": "No such file or directory", ".": "Is a directory"}
+    problems = {
+        "nowhere/trace.jsonl": "No such file or directory",
+        ".": "Is a directory",
+        "link": "it is a symbolic link; give the file itself",
+    }
     assert f"cannot record to {tmp_path / place}: {problems.get(place, 'No space left on device')}" == actual
     assert "/v1/completions" not in server.requests
 

@@ -22,12 +22,12 @@ WRONG_SERVERS = [
     pytest.param({"/v1/models": HTML}, f"the answer is not JSON: {CHECK}", id="HTML everywhere"),
     pytest.param(
         {"/v1/models": reply("", status=401)},
-        "401 on /v1/models: the server wants a key, pass --api-key",
+        "401 on /v1/models: the server requires an API key: pass --api-key together with the server's address",
         id="401",
     ),
     pytest.param(
         {"/v1/models": reply("", status=403)},
-        "403 on /v1/models: the server wants a key, pass --api-key",
+        "403 on /v1/models: the server requires an API key: pass --api-key together with the server's address",
         id="403",
     ),
     pytest.param(

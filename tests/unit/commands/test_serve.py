@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.commands import main
-from kvdiag.commands.serve import address
+from kvdiag.commands.options.serve_options import address
 from kvdiag.errors import KvdiagError
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually, refused_port

@@ -37,11 +37,11 @@ async def crowd(port: int) -> list[bytes]:
                 writer.transport.abort()
         return b""
 
-    held = [asyncio.create_task(asked(b"GET /metrics HTTP/1.1\r\nX-Slow: ")) for _ in range(SLOW)]
+    held = [asyncio.create_task(asked(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")) for _ in range(SLOW)]
     await asyncio.sleep(0)
     try:
         return await asyncio.gather(
-            *(asked(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n") for _ in range(CROWD))
+            *(asked(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") for _ in range(CROWD))
         )
     finally:
         for task in held:

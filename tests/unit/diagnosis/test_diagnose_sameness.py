@@ -51,7 +51,7 @@ def told(diagnosis: Diagnosis) -> tuple[object, ...]:
         diagnosis.worst,
         statuses(diagnosis.findings),
         diagnosis.steps,
-        sorted((line.component, line.bytes, line.source) for line in diagnosis.ledger),
+        sorted((line.component, line.bytes, line.provenance) for line in diagnosis.ledger),
     )
 
 

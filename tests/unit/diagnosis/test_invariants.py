@@ -97,7 +97,7 @@ def _said(diagnosis: Diagnosis, rename: Callable[[str], str] = lambda text: text
         return re.sub(r"\b(GPU |gpu_)\d+", r"\1", rename(text))
 
     def line(one: LedgerLine) -> tuple[object, ...]:
-        return (one.uuid or "", one.component, one.bytes, one.source, plain(one.detail))
+        return (one.uuid or "", one.component, one.bytes, one.provenance, plain(one.detail))
 
     return (
         diagnosis.worst,

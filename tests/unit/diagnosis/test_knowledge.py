@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.diagnosis.by_nvml import likely_and_other
+from kvdiag.diagnosis.growth.attribution import likely_and_other
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 
 ROOT = Path(__file__).parents[3]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,26 +105,11 @@ def test_the_document_holds_every_replica() -> None:
     assert 90.0 == document["source"]["join_tolerance_seconds"]
 
 
-def test_the_table_says_why() -> None:
-    """A line for each replica: what was found, or why nothing could be."""
-    # WHEN
+def test_the_table_says_why(golden: Callable[[str, str], None]) -> None:
+    """A line for each replica: what was found, or why there is no verdict; within 80 columns."""
     lines = text(FLEET)
-
-    # THEN
     assert max(map(len, lines)) <= 80
-    assert "FAULT  5 replicas: 1 fault, 3 unknown, 1 ok" == lines[0]
-    whole = " ".join(" ".join(lines).split())
-    for told in (
-        "FAULT x/leaking",
-        "5 of 6,144 KV blocks",
-        "leak.kv_blocks: cannot tell: no two samples in a row saw every engine idle",
-        "00:00 to 01:00 could not be read: disk gone",
-        "no samples in this time",
-        "nvml absent: GPU of two",
-        "In full: x/leaking",
-        "up to 90 s apart",
-    ):
-        assert told in whole
+    golden("terminal/fleet.txt", "\n".join(lines) + "\n")
 
 
 def test_nobody_is_unknown() -> None:
@@ -138,7 +124,7 @@ def test_a_long_table_is_cut() -> None:
     many = tuple(replace(REPLICAS[-1], key=f"pod /x/{number}") for number in range(50))
 
     # THEN
-    assert "  and 10 more: --output json has them all" in text(replace(FLEET, judged=many))
+    assert any(line.strip().startswith("and 10 more") for line in text(replace(FLEET, judged=many)))
 
 
 def test_names_from_outside_do_no_harm() -> None:

@@ -126,7 +126,9 @@ def test_the_whole_document_of_a_diagnosis() -> None:
             ),
         ),
         ledger=(
-            LedgerLine(gpu=0, uuid="GPU-a", component="unaccounted", bytes=-5, source="computed", detail="nobody's"),
+            LedgerLine(
+                gpu=0, uuid="GPU-a", component="unaccounted", bytes=-5, provenance="computed", detail="nobody's"
+            ),
         ),
         gaps=(Gap(source="nvml", kind="absent", reason="no driver"),),
     )
@@ -134,7 +136,7 @@ def test_the_whole_document_of_a_diagnosis() -> None:
     actual = document(diagnosis)
     # THEN
     expected = {
-        "schema_version": 1,
+        "schema_version": 2,
         "worst": "fault",
         "subject": {
             "url": "http://127.0.0.1:8000",
@@ -182,6 +184,9 @@ def test_the_whole_document_of_a_diagnosis() -> None:
                 "status": "fault",
                 "summary": "84 blocks",
                 "evidence": [{"name": "held", "value": 84, "unit": "blocks", "source": "engine"}],
+                "holder": None,
+                "growth": None,
+                "imbalance": None,
                 "likely_cause": "a plugin",
                 "confirm": "stop all traffic",
                 "remedy": "restart",
@@ -228,7 +233,7 @@ def _drop(*path: str | int) -> Callable[[Json], None]:
 
 
 MUTATIONS: dict[str, Callable[[Json], None]] = {
-    "another version": _set("schema_version", to=2),
+    "another version": _set("schema_version", to=1),
     "a status that does not exist": _set("worst", to="healthy"),
     "no verdict": _drop("worst"),
     "a field of its own": _set("extra", to=1),
@@ -299,7 +304,7 @@ def test_an_audit_shows_devices_and_lines() -> None:
     """The audit's document has what is there and what is used of each device."""
     # GIVEN a device and one whose memory is not told
     sample = Sample(at_seconds=1.0, devices=(device(used_bytes=GIB), device(1, used_bytes=None)))
-    line = LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=GIB, source="computed")
+    line = LedgerLine(gpu=0, uuid="GPU-0", component="unaccounted", bytes=GIB, provenance="computed")
     # WHEN it is written
     actual = audit_document(facts(World()), sample, (line,), (NO_NVML,))
     # THEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.model import (
-    Evidence,
     Facts,
     FailedAllocation,
     Finding,
+    GrowthFigures,
     HostProcess,
+    ImbalanceFigures,
     PressureThresholds,
     Sample,
     Snapshot,
@@ -34,7 +36,7 @@ from tests.fixtures.require import require
 from tests.integration.prometheus.server import PrometheusEnvError, programs
 from tests.unit.feeds.strategies import FACTS, SAMPLES
 
-GOLDEN = Path(__file__).with_name("metrics.prom")
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics" / "page.prom"
 
 NEWEST = Sample(
     at_seconds=1_000.5,
@@ -71,30 +73,26 @@ SOURCES = (
 )
 
 
-GROWTH: dict[str, float | str] = {
-    "holder": "vllm 100",
-    "growth_per_hour": 360.0 * MIB,
-    "room": 720.0 * MIB,
-    "time_to_exhaustion_earliest": 3600.0,
-    "time_to_exhaustion": 7200.0,
-    "time_to_exhaustion_latest": 14400.0,
-}
-
-
-def figures(**told: float | str) -> tuple[Evidence, ...]:
-    """The evidence of a finding that holds these."""
-    return tuple(Evidence(name=name, value=value, unit="", source="computed") for name, value in told.items())
+GROWTH = GrowthFigures(
+    bytes_per_second=0.1 * MIB,
+    low_bytes_per_second=0.05 * MIB,
+    high_bytes_per_second=0.2 * MIB,
+    room_bytes=720 * MIB,
+    exhaustion_seconds=7200.0,
+    exhaustion_low_seconds=3600.0,
+    exhaustion_high_seconds=14400.0,
+)
 
 
 def snapshot(newest: Sample = NEWEST, known: Facts | None = None, refused_total: int = 0) -> Snapshot:
     """A server that leaks blocks, whose host memory lasts two hours more, and one of whose ranks holds more."""
     diagnosis = judged(World(leaked_blocks_per_request=4))
-    host = replace(finding(diagnosis, "leak.host"), status="suspect", evidence=figures(**GROWTH))
+    host = replace(finding(diagnosis, "leak.host"), status="suspect", holder="vllm 100", growth=GROWTH)
     uneven = Finding(
         id="imbalance.rank",
         status="suspect",
         summary="",
-        evidence=figures(beyond_the_others=float(GIB), kv_tokens_lost=8192.0),
+        imbalance=ImbalanceFigures(excess_bytes=GIB, lost_tokens=8192),
     )
     kept = tuple(one for one in diagnosis.findings if one.id in ("leak.kv_blocks", "benign.warmup"))
     return Snapshot(
@@ -130,13 +128,9 @@ def named(shown: Snapshot, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(value for _, value in key[1]): value for key, value in series(shown).items() if key[0] == name}
 
 
-def test_the_golden_page() -> None:
+def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
     """Every name, label, help and value of a whole page; a change here is one for rules and dashboards."""
-    # WHEN
-    actual = page(snapshot())
-
-    # THEN
-    assert GOLDEN.read_text(encoding="utf-8") == actual
+    golden("metrics/page.prom", page(snapshot()))
 
 
 def test_promtool_has_nothing_to_say() -> None:

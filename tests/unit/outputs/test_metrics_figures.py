@@ -9,6 +9,7 @@ import pytest
 from kvdiag.model import (
     Engine,
     Finding,
+    GrowthFigures,
     HostProcess,
     Sample,
     Status,
@@ -16,15 +17,15 @@ from kvdiag.model import (
 from kvdiag.outputs.metrics.families import MAX_SERIES
 from tests.builders.values import MIB, allocator, device, engine, pool
 from tests.builders.worlds import World, facts
-from tests.unit.outputs.test_metrics import GROWTH, NEWEST, figures, named, series, snapshot
+from tests.unit.outputs.test_metrics import GROWTH, NEWEST, named, series, snapshot
 
 
 def test_growth_has_the_bounds_of_the_time_that_is_left() -> None:
-    """The room over its earliest and latest end gives the most and the least growth, in bytes per second."""
+    """In bytes per second, with the holder beside it."""
     # GIVEN
     shown = snapshot()
 
-    # THEN 720 MiB last one to four hours
+    # THEN
     assert {("leak.host",): 0.1 * MIB} == named(shown, "kvdiag_growth_bytes_per_second")
     assert {("leak.host",): 0.2 * MIB} == named(shown, "kvdiag_growth_high_bytes_per_second")
     assert {("leak.host",): 0.05 * MIB} == named(shown, "kvdiag_growth_low_bytes_per_second")
@@ -46,7 +47,8 @@ def test_of_several_holders_the_one_that_fills_first_is_told() -> None:
             id="leak.host",
             status=status,
             summary="",
-            evidence=figures(holder=holder, growth_per_hour=growth, time_to_exhaustion=left),
+            holder=holder,
+            growth=GrowthFigures(bytes_per_second=growth / 3600.0, exhaustion_seconds=left),
         )
         for holder, status, growth, left in told
     ]
@@ -65,9 +67,8 @@ def test_a_growth_without_an_end_has_no_latest_time() -> None:
     # GIVEN
     before = snapshot()
     assert before.diagnosis is not None
-    told = {**GROWTH}
-    del told["time_to_exhaustion_latest"]
-    found = Finding(id="leak.host", status="suspect", summary="", evidence=figures(**told))
+    endless = replace(GROWTH, low_bytes_per_second=0.0, exhaustion_high_seconds=None)
+    found = Finding(id="leak.host", status="suspect", summary="", growth=endless)
 
     # WHEN
     shown = replace(before, diagnosis=replace(before.diagnosis, findings=(found,)))
@@ -164,8 +165,7 @@ def test_ten_thousand_of_everything_are_a_page_of_bounded_size() -> None:
         host=tuple(HostProcess(pid=number + 1, name="x" * 1000, resident_bytes=number) for number in range(many)),
     )
     found = tuple(
-        Finding(id=f"verdict.{number}", status="suspect", summary="", evidence=figures(**GROWTH))
-        for number in range(many)
+        Finding(id=f"verdict.{number}", status="suspect", summary="", growth=GROWTH) for number in range(many)
     )
     before = snapshot(claimed)
     assert before.diagnosis is not None

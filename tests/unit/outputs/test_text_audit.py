@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kvdiag.ledger import ledger
 from kvdiag.model import Facts, Sample
-from kvdiag.outputs.terminal.text import readable, render_audit
+from kvdiag.outputs.terminal.text import render_audit
 from tests.builders.runs import judged
-from tests.builders.values import GIB, KIB, MIB, NO_ANSWER, NO_NVML, device, pool, process
+from tests.builders.values import GIB, NO_ANSWER, NO_NVML, device, pool, process
 from tests.builders.worlds import World, facts
 from tests.unit.outputs.texts import parts, piped
 
@@ -22,10 +20,10 @@ def test_an_audit_heads_each_gpu_with_its_lines() -> None:
     found = parts(text)
 
     # THEN
-    assert "20.00 GiB used of 24.00 GiB, 4.00 GiB free (83% taken)" in found["GPU 0  NVIDIA Test"]
+    assert "20.0 GiB of 24.0 GiB used" in found["GPU 0  NVIDIA Test"]
     assert "kv_pool" in found["GPU 0  NVIDIA Test"]
     assert "memory cannot be read" == found["GPU 1  NVIDIA Test"].strip()
-    assert "connection refused" in found["Not seen"]
+    assert "connection refused" in found["Missing data"]
 
 
 def test_an_audit_of_slices_gives_each_its_own_lines() -> None:
@@ -49,26 +47,4 @@ def test_an_audit_without_a_device_shows_the_pool() -> None:
     found = parts(piped(render_audit(facts(World()), (), sample, (NO_NVML,))))
 
     # THEN
-    assert "kv_free" in found["KV pool, as the engine reports it (no device was seen)"]
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (KIB, "1.00 KiB"),
-        (MIB - KIB, "1,023.00 KiB"),
-        (MIB - 6, "1,023.99 KiB"),
-        (MIB - 5, "1.00 MiB"),
-        (GIB - 1, "1.00 GiB"),
-        (1 - GIB, "-1.00 GiB"),
-        (3 * MIB // 2, "1.50 MiB"),
-        (-2 * GIB, "-2.00 GiB"),
-        (2000 * GIB, "2,000.00 GiB"),
-    ],
-)
-def test_bytes_are_readable(size: int, text: str) -> None:
-    """Sizes come with the unit that suits them, negative ones with their sign."""
-    # THEN
-    assert text == readable(size)
+    assert "kv_free" in next(part for title, part in found.items() if title.startswith("KV pool"))

@@ -58,7 +58,9 @@ class Shell:
     def ask(self, request: str, **headers: str) -> Answer:
         """One request."""
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        return asyncio.run(self.exchange(f"{request} HTTP/1.1\r\nHost: x\r\n{lines}Connection: close\r\n\r\n".encode()))
+        return asyncio.run(
+            self.exchange(f"{request} HTTP/1.1\r\nHost: localhost\r\n{lines}Connection: close\r\n\r\n".encode())
+        )
 
 
 @contextmanager

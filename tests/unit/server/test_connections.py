@@ -18,8 +18,8 @@ def test_slow_clients_hold_nobody_up() -> None:
 
     # GIVEN
     async def slow_and_quick(serving: Shell) -> tuple[int, int]:
-        slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nX: "))
-        quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n")
+        slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: "))
+        quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return quick.status, (await slow).status
 
     # WHEN
@@ -39,7 +39,7 @@ def test_connections_are_bounded() -> None:
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert await asyncio.to_thread(eventually, lambda: len(places) == 2)
         try:
-            third = (await serving.exchange(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")).status
+            third = (await serving.exchange(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).status
         except ConnectionError:
             third = 0
         return third, [(await one).status for one in waiting]
@@ -72,11 +72,11 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
     "head",
     [
         b"GET /-/ready HTTP/1.0",
-        b"GET /-/ready HTTP/1.1\r\nConnection: Close",
-        b"GET /-/ready HTTP/1.1\r\nContent-Length: 4",
-        b"GET /-/ready HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 0",
-        b"GET /-/ready HTTP/1.1\r\nConnection: close\r\nConnection: keep-alive",
-        b"POST /-/ready HTTP/1.1\r\nTransfer-Encoding: chunked",
+        b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: Close",
+        b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4",
+        b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nContent-Length: 0",
+        b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nConnection: keep-alive",
+        b"POST /-/ready HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked",
         b"nonsense",
     ],
     ids=["HTTP/1.0", "asked to", "a body", "a body of two lengths", "asked to and not", "a chunked body", "no request"],
@@ -84,7 +84,7 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
 def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head: bytes) -> None:
     """Nothing after a request with a body, or after what is none, is taken for a request."""
     # WHEN
-    answer = asyncio.run(serving.exchange(head + b"\r\n\r\n" + b"GET /metrics HTTP/1.1\r\n\r\n"))
+    answer = asyncio.run(serving.exchange(head + b"\r\n\r\n" + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"))
 
     # THEN
     assert "close" == answer.headers["connection"]
@@ -95,7 +95,7 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     """Who does not come back is waited for no longer than that; nor is who comes back with half a request."""
 
     async def until_closed(serving: Shell, more: bytes) -> bytes:
-        return (await serving.exchange(b"GET /-/ready HTTP/1.1\r\n\r\n" + more)).body
+        return (await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n" + more)).body
 
     # WHEN
     with shell(snapshot(), request_seconds=0.3, idle_seconds=0.3) as serving:
@@ -130,7 +130,7 @@ def test_answers_under_way_end_in_silence() -> None:
     looked_at = threading.Event()
     mistakes: list[dict[str, object]] = []
 
-    async def allow(_: str) -> bool:
+    async def allow(*_: str) -> bool:
         looked_at.set()
         await asyncio.Event().wait()
         return True
@@ -153,12 +153,15 @@ def test_answers_under_way_end_in_silence() -> None:
 def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
     """A client that sends hundreds of requests without a pause has all of them answered, and others have their turn."""
     # GIVEN
-    requests = b"GET /-/ready HTTP/1.1\r\n\r\n" * 500 + b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n"
+    requests = (
+        b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500
+        + b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
 
     async def both() -> tuple[int, bool]:
         greedy = asyncio.create_task(serving.exchange(requests))
         await asyncio.sleep(0)
-        other = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nConnection: close\r\n\r\n")
+        other = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return (await greedy).body.count(b"HTTP/1.1 200 OK"), other.status == 200
 
     # WHEN

@@ -138,7 +138,7 @@ def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
                     socket.create_connection(("127.0.0.1", serving.port), timeout=20) as plain,
                     trust.wrap_socket(plain, server_hostname="127.0.0.1") if encrypted else plain as connection,
                 ):
-                    connection.sendall(b"GET /-/ready HTTP/1.1\r\n\r\n")
+                    connection.sendall(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     return connection.recv(4096).startswith(b"HTTP/1.1 200")
             except OSError:
                 return False  # they are not slow yet

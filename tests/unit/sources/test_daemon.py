@@ -84,7 +84,7 @@ VIEWS: Mapping[str, Callable[[], View]] = {
 
 def down() -> tuple[Any, ...]:
     """The sources of a daemon whose server does not answer."""
-    return tuple(replace(one, up=one.source != "vllm") for one in view().snapshot.sources)
+    return tuple(replace(one, up=one.source != "engine") for one in view().snapshot.sources)
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -125,14 +125,17 @@ def test_it_is_read_over_http() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"metrics": reply("", status=401)}, "it wants a name and a password, or refuses those given: pass --user"),
+        (
+            {"metrics": reply("", status=401)},
+            "authentication required: pass --attach URL, --user",
+        ),
         ({"metrics": reply("", status=403)}, "it does not let us in"),
         ({"ledger": reply("", status=404)}, "there is no /api/v1/ledger: is it `kvdiag serve`, and of this version"),
         ({"metrics": reply("up 1\n")}, "is not what `kvdiag serve` does: its page has no kvdiag_build_info"),
         ({"metrics": reply("<html>")}, "is not what `kvdiag serve` does"),
         ({"metrics": reply("# " + "x" * MAX_PAGE_CHARACTERS)}, "its page is too large"),
         ({"ledger": reply_json([])}, "something else stands where an object should"),
-        ({"ledger": reply_json({"schema_version": 2})}, "its documents have version 2, this kvdiag reads 1"),
+        ({"ledger": reply_json({"schema_version": 3})}, "its documents have version 3"),
         ({"diagnosis": reply("nope")}, "not JSON"),
         ({"diagnosis": reply_json({"schema_version": 1, "window": {}, "worst": "fine"})}, "'fine' is no status"),
         ({"ledger": silent()}, "no whole answer within 1 s"),

@@ -28,6 +28,16 @@ def test_listener_is_found_with_its_children(host: str) -> None:
     assert (tuple(sorted(server.pids)), ()) == actual
 
 
+def test_a_listener_of_another_address_is_not_the_server() -> None:
+    """Anybody can listen on the same port of another loopback address."""
+    # WHEN
+    with listening(SERVER) as server:
+        actual, _ = find_server(f"http://127.0.0.2:{server.port}")
+
+    # THEN
+    assert actual is None
+
+
 def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
     """With several API servers the one that started them is theirs, where it runs vLLM by the same interpreter."""
     # WHEN

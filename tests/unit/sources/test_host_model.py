@@ -116,15 +116,15 @@ def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_config_is_read_as_json(tmp_path: Path) -> None:
-    """The model's config.json is kept as the JSON that it is, without its white space."""
+    """Of the model's config.json the fields that are known are kept, without white space."""
     # GIVEN
-    (tmp_path / "config.json").write_text('{\n "num_hidden_layers":  4 }\n')
+    (tmp_path / "config.json").write_text('{\n "model_type": "llama", "num_hidden_layers":  4, "token": 1 }\n')
 
     # WHEN
     actual = model_config(str(tmp_path))
 
     # THEN
-    assert '{"num_hidden_layers": 4}' == actual
+    assert '{"model_type": "llama", "num_hidden_layers": 4}' == actual
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,7 @@ def test_config_is_read_as_json(tmp_path: Path) -> None:
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"<html>", id="HTML"),
+        pytest.param(b'{"auths": {}}', id="another program's"),
         pytest.param(b"\xff\xfe\xff", id="binary"),
         pytest.param(b"[" * 100_000, id="nested without end"),
         pytest.param(b'{"a": ' + b"9" * 5000 + b"}", id="a number without end"),

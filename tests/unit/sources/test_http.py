@@ -81,10 +81,22 @@ CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 ANSWERS = [
     pytest.param(reply("", status=404), ("absent", 404, f"404 on /metrics/: {CHECK}"), id="404"),
     pytest.param(
-        reply("", status=401), ("failed", 401, "401 on /metrics/: the server wants a key, pass --api-key"), id="401"
+        reply("", status=401),
+        (
+            "failed",
+            401,
+            "401 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+        ),
+        id="401",
     ),
     pytest.param(
-        reply("", status=403), ("failed", 403, "403 on /metrics/: the server wants a key, pass --api-key"), id="403"
+        reply("", status=403),
+        (
+            "failed",
+            403,
+            "403 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+        ),
+        id="403",
     ),
     pytest.param(
         reply("", status=302, Location="http://127.0.0.1:1/"),

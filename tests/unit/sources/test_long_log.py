@@ -81,6 +81,6 @@ def test_silent_pipe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     held = os.open(pipe, os.O_RDWR)
 
     # THEN
-    with pytest.raises(KvdiagError, match="has told nothing"):
+    with pytest.raises(KvdiagError, match="has sent nothing"):
         read_long_log(pipe)
     os.close(held)

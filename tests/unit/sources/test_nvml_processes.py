@@ -19,8 +19,8 @@ def test_processes_that_hide_something(stand_in: StandIn, client: Client) -> Non
     """Memory that the driver does not tell, or tells as 0, is unknown, and so are names that are missing or no text."""
     # GIVEN
     running = (
-        Running(pid=1, name="no memory told"),
-        Running(pid=2, used_bytes=0, name="seen from another pid namespace"),
+        Running(pid=1, name="untold"),
+        Running(pid=2, used_bytes=0, name="elsewhere"),
         Running(pid=3, used_bytes=GIB),
         Running(pid=4, used_bytes=GIB, name="bytes \udcff"),
     )
@@ -31,8 +31,8 @@ def test_processes_that_hide_something(stand_in: StandIn, client: Client) -> Non
 
     # THEN
     processes = (
-        Process(pid=1, used_bytes=None, name="no memory told"),
-        Process(pid=2, used_bytes=None, name="seen from another pid namespace"),
+        Process(pid=1, used_bytes=None, name="untold"),
+        Process(pid=2, used_bytes=None, name="elsewhere"),
         Process(pid=3, used_bytes=GIB),
         Process(pid=4, used_bytes=GIB),
     )

@@ -202,11 +202,11 @@ def test_hung_read_does_not_keep_the_process() -> None:
     # GIVEN
     script = """
 import asyncio, threading
-from kvdiag.sources.worker_thread import Patient, StillBusy
+from kvdiag.sources.worker_thread import ThreadedReader, ReadTimeout
 
 try:
-    asyncio.run(Patient(threading.Event().wait, "for ever").ask(0.01))
-except StillBusy as busy:
+    asyncio.run(ThreadedReader(threading.Event().wait, "for ever").ask(0.01))
+except ReadTimeout as busy:
     print(busy.name)
 """
 
@@ -225,10 +225,10 @@ def test_calls_of_a_loop_are_left_behind() -> None:
     # GIVEN more calls than threads, one of which never comes back
     script = """
 import asyncio, threading
-from kvdiag.sources.worker_thread import Leavable
+from kvdiag.sources.worker_thread import DaemonThreadPool
 
 async def main():
-    asyncio.get_running_loop().set_default_executor(Leavable(most_threads=2))
+    asyncio.get_running_loop().set_default_executor(DaemonThreadPool(most_threads=2))
     hung = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
     found = await asyncio.gather(
         *(asyncio.to_thread(divmod, 7, divisor) for divisor in (2, 3, 0)), return_exceptions=True

@@ -40,7 +40,7 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
 
     # WHEN
     now = 5.0
-    os.utime(tmp_path / NAME, (time.time() + 1000,) * 2)
+    os.utime(tmp_path / NAME, (time.time() + 4,) * 2)
     stuck, gaps = source.read()
     write(tmp_path, changed("sequence", 18))
     renewed, _ = source.read()

@@ -92,26 +92,34 @@ def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: st
     [
         (0o777, STRANGER, False),
         (0o777, 0, False),
-        (0o770, STRANGER, True),
+        (0o770, STRANGER, False),
+        (0o750, STRANGER, True),
         (0o2777, 0, True),
         (0o2777, STRANGER, False),
     ],
-    ids=["anybody's folder", "anybody's, our group", "closed folder", "volume of a pod", "volume, another group"],
+    ids=[
+        "anybody's folder",
+        "anybody's, our group",
+        "a group's folder",
+        "closed folder",
+        "volume of a pod",
+        "volume, another group",
+    ],
 )
 def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     tmp_path: Path, folder_mode: int, group: int, believed: bool
 ) -> None:
-    """In a folder that anybody can write to, a file of an unknown user is a gap."""
-    # GIVEN
-    os.chown(write(tmp_path), STRANGER, group)
+    """In a folder that others can write to, a file of an unknown user is a gap, whatever process it speaks of."""
+    # GIVEN a file of a process that cannot be seen from here
+    os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
 
     # WHEN
     found, gaps = read(tmp_path)
 
     # THEN
-    assert believed == (found == (READ,))
-    assert believed != any(f"user {STRANGER} wrote it" in gap for gap in gaps)
+    assert believed == (found == (replace(READ, pid_seen=False, unverified=True),))
+    assert believed != any(f"user {STRANGER}" in gap for gap in gaps)
 
 
 def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:

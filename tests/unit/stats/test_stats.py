@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from random import Random
 from statistics import median
 from time import process_time
@@ -94,22 +93,6 @@ def test_load_beside_the_series_is_not_its_trend() -> None:
     assert alone.p_rising < 0.01 < beside.p_rising
     assert rising.p_rising < 0.01
     assert pytest.approx(0.05, abs=0.005) == rising.per_step
-
-
-def test_beside_load_leaves_the_trend() -> None:
-    """What the load explains is taken out, and the trend of what is left stays."""
-    # GIVEN
-    random = seeded("beside")
-    load = [random.random() for _ in range(60)]
-    values = [100.0 + 2.0 * number + 500.0 * each for number, each in enumerate(load)]
-
-    # WHEN
-    actual = stats.beside_load(values, [load])
-
-    # THEN
-    assert pytest.approx(2.0) == stats.theil_sen(actual)
-    assert pytest.approx([2.0] * 59) == [later - earlier for earlier, later in pairwise(actual)]
-    assert tuple(values) == stats.beside_load(values, [[1.0] * 60])
 
 
 @pytest.mark.parametrize(
@@ -205,21 +188,6 @@ def test_jumps_are_taken_out_and_counted() -> None:
     assert stats.Levelled(values=(4.0,), ups=0, downs=0) == stats.without_jumps([4.0], 6.0, 1.0)
 
 
-def test_what_follows_a_series_shares_its_steps() -> None:
-    """Memory that follows the load shares its steps; one that only rises and levels off with it does not."""
-    # GIVEN
-    random = seeded("share")
-    load = [random.random() for _ in range(60)]
-    follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
-    highest = [max(load[: number + 1]) for number in range(60)]
-    saturating = [1.0 - math.exp(-number / 15) for number in range(60)]
-
-    # THEN
-    assert stats.steps_share(follows, load) > 0.8
-    assert stats.steps_share(saturating, highest) < 0.5
-    assert (0.0, 0.0) == (stats.steps_share([1.0] * 9, load[:9]), stats.steps_share(load[:9], [1.0] * 9))
-
-
 def test_steps_of_the_load_are_no_jumps() -> None:
     """Memory that follows a load which comes and goes has no jumps of its own."""
     # GIVEN
@@ -231,13 +199,6 @@ def test_steps_of_the_load_are_no_jumps() -> None:
 
     # THEN
     assert (3, 0) == (alone.downs, beside.ups + beside.downs)
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 10))
-def test_running_minima_are_the_lowest_of_each_window(values: list[int], window: int) -> None:
-    """Each is the lowest of the readings of its window, the reading itself among them."""
-    expected = tuple(float(min(values[max(place - window, 0) : place + 1])) for place in range(len(values)))
-    assert expected == stats.running_minima(range(len(values)), values, window)
 
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=60), st.integers(1, 12))
@@ -284,13 +245,11 @@ def test_a_day_at_one_reading_a_second_is_quick() -> None:
     cells = stats.blocks(times, sizes, times[-1], 1440.0, 60)
     smooth = stats.without_jumps([median(cell) for cell in cells], 6.0, 24.0 * 2**20)
     slope, drift = stats.slope(smooth.values), stats.drift_tail(smooth.values, 12)
-    floors = stats.running_minima(times, sizes, 3600.0)
     took = process_time() - begin
 
     # THEN
     report(f"a day at 1 Hz: {took:.3f} s")
     assert None not in (slope, drift)
-    assert min(sizes) == min(floors)
     assert took <= 0.3
 
 
@@ -300,27 +259,6 @@ def test_every_null_model_is_what_it_says() -> None:
         first, again, other = (memory(name, seed, hours=1.0) for seed in (1, 1, 2))
         assert first == again
         assert name == "pool" or first[1] != other[1]
-
-
-def test_bend_tells_growth_that_ends_from_growth_that_goes_on() -> None:
-    """What levels off bends down for certain, what speeds up bends up, and a line in noise does neither."""
-    # GIVEN
-    random = seeded("bend")
-    noise = [random.gauss(0.0, 1.0) for _ in range(60)]
-    levels_off = [50.0 * (1.0 - math.exp(-step / 15.0)) + noise[step] for step in range(60)]
-    speeds_up = [0.03 * step * step + noise[step] for step in range(60)]
-    line = [step + noise[step] for step in range(60)]
-
-    # WHEN
-    down, up, straight = (stats.bend(values) for values in (levels_off, speeds_up, line))
-
-    # THEN
-    assert down is not None
-    assert up is not None
-    assert straight is not None
-    assert (True, True) == (down.p_rising > 0.99, up.p_rising < 0.01)
-    assert 0.05 < straight.p_rising < 0.95
-    assert stats.bend([1.0, 2.0, 3.0]) is None
 
 
 def test_jump_of_several_steps_is_one() -> None:
@@ -349,3 +287,42 @@ def test_another_clock_straightens_what_runs_by_it() -> None:
     assert pytest.approx([3.0 * step for step in range(7)]) == list(actual or ())
     assert stats.evenly([1.0] * 7, clock) is None
     assert stats.evenly([], []) is None
+
+
+def test_load_is_found_by_differences_and_a_trend_is_not() -> None:
+    """Memory that follows the load has its sensitivity; what only rises has none, whatever the load does."""
+    # GIVEN
+    random = seeded("share")
+    load = [random.random() for _ in range(60)]
+    follows = [3.0 * each + random.gauss(0.0, 0.2) for each in load]
+
+    # THEN
+    (found,) = stats.sensitivities(follows, [load], 0.25)
+    assert pytest.approx(3.0, rel=0.1) == found
+    assert (0.0,) == stats.sensitivities([2.0 * step for step in range(60)], [load], 0.25)
+    assert (0.0, 0.0) == stats.sensitivities([1.0] * 9, [load[:9], [2.0] * 9], 0.25)
+
+
+def test_slope_error_is_wider_where_noise_remembers() -> None:
+    """Of white noise it is the textbook's; autocorrelated noise of the same size widens it."""
+    # GIVEN
+    random = seeded("error")
+    white, kept, level = [], [], 0.0
+    for _ in range(400):
+        push = random.gauss(0.0, 1.0)
+        level = 0.7 * level + math.sqrt(1.0 - 0.49) * push
+        white.append(push)
+        kept.append(level)
+
+    # THEN
+    textbook = math.sqrt(12.0 / 400.0) / 400.0
+    assert pytest.approx(textbook, rel=0.25) == stats.slope_error(white, 0.0)
+    assert stats.slope_error(kept, 0.0) > 1.8 * textbook
+    assert pytest.approx(0.0, abs=1e-9) == stats.slope_error([2.0 * step for step in range(50)], 2.0)
+
+
+def test_missing_bins_lie_between_their_neighbours() -> None:
+    """And are not made up where too many are missing."""
+    assert [1.0, 1.0, 2.0, 3.0, 3.0] == stats.interpolated([None, 1.0, None, 3.0, None], 0.4)
+    assert stats.interpolated([None, 1.0, None, 3.0, None], 0.5) is None
+    assert stats.interpolated([None], 0.0) is None

@@ -192,14 +192,14 @@ def test_equal_figures_of_both_versions_are_no_comparison() -> None:
             True,
             "torch_live",
             "fault",
-            "keep growing, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and do not come back",
+            "keep growing, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and do not come back",
         ),
         (19.0, 19.9, True, "torch_live", "suspect", "a bounded cache fills for up to 12 h"),
         (19.0, 20.0, False, "torch_live", "suspect", "the replicas' load was not told"),
-        (19.0, 20.0, True, "torch_cache", "suspect", "cache that still reaches its largest shape looks the same"),
-        (19.0, 20.0, True, "device_beside_torch", "suspect", "a neighbour on every device would look the same"),
-        (19.0, 20.0, True, "device_beside_processes", "suspect", "processes of other containers are not listed"),
-        (19.0, 20.0, True, "process_beside_torch", "fault", "and do not come back"),
+        (19.0, 20.0, True, "torch_unused", "suspect", "cache that still reaches its largest shape looks the same"),
+        (19.0, 20.0, True, "device_outside_torch", "suspect", "a neighbour on every device would look the same"),
+        (19.0, 20.0, True, "unlisted", "suspect", "processes of other containers are not listed"),
+        (19.0, 20.0, True, "outside_torch", "fault", "and do not come back"),
     ],
 )
 def test_doubt_is_the_components_or_the_lifes(
@@ -219,12 +219,12 @@ def test_doubt_is_the_components_or_the_lifes(
     ("component", "verdict", "source", "unit"),
     [
         ("torch_live", "leak.device_torch", "torch", "bytes"),
-        ("torch_cache", "fragmentation.allocator", "torch", "bytes"),
-        ("process_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
-        ("device_beside_torch", "leak.device_non_torch", "nvml", "bytes"),
-        ("process", "leak.device_torch", "nvml", "bytes"),  # of vLLM, whose memory is torch's
+        ("torch_unused", "fragmentation.allocator", "torch", "bytes"),
+        ("outside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("device_outside_torch", "leak.device_non_torch", "nvml", "bytes"),
+        ("server", "leak.device_torch", "nvml", "bytes"),  # of vLLM, whose memory is torch's
         ("device", "leak.device_torch", "nvml", "bytes"),
-        ("device_beside_processes", "baseline.foreign_memory", "nvml", "bytes"),
+        ("unlisted", "baseline.foreign_memory", "nvml", "bytes"),
         ("kv_held_idle", "leak.kv_blocks", "engine", "blocks"),
         ("host_anonymous", "leak.host", "host", "bytes"),
         ("host_resident", "leak.host", "host", "bytes"),
@@ -247,7 +247,7 @@ def test_every_unit_is_some_components() -> None:
 
 @pytest.mark.parametrize(
     ("component", "status"),
-    [("device_beside_torch", "fault"), ("device", "fault"), ("device_beside_processes", "suspect")],
+    [("device_outside_torch", "fault"), ("device", "fault"), ("unlisted", "suspect")],
 )
 def test_older_version_acquits_what_is_around_both(component: str, status: str) -> None:
     """A neighbour on every device would be around the older version as well; an unlisted container need not."""
@@ -280,7 +280,7 @@ def test_held_blocks_fill_no_cache() -> None:
             six(SIX, ended=True),
             "ok",
             (
-                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and have come "
+                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and have come "
                 "to an end: warm-up or a cache that fills, not a leak"
             ),
         ),
@@ -342,7 +342,7 @@ def test_bounds_that_are_none_are_not_told() -> None:
 def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
     """A flat total acquits both leaks of a device; one that is not tested leaves both open, by the same words."""
     # WHEN
-    flat, few = (compare(six(slopes, "process")).findings for slopes in ([0.0] * 6, SIX[:5]))
+    flat, few = (compare(six(slopes, "server")).findings for slopes in ([0.0] * 6, SIX[:5]))
 
     # THEN
     for found in (flat, few):

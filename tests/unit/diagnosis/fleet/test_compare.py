@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.device_banks import watched_devices
 from kvdiag.diagnosis.fleet import compare
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
+from kvdiag.diagnosis.growth.attribution import device_growth
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.builders.answers import evidence, statuses
@@ -31,7 +31,7 @@ TORCH, BESIDE, HOST, KV = "leak.device_torch", "leak.device_non_torch", "leak.ho
         (hidden_device_part, TORCH, "suspect"),
         (host_part, HOST, "fault"),
     ],
-    ids=["torch", "cache", "beside torch", "beside torch, by NVML", "process", "device", "host"],
+    ids=["torch", "cache", "beside torch", "beside torch, by NVML", "server", "device", "host"],
 )
 def test_what_grows_names_the_verdict(part: object, verdict: str, status: str) -> None:
     """Six replicas that each lose 20 MB/h in one component are called by it, and by nothing else."""
@@ -101,7 +101,7 @@ def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: 
 
     # WHEN
     fleet = compare([replica(one, str(seed), facts) for seed, one in enumerate(days)])
-    alone = statuses(watched_devices(days[0], facts, DEFAULT_LIMITS))
+    alone = statuses(device_growth(days[0], facts, DEFAULT_LIMITS))
 
     # THEN
     assert {called: "fault", open_: "unknown"} == {one: statuses(fleet.findings)[one] for one in (called, open_)}
@@ -155,7 +155,7 @@ def test_what_no_replica_tells_is_unknown() -> None:
 def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
     """One chance in 64 is no discovery among eight components and versions; twelve replicas decide."""
     # GIVEN one component that grows among others and versions that do not
-    quiet = {"torch_cache": -1.0, "process_beside_torch": -1.0, "host_anonymous": -1.0}
+    quiet = {"torch_unused": -1.0, "outside_torch": -1.0, "host_anonymous": -1.0}
 
     def fleet(count: int) -> list[ReplicaSummary]:
         older = [made({"torch_live": -1.0 - place, **quiet}, f"a{place}", version="0.31.0") for place in range(count)]

@@ -140,8 +140,8 @@ class TestParts:
     def test_every_byte_of_a_device_is_in_one_component(self) -> None:
         """The server's processes, and what no listed process holds; others' listed bytes are nobody's leak here."""
         sample = Sample(at_seconds=0.0, devices=(self.DEVICE,))
-        assert {"process": 20 * GIB, "device_beside_processes": 4 * GIB} == newest(sample)
-        assert {"device": 30 * GIB, "device_beside_processes": 4 * GIB} == newest(sample, NOBODY)
+        assert {"server": 20 * GIB, "unlisted": 4 * GIB} == newest(sample)
+        assert {"device": 30 * GIB, "unlisted": 4 * GIB} == newest(sample, NOBODY)
 
     def test_torchs_bytes_are_told_apart(self) -> None:
         """Live ones, what it reserves beside them less what the driver could have back, and the process's rest."""
@@ -149,13 +149,13 @@ class TestParts:
         inside = allocator(process_bytes=11 * GIB, releasable_bytes=GIB)
 
         # THEN
-        expected = {"torch_live": 6 * GIB, "torch_cache": 1 * GIB, "process_beside_torch": 3 * GIB}
+        expected = {"torch_live": 6 * GIB, "torch_unused": 1 * GIB, "outside_torch": 3 * GIB}
         assert expected == newest(Sample(at_seconds=0.0, allocators=(inside,)))
 
     def test_split_of_the_reserved_bytes_goes_before_the_total(self) -> None:
         """Two GiB that could be given back are no cache that grows."""
         inside = allocator(split=split())
-        assert {"torch_live": 6 * GIB, "torch_cache": 0.0} == newest(Sample(at_seconds=0.0, allocators=(inside,)))
+        assert {"torch_live": 6 * GIB, "torch_unused": 0.0} == newest(Sample(at_seconds=0.0, allocators=(inside,)))
 
     def test_without_its_own_figure_the_rest_is_nvmls(self) -> None:
         """The process's bytes, else the device's, less what torch reserves."""
@@ -167,9 +167,9 @@ class TestParts:
         )
 
         # THEN
-        torch = {"torch_live": 6 * GIB, "torch_cache": 2 * GIB}
-        assert newest(sample) == {**torch, "process_beside_torch": 12 * GIB, "device_beside_processes": 4 * GIB}
-        assert newest(whole) == {**torch, "device_beside_torch": 22 * GIB}
+        torch = {"torch_live": 6 * GIB, "torch_unused": 2 * GIB}
+        assert newest(sample) == {**torch, "outside_torch": 12 * GIB, "unlisted": 4 * GIB}
+        assert newest(whole) == {**torch, "device_outside_torch": 22 * GIB}
 
     @pytest.mark.parametrize(
         ("other", "expected"),
@@ -179,7 +179,7 @@ class TestParts:
             (device(1, used_bytes=5 * GIB, processes=(process(9, None),)), {"device": 35 * GIB}),
             (
                 device(1, used_bytes=5 * GIB, processes=(process(9, 3 * GIB),)),
-                {"device": 35 * GIB, "device_beside_processes": 6 * GIB},
+                {"device": 35 * GIB, "unlisted": 6 * GIB},
             ),
             (device(1, used_bytes=None, processes=(process(9, 3 * GIB),)), {"device": 30 * GIB}),
         ],
@@ -196,7 +196,7 @@ class TestParts:
         strange = device(2, used_bytes=9 * GIB, processes=(process(7, 9 * GIB),))
 
         # THEN
-        expected = {"process": 23 * GIB, "device_beside_processes": 6 * GIB}
+        expected = {"server": 23 * GIB, "unlisted": 6 * GIB}
         assert expected == newest(Sample(at_seconds=0.0, devices=(self.DEVICE, second, strange)))
 
     def test_another_servers_allocator_is_not_counted(self) -> None:

@@ -24,12 +24,12 @@ def growths(seen: Timeline, facts: Facts = FACTS) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        (torch_part(live=True), {"torch_live", "torch_cache", "process_beside_torch", "device_beside_processes"}),
+        (torch_part(live=True), {"torch_live", "torch_unused", "outside_torch", "unlisted"}),
         (
             torch_part(live=True, told=False),
-            {"torch_live", "torch_cache", "process_beside_torch", "device_beside_processes"},
+            {"torch_live", "torch_unused", "outside_torch", "unlisted"},
         ),
-        (device_part, {"process", "device_beside_processes"}),
+        (device_part, {"server", "unlisted"}),
         (hidden_device_part, {"device"}),
         (host_part, {"host_anonymous"}),
     ],
@@ -56,7 +56,7 @@ def test_device_without_its_processes_is_told_from_torch() -> None:
 
     # THEN
     actual = growths(day(1, name="pool", leak=50.0, part=part), replace(FACTS, server_pids=None))
-    assert {"torch_live": 0, "torch_cache": 0, "device_beside_torch": 50} == {
+    assert {"torch_live": 0, "torch_unused": 0, "device_outside_torch": 50} == {
         name: round(rate) for name, rate in actual.items()
     }
 
@@ -152,7 +152,7 @@ def test_unlisted_process_sizes_say_nothing_of_others() -> None:
     seen = Timeline(samples=tuple(replace(sample, devices=part, allocators=None) for sample in day(1).samples))
 
     # THEN
-    assert {"process"} == set(growths(seen))
+    assert {"server"} == set(growths(seen))
 
 
 def test_summaries_are_small() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.benign_warmup import judge
+from kvdiag.diagnosis.rules.benign_warmup import STILL_GROWING, judge
 from kvdiag.model import Facts, Finding, Sample, Timeline
 from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
@@ -48,9 +48,9 @@ def figures(found: Finding) -> list[tuple[str, object, str, str]]:
     ("before", "first", "told"),
     [
         (0, (PAGE - 1, 0), "device memory did not grow at all"),
-        (0, (PAGE, 0), "GPU 0: 2.00 MiB came with the first requests and then growth stopped: warm-up, not a leak"),
-        (PAGE, (0, 0), "GPU 0: 2.00 MiB came with the first requests and then growth stopped: warm-up, not a leak"),
-        (PAGE, (3 * PAGE, PAGE), "GPU 0: 10.00 MiB came with the first requests and then growth stopped: warm-up"),
+        (0, (PAGE, 0), "GPU 0: 2.00 MiB came with the first requests, and then growth stopped: warm-up, not a leak"),
+        (PAGE, (0, 0), "GPU 0: 2.00 MiB came with the first requests, and then growth stopped: warm-up, not a leak"),
+        (PAGE, (3 * PAGE, PAGE), "GPU 0: 10.0 MiB came with the first requests, and then growth stopped: warm-up"),
         (-PAGE, (PAGE, 0), "device memory did not grow at all"),
     ],
     ids=["less than a page", "a page", "with the unjudged requests", "with all of them", "given back before"],
@@ -88,7 +88,7 @@ def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
     actual = verdict(growing((5 * PAGE, *FLAT[1:]), rising))
 
     # THEN
-    assert ("unknown", "cannot tell: growth has not stopped yet") == (actual.status, actual.summary)
+    assert ("unknown", STILL_GROWING) == (actual.status, actual.summary)
     assert [
         ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
@@ -127,7 +127,7 @@ def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     actual = then(growing(LATE), later)
 
     # THEN a page at first and four later
-    told = {"ok": "GPU 0: 10.00 MiB came with the first requests", "unknown": "cannot tell: growth has not stopped yet"}
+    told = {"ok": "GPU 0: 10.0 MiB came with the first requests", "unknown": STILL_GROWING}
     assert actual.summary.startswith(told[status])
     assert status == actual.status
 
@@ -138,7 +138,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
 
     # THEN
-    assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: 20.00 MiB came with")
+    assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: 20.0 MiB came with")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
 def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
     """Growth that nobody saw is not explained."""
     # THEN
-    expected = Finding(id="benign.warmup", status="unknown", summary=f"cannot tell: {told}")
+    expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
     assert expected == verdict(timeline)
 
 

@@ -135,6 +135,7 @@ def test_a_process_has_all_of_its_parts() -> None:
         id="fragmentation.allocator",
         status="fault",
         summary=sentence,
+        holder="Worker 100",
         evidence=(
             Evidence(name="process", value="Worker 100", unit="", source="torch"),
             Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),

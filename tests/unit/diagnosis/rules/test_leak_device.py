@@ -42,7 +42,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
         Finding(
             id=TORCH,
             status="fault",
-            summary=f"GPU 0: the server's process grows 6.00 MiB with each request and does not return; {undecided}",
+            summary=f"GPU 0: the server's process grows 6.00 MiB with each request and is not released; {undecided}",
             evidence=(
                 Evidence(name="gpu", value=0, unit="index", source="nvml"),
                 Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
@@ -54,7 +54,7 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="held_by", value="server", unit="", source="nvml"),
             ),
         ),
-        Finding(id=NON_TORCH, status="unknown", summary=f"cannot tell: {undecided}"),
+        Finding(id=NON_TORCH, status="unknown", summary=f"{undecided}"),
     )
 
     assert expected == actual
@@ -66,7 +66,7 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     actual = verdicts(World())
 
     # THEN
-    sentence = "device memory is flat over 6 equal cycles; 2.00 MiB per request would show"
+    sentence = "device memory is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
 
 
@@ -88,7 +88,7 @@ def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason
     actual = verdicts(world)
 
     # THEN
-    assert [("unknown", f"cannot tell: {reason}")] * 2 == [(one.status, one.summary) for one in actual]
+    assert [("unknown", f"{reason}")] * 2 == [(one.status, one.summary) for one in actual]
 
 
 @pytest.mark.parametrize(

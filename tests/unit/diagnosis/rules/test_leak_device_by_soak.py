@@ -15,7 +15,7 @@ from tests.builders.values import MIB
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 LEAK = after_requests(MIB)
 UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
-NO_CYCLES = "cannot tell: 5 equal cycles with device readings after each are needed"
+NO_CYCLES = "5 equal cycles with device readings after each are needed"
 
 
 def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding]:
@@ -28,10 +28,18 @@ def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding
 @pytest.mark.parametrize(
     ("seen", "torch", "beside"),
     [
-        (Seen(live=LEAK, beside=NONE), ("fault", "torch's live bytes grow"), ("ok", "memory beside torch is flat")),
-        (Seen(live=NONE, beside=LEAK), ("ok", "torch's live bytes is flat"), ("fault", "memory beside torch grows")),
-        (Seen(live=NONE, beside=None), ("ok", "torch's live bytes is flat"), ("unknown", NO_CYCLES)),
-        (Seen(live=LEAK, server=LEAK), ("fault", "torch's live bytes grow"), ("unknown", NO_CYCLES)),
+        (
+            Seen(live=LEAK, beside=NONE),
+            ("fault", "allocated memory grows"),
+            ("ok", "memory outside torch is flat"),
+        ),
+        (
+            Seen(live=NONE, beside=LEAK),
+            ("ok", "allocated memory is flat"),
+            ("fault", "memory outside torch grows"),
+        ),
+        (Seen(live=NONE, beside=None), ("ok", "allocated memory is flat"), ("unknown", NO_CYCLES)),
+        (Seen(live=LEAK, server=LEAK), ("fault", "allocated memory grows"), ("unknown", NO_CYCLES)),
     ],
     ids=["live", "beside", "flat, rest not told", "live, rest not told"],
 )
@@ -69,8 +77,8 @@ def test_what_nvml_alone_sees_grow_is_called_what_it_mostly_is(
     # THEN
     called, other = found if likely == TORCH else found[::-1]
     assert ("fault", True) == (called.status, called.summary.endswith(f"; {UNDECIDED}"))
-    assert "grows 1.00 MiB with each request and does not return" in called.summary
-    assert ("unknown", f"cannot tell: {UNDECIDED}", ()) == (other.status, other.summary, other.evidence)
+    assert "grows 1.00 MiB with each request and is not released" in called.summary
+    assert ("unknown", f"{UNDECIDED}", ()) == (other.status, other.summary, other.evidence)
 
 
 def test_growth_that_idle_cycles_show_as_well_is_not_the_requests() -> None:

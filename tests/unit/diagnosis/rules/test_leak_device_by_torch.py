@@ -20,7 +20,7 @@ def told(world: World) -> dict[str, tuple[str, str]]:
 
 
 def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
-    """What lives in torch and grows is torch's leak, and beside torch nothing is wrong."""
+    """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
     # GIVEN
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
 
@@ -28,8 +28,8 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     actual = told(world)
 
     # THEN
-    grows = "VLLM::Worker_TP0 100: torch's live bytes grow 6.00 MiB with each request and do not return"
-    flat = "beside torch the process is flat over 6 equal cycles; 2.00 MiB per request would show"
+    grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
+    flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
 
 
@@ -39,8 +39,8 @@ def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
 
     # THEN
-    flat = "torch's live bytes are flat over 6 equal cycles; 64.00 KiB per request would show"
-    grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request beside torch, and it does not return"
+    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
+    grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
 
@@ -78,17 +78,17 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("torch_growth_bytes", "expected"),
     [
-        (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: beside torch it is flat")),
+        (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat")),
         (
             2 * MIB,
-            ("fault", "GPU 0 grows with each request and does not return, 24.00 MiB in 6 cycles of it beside torch"),
+            ("fault", "GPU 0 grows with each request and is not released, 24.0 MiB in 6 cycles of it outside torch"),
         ),
     ],
 )
 def test_where_processes_are_not_told_the_devices_growth_less_torchs_decides(
     torch_growth_bytes: int, expected: tuple[str, str]
 ) -> None:
-    """Without the bytes of the process itself, the device's growth that torch does not reserve is beside torch."""
+    """Without the bytes of the process itself, the device's growth that torch does not reserve is outside torch."""
     # GIVEN
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=torch_growth_bytes, outside_told=False)
 
@@ -118,8 +118,14 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
 @pytest.mark.parametrize(
     ("late_bytes", "expected"),
     [
-        ((0, 0, 0, 0, 300 * 2**10, 0, 0, 0), ("ok", "torch's live bytes rose once, 300 KiB in 6 cycles: an event")),
-        ((0, 0, 0, 0, 0, 9 * MIB, 0, 9 * MIB), ("unknown", "torch's live bytes rose 18.00 MiB in 6 cycles, but not")),
+        (
+            (0, 0, 0, 0, 300 * 2**10, 0, 0, 0),
+            ("ok", "torch's allocated memory rose once, 300 KiB in 6"),
+        ),
+        (
+            (0, 0, 0, 0, 0, 9 * MIB, 0, 9 * MIB),
+            ("unknown", "torch's allocated memory rose 18.0 MiB in 6"),
+        ),
     ],
     ids=["once", "now and then"],
 )

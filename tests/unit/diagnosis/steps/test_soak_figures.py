@@ -26,7 +26,7 @@ def test_blocks_that_did_not_come_back_weigh_most() -> None:
     actual = result(Seen(blocks=after_requests(0.5), server=after_requests(MIB)), notes=("shorter",))
 
     # THEN 156 less what was kept in the first cycle, which is idle
-    assert ("fault", "156 KV blocks did not come back over 30 load and 30 idle cycles, 312 requests") == (
+    assert ("fault", "156 KV blocks are still in use after 30 load and 30 idle cycles, 312 requests") == (
         actual.status,
         actual.summary,
     )
@@ -39,7 +39,7 @@ def test_blocks_that_did_not_come_back_weigh_most() -> None:
     ) == actual.measured
     assert "shorter" == actual.notes[0]
     assert not any("KV blocks" in note for note in actual.notes)
-    assert any("the server's memory grows" in note for note in actual.notes)
+    assert any("the server's device memory grows" in note for note in actual.notes)
 
 
 def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -> None:
@@ -49,11 +49,11 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
 
     # THEN
     assert "fault" == actual.status
-    assert "the server's memory grows" in actual.summary
+    assert "the server's device memory grows" in actual.summary
     kinds = (
-        "KV blocks: all came back",
-        "GPU 0: the server's memory grows",
-        "other processes' memory: flat",
+        "KV blocks: all released",
+        "GPU 0: the server's device memory grows",
+        "device memory of other processes: flat",
         "anonymous",
     )
     assert [True] * 4 == [note.startswith(kind) for note, kind in zip(actual.notes, kinds, strict=True)]
@@ -76,7 +76,7 @@ def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
     assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
     assert "load cycles of new content can be judged, 12 are needed" in short.summary
     none = judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
-    assert ("cannot tell: it did not run", ()) == (none.summary, none.notes)
+    assert ("it did not run", ()) == (none.summary, none.notes)
 
 
 def test_what_the_step_offers() -> None:

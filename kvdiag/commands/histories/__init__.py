@@ -1,1 +1,0 @@
-"""The modes of `kvdiag diagnose`: Prometheus, several traces, crash artifacts."""

@@ -1,0 +1,180 @@
+"""The options of `kvdiag serve`: one field each, with its click option and whether changing it needs a restart.
+
+A new option is one field here. Values come from flags, the environment and the [serve] table of a TOML file, in this
+order; SIGHUP reads them again (`reread`).
+"""
+
+# ruff: noqa: RUF009 - `_by` makes fields, not values
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+from click.core import ParameterSource
+
+from kvdiag.commands import settings
+from kvdiag.commands.options.common import AGENT_DIR, API_KEY, CA_FILE, INSECURE, Size
+from kvdiag.commands.options.thresholds import CRITICAL, RESERVED_GAP, WARNING, limits_of
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.recording.segment_store import LEAST_MAX_BYTES, MAX_BYTES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LISTEN = "127.0.0.1:9743"
+_PATH = click.Path(path_type=Path)
+
+
+def _configured(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001 - click's signature
+    """Take the defaults of the other options from a file, before they are looked at."""
+    if path is not None:
+        context.default_map = settings(context, path).get("serve", {})
+    return path
+
+
+def _by(option: Callable[[F], F], *, restart: bool = False) -> Any:
+    """Return a field whose value is that of the click option; `restart` if only a restart changes it."""
+    return field(metadata={"option": option, "restart": restart})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What the daemon was asked to do.
+
+    Raises:
+        KvdiagError: an address or a threshold is invalid.
+
+    """
+
+    listen: str = _by(
+        click.option(
+            "--listen",
+            metavar="HOST:PORT",
+            default=LISTEN,
+            show_default=True,
+            help="Address to serve on; port 0 picks a free one. Anyone who can reach it can read it.",
+        ),
+        restart=True,
+    )
+    url: str | None = _by(click.option("--url", help="Server to watch; default: search this host's usual ports."))
+    api_key: str | None = _by(API_KEY)
+    ca_file: Path | None = _by(CA_FILE)
+    insecure: bool = _by(INSECURE)
+    agent_dir: Path | None = _by(AGENT_DIR)
+    record_dir: Path | None = _by(
+        click.option(
+            "--record-dir",
+            type=_PATH,
+            help="Directory for recordings: read by `kvdiag diagnose DIR` and restored at the next start.",
+        ),
+        restart=True,
+    )
+    record_max_size: int = _by(
+        click.option(
+            "--record-max-size",
+            type=Size(LEAST_MAX_BYTES),
+            default=f"{MAX_BYTES >> 20}MiB",
+            show_default=True,
+            help="Size limit of --record-dir; the oldest data is deleted. 256MiB holds 3 days of 8 GPUs.",
+        )
+    )
+    web_config: Path | None = _by(
+        click.option(
+            "--web-config",
+            type=_PATH,
+            help="TLS and passwords, in the file format of Prometheus exporters. Needs kvdiag[web].",
+        ),
+        restart=True,
+    )
+    config: Path | None = _by(
+        click.option(
+            "--config",
+            type=_PATH,
+            is_eager=True,
+            callback=_configured,
+            help="TOML file with these options in a table [serve]; flags and environment win. Reread on SIGHUP.",
+        )
+    )
+    tick_seconds: float | None = _by(
+        click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval."),
+        restart=True,
+    )
+    reserved_gap_bytes: int = _by(RESERVED_GAP)
+    pressure_warning: float = _by(WARNING)
+    pressure_critical: float = _by(CRITICAL)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used at once, and not at first use."""
+        _ = self.address, self.limits
+
+    @cached_property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on."""
+        return address(self.listen)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The thresholds of the diagnosis."""
+        return limits_of(self.reserved_gap_bytes, pressure=(self.pressure_warning, self.pressure_critical))
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """The server to watch, and how to reach it."""
+        return self.url, self.api_key, self.ca_file, self.insecure
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """The options that only a restart changes."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata["restart"]}
+
+
+def serve_options(function: F) -> F:
+    """Add the option of every field."""
+    for one in reversed(fields(ServeOptions)):
+        function = one.metadata["option"](function)
+    return function
+
+
+def reread(context: click.Context) -> ServeOptions:
+    """Return the options as of now: flags stay, the others are read from the environment and the file again.
+
+    Raises:
+        KvdiagError: the file cannot be used.
+
+    """
+    given = context.params["config"] or context.find_root().params.get("config")
+    defaults = {} if given is None else settings(context, given).get("serve", {})
+    try:
+        fresh = context.command.make_context(context.info_name, [], parent=context.parent, default_map=defaults)
+    except click.UsageError as error:
+        raise KvdiagError(error.format_message()) from error
+    by_flag = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return ServeOptions(**{**fresh.params, **by_flag})
+
+
+def address(listen: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT or [HOST]:PORT.
+
+    Raises:
+        KvdiagError: it is neither.
+
+    """
+    refusal = KvdiagError(f"{listen!r} is not an address to listen on: give HOST:PORT, such as {LISTEN}")
+    try:
+        parts = urlsplit(f"//{listen}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise refusal from error
+    if not host or port is None or parts.netloc != listen or "@" in listen:
+        raise refusal
+    return host, port

@@ -1,0 +1,79 @@
+"""The parts of a server's memory whose growth is judged: one name for each, in series, soaks and fleets alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+Unit = Literal["bytes", "blocks"]
+
+
+class MemoryComponent(StrEnum):
+    """A part of a server's memory; `torch_live + torch_unused = torch_reserved`, `+ outside_torch = server`."""
+
+    KV_HELD_IDLE = "kv_held_idle"
+    TORCH_LIVE = "torch_live"
+    TORCH_RESERVED = "torch_reserved"
+    TORCH_UNUSED = "torch_unused"
+    OUTSIDE_TORCH = "outside_torch"
+    DEVICE_OUTSIDE_TORCH = "device_outside_torch"
+    SERVER = "server"
+    DEVICE = "device"
+    OTHERS = "others"
+    UNLISTED = "unlisted"
+    HOST_ANONYMOUS = "host_anonymous"
+    HOST_TOGETHER = "host_together"
+    HOST_RESIDENT = "host_resident"
+
+    @property
+    def label(self) -> str:
+        """The component as the subject of a sentence."""
+        return _TITLES[self]
+
+    @property
+    def source(self) -> str:
+        """The data source that reports it."""
+        return _SOURCES.get(self, "nvml")
+
+    @property
+    def unit(self) -> Unit:
+        """Bytes, but for KV blocks."""
+        return "blocks" if self is MemoryComponent.KV_HELD_IDLE else "bytes"
+
+    @property
+    def collected(self) -> bool:
+        """Whether a garbage collector, or the C library, may return it in one go after hours of growth."""
+        return self in (
+            MemoryComponent.HOST_ANONYMOUS,
+            MemoryComponent.HOST_TOGETHER,
+            MemoryComponent.HOST_RESIDENT,
+        )
+
+
+_TITLES: Mapping[MemoryComponent, str] = {
+    MemoryComponent.KV_HELD_IDLE: "KV blocks in use while idle",
+    MemoryComponent.TORCH_LIVE: "torch's allocated memory",
+    MemoryComponent.TORCH_RESERVED: "torch's reserved memory",
+    MemoryComponent.TORCH_UNUSED: "torch's reserved but unallocated memory",
+    MemoryComponent.OUTSIDE_TORCH: "memory outside torch",
+    MemoryComponent.DEVICE_OUTSIDE_TORCH: "device memory outside torch",
+    MemoryComponent.SERVER: "the server's device memory",
+    MemoryComponent.DEVICE: "device memory",
+    MemoryComponent.OTHERS: "device memory of other processes",
+    MemoryComponent.UNLISTED: "device memory of no listed process",
+    MemoryComponent.HOST_ANONYMOUS: "anonymous host memory",
+    MemoryComponent.HOST_TOGETHER: "anonymous host memory",
+    MemoryComponent.HOST_RESIDENT: "resident host memory",
+}
+
+_SOURCES: Mapping[MemoryComponent, str] = {
+    MemoryComponent.KV_HELD_IDLE: "engine",
+    MemoryComponent.TORCH_LIVE: "torch",
+    MemoryComponent.TORCH_RESERVED: "torch",
+    MemoryComponent.TORCH_UNUSED: "torch",
+    MemoryComponent.OUTSIDE_TORCH: "torch",
+    MemoryComponent.HOST_ANONYMOUS: "host",
+    MemoryComponent.HOST_TOGETHER: "host",
+    MemoryComponent.HOST_RESIDENT: "host",
+}

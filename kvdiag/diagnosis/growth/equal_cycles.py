@@ -1,0 +1,212 @@
+"""Memory after each of several equal test cycles: how much came with the first ones, and whether it keeps growing.
+
+A step of a run offers the same load several times and reads the idle floor after each. N readings are all there is, so
+the test is exact: the first cycles are first touch and left out; of the others three in four must rise by what can be
+seen at all, and the later ones by half as much as the earlier. Devices are judged by NVML, processes by what their
+agents publish of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
+from kvdiag.model import Allocator, Device, Facts, Timeline
+
+BASELINE = "baseline"
+
+Owner = Literal["server", "neighbour", "unseen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGrowth:
+    """One device over equal cycles. `owner` is whose bytes these are: the server's, a neighbour's, or not visible.
+
+    `idle_bytes` is what the device grew by while nothing ran, `None` where that was not seen.
+    """
+
+    gpu: int
+    uuid: str
+    owner: Owner
+    warmup_cycles: int
+    judged_cycles: int
+    rising_cycles: int
+    warmup_bytes: int
+    judged_bytes: int
+    idle_bytes: int | None
+    rose: bool
+    leaking: bool
+    smallest_visible_bytes: int
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Growth per judged cycle."""
+        return self.judged_bytes / self.judged_cycles
+
+
+def device_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[DeviceGrowth, ...]:
+    """Each of the server's devices over the cycles of `step`; empty where there are too few cycles or readings."""
+    own = server_uuids(timeline, facts)
+    floors = floors_after_cycles(timeline, facts, limits, step)
+    readings = [server_devices(floor.devices, own) for floor in floors if floor.devices is not None]
+    warmup = warmup_cycles(len(readings) - 1, limits)
+    if warmup is None:
+        return ()
+    seen = [{device.uuid for device in devices if device.memory} for devices in readings]
+    uuids = own.union(*seen)
+    if any(each != uuids for each in seen):
+        return ()
+    growths = []
+    for uuid in sorted(uuids):
+        series = [next(device for device in devices if device.uuid == uuid) for devices in readings]
+        growths.append(replace(_growth(series, warmup, facts, limits), idle_bytes=_idle_bytes(timeline, uuid)))
+    return tuple(growths)
+
+
+def warmup_cycles(cycles: int, limits: Limits) -> int | None:
+    """How many of so many equal cycles are first touch; `None` where too few would be left to judge."""
+    warmup = max(2, round(cycles * limits.cycles.warmup_cycles_ratio))
+    return warmup if cycles - warmup >= limits.cycles.judged_cycles else None
+
+
+def floors_after_cycles(timeline: Timeline, facts: Facts, limits: Limits, step: str) -> list[IdleFloor]:
+    """The idle floors before the first cycle and after each whose requests worked, of those that settled."""
+    spans = [
+        span
+        for span in timeline.spans(step)
+        if span.release_seconds is not None
+        and span.end_seconds is not None
+        and span.outcome is not None
+        and span.outcome.completed
+        and not span.outcome.failed
+    ]
+    if not spans or spans[0].offer_seconds is None:
+        return []
+    windows = [(spans[0].begin_seconds, spans[0].offer_seconds)]
+    windows += [(span.release_seconds or 0.0, span.end_seconds or 0.0) for span in spans]
+    floors = [floor_within(timeline, start, end, facts, limits) for start, end in windows]
+    return [floor for floor in floors if floor is not None]
+
+
+def _idle_bytes(timeline: Timeline, uuid: str) -> int | None:
+    """How much a device grew over the baseline, in which nothing is offered: the control of what requests do."""
+    span = next(iter(timeline.spans(BASELINE)), None)
+    if span is None or span.end_seconds is None:
+        return None
+    used = [
+        device.memory.used_bytes
+        for sample in timeline.between(span.begin_seconds, span.end_seconds)
+        for device in sample.devices or ()
+        if device.uuid == uuid and device.memory is not None
+    ]
+    return used[-1] - used[0] if len(used) > 1 else None
+
+
+def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits) -> DeviceGrowth:
+    """The server's own bytes where every reading tells them; else the device's, whoever holds them."""
+    totals = [device.memory.used_bytes for device in series if device.memory is not None]
+    own = [size for device in series if (size := server_bytes(device, facts.server_pids)) is not None]
+    if len(own) < len(series):
+        return _over_cycles(series[0], totals, "unseen", warmup, limits)
+    growth = _over_cycles(series[0], own, "server", warmup, limits)
+    whole = _over_cycles(series[0], totals, "neighbour", warmup, limits)
+    return whole if whole.rose and not growth.rose else growth
+
+
+def _over_cycles(device: Device, used: Sequence[int], owner: Owner, warmup: int, limits: Limits) -> DeviceGrowth:
+    climb = climb_of(used, warmup, limits.device_quantum_bytes, limits)
+    return DeviceGrowth(
+        gpu=device.index,
+        uuid=device.uuid,
+        owner=owner,
+        warmup_cycles=warmup,
+        judged_cycles=climb.judged_cycles,
+        rising_cycles=climb.rising_cycles,
+        warmup_bytes=climb.warmup_bytes,
+        judged_bytes=climb.judged_bytes,
+        idle_bytes=None,
+        rose=climb.rose,
+        leaking=climb.leaking,
+        smallest_visible_bytes=limits.device_quantum_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """Bytes after each of several equal cycles, the first ones apart: whether they rose, and whether they go on."""
+
+    judged_cycles: int
+    rising_cycles: int
+    warmup_bytes: int
+    judged_bytes: int
+    rose: bool
+    leaking: bool
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Growth per judged cycle."""
+        return self.judged_bytes / self.judged_cycles
+
+
+def climb_of(used: Sequence[int], warmup: int, quantum_bytes: int, limits: Limits) -> Climb:
+    """Judge a series of which less than `quantum_bytes` is not visible or not meant."""
+    rises = [later - earlier for earlier, later in pairwise(used)]
+    judged = rises[warmup:]
+    total = sum(judged)
+    rising = sum(rise >= quantum_bytes for rise in judged)
+    half = len(judged) // 2
+    early, late = sum(judged[:half]) / max(half, 1), sum(judged[-half:]) / max(half, 1)
+    rose = total >= quantum_bytes
+    return Climb(
+        judged_cycles=len(judged),
+        rising_cycles=rising,
+        warmup_bytes=sum(rises[:warmup]),
+        judged_bytes=total,
+        rose=rose,
+        leaking=rose
+        and rising >= limits.cycles.rising_ratio * len(judged)
+        and late >= limits.cycles.deceleration_ratio * early,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorGrowth:
+    """One process on one device over equal cycles. `outside` is what it holds beside torch, `None` where not told."""
+
+    device_uuid: str
+    who: str
+    live: Climb
+    reserved: Climb
+    outside: Climb | None
+
+
+def allocator_growths(timeline: Timeline, facts: Facts, limits: Limits, *, step: str) -> tuple[AllocatorGrowth, ...]:
+    """Each process that published after every cycle; empty where there are too few cycles that they did."""
+    floors = floors_after_cycles(timeline, facts, limits, step)
+    readings = [
+        {each.identity: each for each in floor.allocators if each.may_be_of(facts.server_pids)}
+        for floor in floors
+        if floor.allocators
+    ]
+    warmup = warmup_cycles(len(readings) - 1, limits)
+    if warmup is None:
+        return ()
+    # A process that ended or began meanwhile was not there for every cycle.
+    lasting = set(readings[0]).intersection(*readings[1:])
+    return tuple(_torch_growth([reading[key] for reading in readings], warmup, limits) for key in sorted(lasting))
+
+
+def _torch_growth(series: list[Allocator], warmup: int, limits: Limits) -> AllocatorGrowth:
+    outside = [size for each in series if (size := each.outside_torch_bytes) is not None]
+    page = limits.device_quantum_bytes
+    return AllocatorGrowth(
+        device_uuid=series[0].device_uuid,
+        who=series[0].who,
+        live=climb_of([each.allocated_bytes for each in series], warmup, limits.torch_quantum_bytes, limits),
+        reserved=climb_of([each.reserved_bytes for each in series], warmup, page, limits),
+        outside=climb_of(outside, warmup, page, limits) if len(outside) == len(series) else None,
+    )

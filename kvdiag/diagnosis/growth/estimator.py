@@ -1,0 +1,407 @@
+"""Decide whether one series of memory readings keeps growing: the one estimator of growth, for every component.
+
+A slope alone calls half of all healthy servers leaking: load, warm-up, garbage collection, an allocator's high-water
+mark and random drift all rise for a while. `assess` therefore looks at windows that end now (from an hour up to the
+whole history) and puts each through the gates below. The shortest that passes gives the rate, else the longest answers.
+In this order, since each gate needs what the one before established:
+
+1. load       What follows the load, or the highest load so far, is taken out. The sensitivity comes from differences of
+              neighbouring bins: differences carry no trend, so that a leak cannot hide in the fit.
+2. gain       Growth counts from `least_gain_bytes` over the window on, and `least_bytes_per_hour`.    else `flat`
+3. floor      The lowest readings of the last quarter lie above those of the first. Garbage and bursts
+              return to their floor.                                                                   else `returns`
+4. event      A straight line explains the window better than one step does.                           else `event`
+5. end        The later half climbs at half the rate of the earlier one at least.                      else `ended`
+6. new ground The last quarter lies above what earlier history has shown.                              else `recurring`
+7. strength   Theil-Sen slope over its error, which autocorrelation of the residuals widens.           else `weak`
+8. quarters   Each quarter of the window lies above the one before.                                    else `uneven`
+9. drift      Increments too regular for a random walk, or a rise that no earlier window of this length
+              came near to. Growth in steps: so many up and none down.                                      else `drift`
+10. again     The same holds for the window as it ended a sixth and a third of its length ago.         else `recent`
+
+Windows that pass are a fault where strength and drift reach their upper limit in all three evaluations, else a suspect.
+Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import fmean, median
+from typing import Literal
+
+from kvdiag import stats
+from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+
+MINUTE_SECONDS = 60.0
+HOUR_SECONDS = 3600.0
+MINUTES_PER_HOUR = 60
+
+GrowthStatus = Literal["fault", "suspect", "unknown", "none"]
+Reason = Literal[
+    "grows",
+    "flat",
+    "returns",
+    "event",
+    "ended",
+    "recurring",
+    "weak",
+    "uneven",
+    "drift",
+    "few steps",
+    "recent",
+    "slowing",
+    "no past",
+]
+"""The gate that decided; `grows` passed all of them. `slowing`: every fifth of the history rose less than the one
+before. `no past`: garbage-collected memory over a short window without a history to compare with."""
+
+_RANKS: dict[GrowthStatus, int] = {"none": 0, "unknown": 1, "suspect": 2, "fault": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Readings of one component in ascending time, in bytes; `load` (any unit) is the engines' beside each reading.
+
+    `load` is `None` where the engines report none. `collected` says that a garbage collector may return this memory.
+    """
+
+    times_seconds: Sequence[float]
+    sizes_bytes: Sequence[int]
+    load: Sequence[float] | None = None
+    collected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthEvidence:
+    """What one window says, with the figure of every gate. Rates are bytes per second, of the load-adjusted series.
+
+    `gain_bytes` is the slope times the window, `floor_gain_bytes` the rise of the lowest readings. `strength` is the
+    slope over its standard error. `p_drift` is the probability of so regular a rise in a random walk. `beyond_past` is
+    the rise over the largest one in earlier windows of this length, `None` without enough history. `later_ratio` is the
+    later half's rate over the earlier half's. `detection_limit_bytes_per_second` is the least rate that is called.
+    """
+
+    status: GrowthStatus
+    reason: Reason
+    window_hours: float
+    bytes_per_second: float
+    error_bytes_per_second: float
+    later_bytes_per_second: float
+    gain_bytes: float
+    floor_gain_bytes: float
+    strength: float
+    p_drift: float
+    beyond_past: float | None
+    later_ratio: float
+    steps_up: int
+    steps_down: int
+    load_removed: bool
+    detection_limit_bytes_per_second: float
+
+    @property
+    def grows(self) -> bool:
+        """Whether growth is called, as a fault or a suspect."""
+        return self.status in ("fault", "suspect")
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether the rise came in steps that only went up."""
+        return self.grows and self.steps_up >= 2 and not self.steps_down  # noqa: PLR2004 - a plural
+
+    def exhaustion_seconds(self, room_bytes: float, limits: GrowthLimits) -> stats.Interval | None:
+        """How long the room lasts. The later half counts twice where it is faster: a leak may have begun late."""
+        fastest = max(self.later_bytes_per_second, self.bytes_per_second)
+        spread = stats.exhaustion_seconds(
+            room_bytes, (self.bytes_per_second + fastest) / 2.0, self.error_bytes_per_second, limits.exhaustion_errors
+        )
+        if spread is None:
+            return None
+        return stats.Interval(
+            low=min(spread.low, max(room_bytes, 0.0) / fastest), middle=spread.middle, high=spread.high
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A series over every window that its history reaches, the shortest first, and how long that history is.
+
+    `burst` is growth over twenty minutes so fast that the room may be gone before the shortest window is full.
+    """
+
+    seconds: float
+    windows: tuple[GrowthEvidence, ...]
+    burst: GrowthEvidence | None = None
+
+    def lasts(self, hours: float) -> bool:
+        """Whether a window of so many hours or more is a fault."""
+        return any(one.status == "fault" and one.window_hours >= hours for one in self.windows)
+
+    @property
+    def decides(self) -> GrowthEvidence | None:
+        """The window that answers; `None` where the history is too short for any."""
+        for status in ("fault", "suspect"):
+            for window in self.windows:
+                if window.status == status:
+                    return window
+        pending = [window for window in self.windows if window.reason in ("recent", "slowing")]
+        return next(iter((*pending[-1:], *self.windows[-1:])), None)
+
+
+def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
+    """Judge a series over all windows; a burst only where the engines have answered since before it began.
+
+    Loading a model takes memory faster than any leak does, and answers no request.
+    """
+    if not series.times_seconds:
+        return Assessment(seconds=0.0, windows=())
+    minutes = _Minutes.of(series, limits)
+    count = len(minutes.middles)
+    lengths = [round(hours * MINUTES_PER_HOUR) for hours in limits.window_hours]
+    fitting = [length for length in lengths if length <= count]
+    if fitting and count >= limits.whole_history_ratio * fitting[-1]:
+        fitting.append(count)
+    still = max(series.sizes_bytes) - min(series.sizes_bytes) < limits.least_gain_bytes
+    # What never moved so much needs one look: for the rate that the longest window would have called.
+    found = [minutes.judged(length, limits) for length in (fitting[-1:] if still else fitting)]
+    windows = tuple(one for one in found if one is not None)
+    if any(one.grows for one in windows) and _slowing(minutes, limits):
+        windows = tuple(
+            replace(one, status="unknown", reason="slowing")
+            if one.grows and one.window_hours < limits.slowing_hours
+            else one
+            for one in windows
+        )
+    burst = None
+    length = round(limits.burst_hours * MINUTES_PER_HOUR)
+    begin = series.times_seconds[-1] - length * MINUTE_SECONDS
+    if not still and served_since_seconds is not None and served_since_seconds <= begin and count >= length:
+        burst = minutes.judged(length, replace(limits, least_gain_bytes=limits.burst_gain_bytes))
+    return Assessment(
+        seconds=series.times_seconds[-1] - series.times_seconds[0],
+        windows=windows,
+        burst=burst if burst is not None and burst.status == "fault" else None,
+    )
+
+
+def _slowing(minutes: _Minutes, limits: GrowthLimits) -> bool:
+    """Whether each fifth of the whole history rose less than the one before: a warm-up of hours looks steady for one.
+
+    Of steady growth in noise one in 24 looks so, which costs it until the window of `slowing_hours` decides.
+    """
+    size = len(minutes.middles) // 5
+    fifths = stats.interpolated(_binned(minutes.middles[-5 * size :], size, median), limits.filled_ratio)
+    if size < limits.slowing_fifth_minutes or fifths is None:
+        return False
+    rises = [later - earlier for earlier, later in pairwise(fifths)]
+    slower = all(later < earlier for earlier, later in pairwise(rises))
+    return slower and rises[0] > 0.0 and rises[-1] < limits.slowing_ratio * rises[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Minutes:
+    """Medians, minima and mean load of each minute, the newest last; `None` where a minute has no reading."""
+
+    middles: list[float | None]
+    lows: list[float | None]
+    load: list[float] | None
+    spacing_seconds: float
+    collected: bool
+
+    @classmethod
+    def of(cls, series: Series, limits: GrowthLimits) -> _Minutes:
+        """At most one value a minute, over the longest window and the history that it is compared with."""
+        end = series.times_seconds[-1]
+        longest = (1.0 + limits.past_windows) * limits.window_hours[-1] * HOUR_SECONDS
+        start = bisect_left(series.times_seconds, end - longest)
+        times = series.times_seconds[start:]
+        count = int((end - times[0]) / MINUTE_SECONDS) + 1
+
+        def cells(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+            # A reading on the edge belongs to the minute that it ends.
+            return stats.blocks(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
+
+        every = cells(series.sizes_bytes[start:])
+        load = None if series.load is None else [fmean(cell) if cell else None for cell in cells(series.load[start:])]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        return cls(
+            middles=[median(cell) if cell else None for cell in every],
+            lows=[min(cell) if cell else None for cell in every],
+            load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
+            spacing_seconds=median(gaps) if gaps else 0.0,
+            collected=series.collected,
+        )
+
+    def judged(self, length: int, limits: GrowthLimits) -> GrowthEvidence | None:
+        """The window of so many minutes that ends now, confirmed by those that ended before; `None` if too sparse."""
+        # Bins of two readings at least: a scrape comes late now and then, and a bin without any is a hole.
+        sparse = self.spacing_seconds > limits.dense_seconds
+        spaced = math.ceil(limits.bin_readings * self.spacing_seconds / MINUTE_SECONDS) if sparse else 1
+        size = max(-(-length // limits.bins), spaced)
+        length -= length % size
+        found: list[GrowthEvidence] = []
+        for share in limits.confirming_ratios:
+            end = len(self.middles) - int(share * length)
+            one = self._window(max(end - length, 0), end, size, limits)
+            if one is None or (found and end < limits.confirming_filled_ratio * length):
+                break
+            found.append(one)
+            if not one.grows:
+                break
+        if not found or not found[0].grows:
+            return found[0] if found else None
+        agreed = [one for one in found if one.grows]
+        if len(agreed) < limits.suspect_windows:
+            return replace(found[0], status="unknown", reason="recent")
+        certain = len(agreed) == len(limits.confirming_ratios) and all(one.status == "fault" for one in agreed)
+        return replace(found[0], status="fault" if certain else "suspect")
+
+    def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
+        """One window through all gates but the last; `None` where too few of its bins hold readings."""
+        # A window shortened at its beginning keeps whole bins.
+        start += (end - start) % size
+        count = (end - start) // size
+        back = max(0, start - max(limits.past_minutes, int(limits.past_windows * (end - start))))
+        back += (start - back) % size
+        middles, removed = self._at_equal_load(back, end, size, limits)
+        bins = _binned(middles, size, median)
+        level = stats.interpolated(bins[-count:], limits.filled_ratio) if count >= limits.least_bins else None
+        if level is None:
+            return None
+        past = [value for value in bins[:-count] if value is not None]
+        # The lowest readings of a bin are those of its lowest load, which is not the mean that was taken out.
+        lows = (
+            level
+            if removed
+            else stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio) or level
+        )
+        return _gated(level, lows or level, past, size, limits, load_removed=removed, collected=self.collected)
+
+    def _at_equal_load(
+        self, start: int, end: int, size: int, limits: GrowthLimits
+    ) -> tuple[Sequence[float | None], bool]:
+        """Gate 1: the minutes less what follows the load, and whether there was any such part."""
+        middles: Sequence[float | None] = self.middles[start:end]
+        means = None if self.load is None else stats.interpolated(_binned(middles, size, fmean), limits.filled_ratio)
+        if self.load is None or means is None:
+            return middles, False
+        load = self.load[start:end]
+        columns = [load, list(accumulate(load, max))]
+        follows = stats.sensitivities(means, [_means(each, size) for each in columns], limits.load_correlation)
+        for column, sensitivity in zip(columns, follows, strict=True):
+            if sensitivity:
+                average = fmean(column)
+                middles = [
+                    None if value is None else value - sensitivity * (each - average)
+                    for value, each in zip(middles, column, strict=True)
+                ]
+        return middles, any(follows)
+
+
+def _gated(
+    level: Sequence[float],
+    lows: Sequence[float],
+    past: Sequence[float],
+    size: int,
+    limits: GrowthLimits,
+    *,
+    load_removed: bool,
+    collected: bool,
+) -> GrowthEvidence:
+    """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
+    count = len(level)
+    hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
+    jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_least_bytes)
+    # Levels that moved both ways are events beside the growth; steps that only go up are the growth itself.
+    smooth = jumps.values if jumps.ups and jumps.downs else level
+    rate = stats.theil_sen(smooth)
+    error = stats.slope_error(smooth, rate)
+    gain, half, quarter = rate * count, count // 2, count // 4
+    quarters = [median(smooth[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
+    rises = [later - earlier for earlier, later in pairwise(quarters)]
+    risen = sum(rises)
+    floor_gain = min(lows[-quarter:]) - min(lows[:quarter])
+    earlier, later = stats.theil_sen(smooth[:half]), stats.theil_sen(smooth[-half:])
+    beyond = _beyond_past(risen, past, quarter, limits)
+    evidence = GrowthEvidence(
+        status="none",
+        reason="flat",
+        window_hours=hours,
+        bytes_per_second=rate / bin_seconds,
+        error_bytes_per_second=error / bin_seconds,
+        later_bytes_per_second=later / bin_seconds,
+        gain_bytes=gain,
+        floor_gain_bytes=floor_gain,
+        strength=rate / error if error > 0.0 else 0.0,
+        p_drift=1.0,
+        beyond_past=beyond,
+        later_ratio=later / earlier if earlier > 0.0 else 1.0 if later > 0.0 else 0.0,
+        steps_up=jumps.ups,
+        steps_down=jumps.downs,
+        load_removed=load_removed,
+        detection_limit_bytes_per_second=max(
+            limits.least_bytes_per_hour / HOUR_SECONDS,
+            limits.least_gain_bytes / (hours * HOUR_SECONDS),
+            limits.visible_errors * error / bin_seconds,
+        ),
+    )
+    claim = max(gain, risen)
+    if claim < max(limits.least_gain_bytes, limits.least_bytes_per_hour * hours):
+        return evidence
+    if floor_gain < limits.floor_ratio * claim:
+        return replace(evidence, reason="returns")
+    step = stats.change(level)
+    if (step is not None and step.step_share < step.line_share) or max(rises) > limits.largest_quarter_ratio * risen:
+        return replace(evidence, reason="event")
+    if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
+        return replace(evidence, reason="ended")
+    long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
+    if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
+        return replace(evidence, reason="recurring")
+    p_drift = min(
+        (p for pieces in limits.drift_pieces if (p := stats.drift_tail(smooth, pieces)) is not None), default=1.0
+    )
+    evidence = replace(evidence, status="unknown", p_drift=p_drift)
+    if evidence.strength < limits.suspect_strength:
+        return replace(evidence, reason="weak")
+    if min(rises) <= 0.0:
+        return replace(evidence, reason="uneven")
+    if jumps.ups and not jumps.downs and stats.theil_sen(jumps.values) < limits.steps_ratio * rate:
+        # Growth that came in steps is as sure as their number makes it, however even they were.
+        p_steps = stats.binomial_tail(jumps.ups, jumps.ups)
+        if p_steps >= limits.steps_p:
+            return replace(evidence, reason="few steps")
+        certain = p_steps < limits.certain_steps_p
+    else:
+        if p_drift >= limits.drift_p and (beyond or 0.0) <= limits.suspect_beyond_past:
+            return replace(evidence, reason="drift")
+        certain = p_drift < limits.certain_drift_p or (beyond or 0.0) > limits.fault_beyond_past
+    certain = certain and evidence.strength >= limits.fault_strength
+    if certain and collected and not long_past and hours < limits.collected_hours:
+        return replace(evidence, status="suspect", reason="no past")
+    return replace(evidence, status="fault" if certain else "suspect", reason="grows")
+
+
+def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: GrowthLimits) -> float | None:
+    """The rise of a window over the largest movement of earlier windows of the same length."""
+    middles = [median(past[end - quarter : end]) for end in range(len(past), quarter - 1, -quarter)]
+    if len(middles) < limits.past_quarters:
+        return None
+    most = max(abs(newer - older) for newer, older in zip(middles, middles[3:], strict=False))
+    return risen / max(most, 1.0)
+
+
+def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[float]], float]) -> list[float | None]:
+    """Bins of so many minutes, the newest whole; `None` where a bin holds no reading."""
+    cells = (
+        [value for value in minutes[start : start + size] if value is not None]
+        for start in range(len(minutes) % size, len(minutes), size)
+    )
+    return [of(cell) if cell else None for cell in cells]
+
+
+def _means(values: Sequence[float], size: int) -> list[float]:
+    return [fmean(values[start : start + size]) for start in range(len(values) % size, len(values), size)]

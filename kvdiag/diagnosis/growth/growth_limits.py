@@ -1,0 +1,244 @@
+"""The thresholds of the growth estimator, of test cycles and of soaks, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthLimits:
+    """When a series of memory readings counts as growing: one set for every component and every length of history."""
+
+    window_hours: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0, 24.0, 48.0, 96.0, 192.0)
+    """Windows that end now: an hour finds 500 MB/h, a day 20 MB/h, and no length of history is too long."""
+
+    whole_history_ratio: float = 1.25
+    """A history longer than the longest window by this is a window of its own."""
+
+    bins: int = 36
+    least_bins: int = 16
+    """Bins of a window: enough to test, few enough that each holds some readings and forgets the one before."""
+
+    bin_readings: float = 2.0
+    """Readings that a bin must have room for: of bins of a minute, scraped each 60 s, some stay empty."""
+
+    dense_seconds: float = 35.0
+    """Time between readings up to which a bin of a minute has two."""
+
+    filled_ratio: float = 0.75
+    """Share of a window's bins that must hold readings; the others are interpolated, and are no evidence."""
+
+    load_filled_ratio: float = 0.3
+    """Share of the minutes whose load must be reported for it to be taken out."""
+
+    load_correlation: float = 0.25
+    """Correlation of memory's differences with the load's from which it is taken out; twice the error of chance."""
+
+    least_gain_bytes: float = 150e6
+    """Least growth over a window: allocators, page tables and caches of a healthy server move by less."""
+
+    least_bytes_per_hour: float = 4e6
+    """Least rate, however long the history: it takes a month to use up 3 GB."""
+
+    floor_ratio: float = 0.375
+    """Rise of the lowest readings over the claimed gain: half of what lies between the middles of two quarters."""
+
+    largest_quarter_ratio: float = 0.75
+    """Share of the rise that may come between two quarters of a window: more is one event."""
+
+    later_ratio: float = 0.5
+    last_quarter_ratio: float = 0.15
+    """Rate of the later half over the earlier, and share of the last quarter: below them growth is coming to an end."""
+
+    past_minutes: int = 24 * 60
+    past_windows: float = 4.0
+    """History that a window is compared with: a day, so that it has seen each hour's load, or four windows."""
+
+    compared_windows: float = 2.0
+    compared_minutes: float = 180.0
+    """History without which gate 6 is left out: two windows, and three hours."""
+
+    past_quantile: float = 0.95
+    new_ground_ratio: float = 0.5
+    """How much of its rise must lie above nearly all of the history: a garbage collector's next cycle does not."""
+
+    suspect_strength: float = 3.0
+    fault_strength: float = 4.5
+    """Slope over its standard error."""
+
+    drift_pieces: tuple[int, ...] = (12, 5)
+    """Increments of the random-walk test: twelve can be tested sharply, five are longer than slow noise."""
+
+    drift_p: float = 0.05
+    certain_drift_p: float = 0.004
+    """p-values of so regular a rise in a random walk, for a suspect and for a fault."""
+
+    past_quarters: int = 12
+    """Quarters of earlier windows that gate 9 needs for its comparison: three windows."""
+
+    suspect_beyond_past: float = 1.4
+    fault_beyond_past: float = 2.0
+    """Rise over the largest movement of earlier windows of this length."""
+
+    steps_ratio: float = 0.5
+    """Rate without its steps over that with them below which growth came in steps."""
+
+    steps_p: float = 0.035
+    certain_steps_p: float = 0.001
+    """p-values of so many steps up and none down: five are suspect, ten a fault. Healthy servers load what they use in
+    steps, too, and not for long."""
+
+    jump_deviations: float = 6.0
+    jump_least_bytes: int = 24 * MIB
+    """Deviations of a series' own differences, and least size, of a step: allocators round to 2 and 20 MiB."""
+
+    confirming_ratios: tuple[float, ...] = (0.0, 1.0 / 6.0, 1.0 / 3.0)
+    """How long ago a window must have passed as well, in window lengths: noise passes once, growth every time."""
+
+    confirming_filled_ratio: float = 0.66
+    """Share of an earlier window that the history must reach back to: a history of one window is worth judging."""
+
+    suspect_windows: int = 2
+    """Evaluations in a row that a suspect needs; a fault needs all."""
+
+    slowing_hours: float = 8.0
+    """Windows shorter than this are not believed while each fifth of the history rises less than the one before."""
+
+    still_to_come_ratio: float = 0.5
+    """Windows' worth of its later rate that growth which levels off exponentially still has before it."""
+
+    slowing_ratio: float = 0.8
+    slowing_fifth_minutes: int = 12
+    """Rise of the last fifth over the first below which growth is slowing, and the least length of a fifth."""
+
+    collected_hours: float = 1.9
+    """Window from which garbage-collected memory without a longer history may be a fault: with those that confirm it,
+    three hours, which hold most collections."""
+
+    visible_errors: float = 4.0
+    """Errors of a slope that are printed as the detection limit: four of five leaks of that rate are called."""
+
+    burst_hours: float = 1.0 / 3.0
+    burst_gain_bytes: float = 1e9
+    burst_exhaustion_seconds: float = 3600.0
+    """Growth within twenty minutes counts from a gigabyte on, where the room would be gone within the hour: reported
+    servers lost 20 GB in 46 minutes."""
+
+    exhaustion_errors: float = 2.0
+    """Errors of the rate on either side of a time to exhaustion: 1.4 held the truth in 7 of 12 cases only."""
+
+    reading_seconds: float = 14.5
+    """Least time between two readings of a component that are kept: four in a minute give its median."""
+
+    reading_age_seconds: float = 300.0
+    """Age of a component's newest reading before the end from which it counts as gone, with its process."""
+
+    engine_age_seconds: float = 90.0
+    """Age of an engine's reading that still gives the load beside another: scrapes come every 15 to 60 s."""
+
+    warmup_seconds: float = 1800.0
+    """Life of a process, where its beginning was seen, that is left out: kernels, graphs and pools come in it."""
+
+    resident_hours: float = 6.0
+    """Window over which resident bytes that grow are a leak's, though mapped files are among them."""
+
+    cache_passed_ratio: float = 1.05
+    """Growth over the size limit of a cache from which it is not a cache: what surrounds an entry is not counted."""
+
+    cache_bytes: int = 8 * GIB
+    """What a cache whose size limit is not reported may take of the host: llama.cpp's prompt cache, the largest
+    known default. On a device none is known that is not taken at start."""
+
+    cache_fill_seconds: float = 25.0 * 3600.0
+    """The longest that reported caches of that size took to be full: what grows more slowly is none."""
+
+    cache_urgent_seconds: float = 4 * 3600.0
+    """Time to exhaustion below which it no longer matters whether it is a cache: on-call has to act."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakLimits:
+    """What is still normal over load cycles and idle ones in turns."""
+
+    cycles: int = 12
+    """Load cycles of new content without which a soak does not decide: with 6 no test reaches 1 %."""
+
+    idle_cycles: int = 4
+    """Idle cycles beside nine load cycles (twelve less the first touch) without which the two cannot be told apart."""
+
+    warmup_ratio: float = 0.25
+    warmup_cycles: int = 3
+    """Load cycles left out as first touch: this share, at least so many. With them an allocator's ratchet is called a
+    leak every time, without them in 2 of 1,000."""
+
+    significance: float = 0.01
+    """Chance of as many rises between load cycles without a trend (Mann-Kendall)."""
+
+    load_significance: float = 0.01
+    """Chance that load cycles rise above the idle ones between them by luck (Mann-Whitney): of a neighbour that grows
+    the trend alone accuses the server in 93 of 100 soaks, at 5 % this does in 7 of 100, at 1 % in 1."""
+
+    device_bytes: int = MIB
+    """Least growth per load cycle that counts where the driver's 2-MiB pages are read: a page every other cycle."""
+
+    host_bytes: int = 256 * KIB
+    """The same for host memory, which moves by malloc's own 128-KiB steps and pages of page tables."""
+
+    host_deviations: float = 3.0
+    """For host memory also: so many deviations of the idle cycles' noise, over the number of cycles."""
+
+    steady_ratio: float = 0.5
+    """The later half's slope over the earlier's, and the last third's gain over its share of the slope: below it growth
+    comes to an end."""
+
+    ended_ratio: float = 0.25
+    """The same ratio below which growth has come to an end; between the two it cannot be told."""
+
+    dose_significance: float = 0.05
+    """Chance that the largest dose leaves more than the smallest by luck: evidence beside the verdict, no gate."""
+
+    block_cycles: int = 6
+    """Readings in a block of which the lowest must rise, for host memory: garbage is collected in between, and of heaps
+    that are collected now and then the trend alone accuses a third."""
+
+    most_blocks: int = 6
+    """Blocks of a long soak: longer ones hold a longer period of a collector, their lowest reading is less noise."""
+
+    background_ratio: float = 0.7
+    """Growth of the idle cycles over that of the load cycles from which it is not the requests'."""
+
+    certain_blocks: int = 5
+    """Blocks of readings from which a rising host memory is a fault, up to there a suspect: fewer may all lie within
+    one period of a collector."""
+
+    content_ratio: float = 0.25
+    """Growth per request of repeated content over that of new content below which contents are kept, not requests."""
+
+    visible_deviations: float = 2.0
+    """Deviations of the idle cycles' steps that make the smallest leak per cycle that would have shown; at least twice
+    what counts, since half of the leaks of just that size measure smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleLimits:
+    """When bytes after each of several equal test cycles grow: N cycles are all there is, and the test is exact."""
+
+    warmup_cycles_ratio: float = 0.25
+    """Share of equal cycles (at least two) left out as first touch: lazily loaded kernels and workspaces come with the
+    first requests of a shape and never return, so a before/after test of one request is wrong half of the time."""
+
+    judged_cycles: int = 3
+    """Equal cycles left after warm-up without which growth is not judged."""
+
+    rising_ratio: float = 0.75
+    """Share of judged cycles in which a leak must have grown. One step among flat cycles is an event, not a leak."""
+
+    deceleration_ratio: float = 0.5
+    """Growth of the later judged cycles over that of the earlier: below it growth is coming to an end."""
+
+
+GROWTH_LIMITS, CYCLE_LIMITS, SOAK_LIMITS = GrowthLimits(), CycleLimits(), SoakLimits()

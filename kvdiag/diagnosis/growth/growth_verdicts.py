@@ -1,0 +1,238 @@
+"""Render a component's growth as a finding: status, summary, typed figures and the evidence of every gate.
+
+The estimator knows bytes and time alone. Here its answers meet the room that is left: growth that would use it up even
+if it were ending is certain, a burst counts only where it would fill the room within the hour, and growth of host
+memory that a cache without a known size limit could explain stays a suspect until it exceeds what such a cache takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment, GrowthEvidence, Reason
+from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+from kvdiag.diagnosis.growth.memory_series import MemoryOwner
+from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
+from kvdiag.model import Evidence, Finding, GrowthFigures, Status
+from kvdiag.stats import Interval
+
+MB = 10**6
+
+Decisive = tuple[MemoryOwner, GrowthEvidence]
+"""The owner whose growth decides, and that growth."""
+
+_ORDER = ("none", "unknown", "suspect", "fault")
+
+
+def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -> str:
+    """What is missing where no window is full, and how to get it."""
+    minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
+    hours = limits.window_hours[0]
+    rate = limits.least_gain_bytes / hours / MB
+    shows = f"{hours:.0f} h of samples without long gaps show growth of {rate:.0f} MB/h"
+    return f"{what} was read over {minutes:.0f} min; {shows}"
+
+
+def decisive(
+    assessed: Mapping[MemoryOwner, Assessment], limits: GrowthLimits, room_bytes: Callable[[MemoryOwner], int | None]
+) -> Decisive | None:
+    """The owner that decides: the fastest leak, else what is undecided, else the largest gain."""
+    found: list[Decisive] = []
+    for owner, one in assessed.items():
+        room = room_bytes(owner)
+        if one.decides is not None:
+            found.append((owner, _by_room(one.decides, room, limits)))
+        if one.burst is not None:
+            found.append((owner, _burst(one.burst, room, limits)))
+    return max(
+        found,
+        key=lambda one: (_ORDER.index(one[1].status), one[1].bytes_per_second, one[1].gain_bytes),
+        default=None,
+    )
+
+
+def _by_room(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
+    """Growth that slows down is a fault where the room ends before it does.
+
+    What levels off exponentially, and has not ended, still has half a window at its later rate before it.
+    """
+    if growth.reason != "slowing" or room_bytes is None:
+        return growth
+    to_come = limits.still_to_come_ratio * growth.later_bytes_per_second * growth.window_hours * HOUR_SECONDS
+    return replace(growth, status="fault", reason="grows") if room_bytes < to_come else growth
+
+
+def _burst(burst: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthEvidence:
+    """A burst counts where it would fill the room within the hour; elsewhere it is unknown until the hour is full."""
+    left = None if room_bytes is None else burst.exhaustion_seconds(room_bytes, limits)
+    if left is not None and left.middle <= limits.burst_exhaustion_seconds:
+        return burst
+    return replace(burst, status="unknown", reason="recent")
+
+
+def finding(
+    verdict: str,
+    found: Decisive,
+    component: MemoryComponent,
+    room_bytes: int | None,
+    limits: GrowthLimits,
+    *,
+    who: str | None = None,
+    extra: Iterable[Evidence] = (),
+    cache_bytes: int = 0,
+    grown_bytes: int = 0,
+) -> Finding:
+    """The finding of the owner that decides; `who` replaces its name, `extra` is what else was looked at.
+
+    `cache_bytes` is what a cache whose size limit is not reported may take of it, `grown_bytes` what it holds beyond
+    its first reading.
+    """
+    owner, growth = found
+    name = who or owner.who
+    status, summary = judged(growth, f"{name}: {component.label}", room_bytes, limits)
+    shown = (*evidence(growth, name, component, room_bytes, limits), *extra)
+    if status == "fault" and _may_fill_a_cache(growth, cache_bytes, grown_bytes, room_bytes, limits):
+        status, full = "suspect", f"{format_bytes(grown_bytes)} so far, of up to {format_bytes(cache_bytes)}"
+        summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
+        shown = (
+            *shown,
+            Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
+            Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
+        )
+    figures = growth_figures(growth, room_bytes, limits)
+    return Finding(id=verdict, status=status, summary=summary, evidence=shown, holder=name, growth=figures)
+
+
+def growth_figures(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> GrowthFigures:
+    """The typed figures that metrics, `top` and the status page read."""
+    left = _left(growth, room_bytes, limits)
+    spread = limits.exhaustion_errors * growth.error_bytes_per_second
+    return GrowthFigures(
+        bytes_per_second=growth.bytes_per_second,
+        low_bytes_per_second=max(growth.bytes_per_second - spread, 0.0),
+        high_bytes_per_second=growth.bytes_per_second + spread,
+        room_bytes=room_bytes,
+        exhaustion_seconds=None if left is None else left.middle,
+        exhaustion_low_seconds=None if left is None else left.low,
+        exhaustion_high_seconds=None if left is None or math.isinf(left.high) else left.high,
+    )
+
+
+def _may_fill_a_cache(
+    growth: GrowthEvidence, cache_bytes: int, grown_bytes: int, room_bytes: int | None, limits: GrowthLimits
+) -> bool:
+    """Whether steady growth may yet end at the size limit of a cache that nothing reports.
+
+    By its shape it is a leak until then. It is none that grows more slowly than such caches fill, or has exceeded
+    their limit. What leaves no room for the rest of it, or lasts for hours only, ends in the same way whatever it is.
+    """
+    if not cache_bytes or grown_bytes > limits.cache_passed_ratio * cache_bytes:
+        return False
+    if growth.bytes_per_second * limits.cache_fill_seconds < limits.cache_bytes:
+        return False
+    left = _left(growth, room_bytes, limits)
+    if room_bytes is None or left is None:
+        return True
+    return room_bytes >= cache_bytes - grown_bytes and left.middle >= limits.cache_urgent_seconds
+
+
+def excluded(name: str, assessed: Assessment | None, component: MemoryComponent) -> Evidence:
+    """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
+    growth = None if assessed is None else assessed.decides
+    return Evidence(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", component.source)
+
+
+def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits: GrowthLimits) -> tuple[Status, str]:
+    """Status and summary of a window; `subject` is whose bytes, as the beginning of a sentence."""
+    status, sentence = _judged(growth, subject, limits.slowing_hours)
+    left = _left(growth, room_bytes, limits)
+    if left is None:
+        return status, sentence
+    latest = "unknown" if math.isinf(left.high) else format_duration(left.high)
+    return status, f"{sentence}; exhausted in {format_duration(left.middle)} ({format_duration(left.low)} to {latest})"
+
+
+def _left(growth: GrowthEvidence, room_bytes: int | None, limits: GrowthLimits) -> Interval | None:
+    """How long the room lasts, of growth that is called."""
+    return growth.exhaustion_seconds(room_bytes, limits) if growth.grows and room_bytes is not None else None
+
+
+_NOT_GROWTH: Mapping[Reason, str] = {
+    "returns": "rose {gain} over {window} and returned to its floor: load or garbage collection, not a leak",
+    "event": "rose {gain} over {window} in one step: an event, not a leak",
+    "ended": "rose {gain} over {window}, slowing down: warm-up or a cache that has filled, not a leak",
+    "recurring": "rose {gain} over {window}, to where it has been before: not a leak",
+}
+_UNDECIDED: Mapping[Reason, str] = {
+    "recent": "too recently to exclude a short rise; {later} of further samples",
+    "slowing": "slowing down as a warm-up does; {hours} h of samples",
+    "weak": "too little above its noise; {longer} of samples",
+    "uneven": "not steadily; {longer} of samples",
+    "drift": "no more than random drift may; {longer} of samples",
+    "few steps": "in too few steps to tell from loading; {longer} of samples",
+}
+
+
+def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status, str]:
+    window, gain = (
+        format_duration(growth.window_hours * HOUR_SECONDS),
+        format_bytes(max(growth.gain_bytes, growth.floor_gain_bytes)),
+    )
+    rate = format_rate(growth.bytes_per_second * HOUR_SECONDS)
+    if growth.grows:
+        steps = f" in {plural(growth.steps_up, 'step')} up, none down," if growth.by_steps else ""
+        if growth.status == "fault":
+            return "fault", f"{subject} grows {rate}{steps} over {window} and is not released"
+        doubt = "random drift" if growth.reason == "grows" else "garbage collection"
+        return "suspect", f"{subject} grows {rate}{steps} over {window}; {doubt} cannot be ruled out yet"
+    if growth.status == "unknown":
+        longer = format_duration(2.0 * growth.window_hours * HOUR_SECONDS)
+        missing = _UNDECIDED[growth.reason].format(
+            later=format_duration(growth.window_hours * HOUR_SECONDS / 3.0), hours=f"{hours:.0f}", longer=longer
+        )
+        return "unknown", f"{subject} rose {gain} over {window}, {missing} would decide"
+    if growth.reason == "flat":
+        limit = format_rate(growth.detection_limit_bytes_per_second * HOUR_SECONDS)
+        return "ok", f"{subject} is flat over {window} (detection limit {limit})"
+    return "ok", f"{subject} {_NOT_GROWTH[growth.reason].format(gain=gain, window=window)}"
+
+
+def evidence(
+    growth: GrowthEvidence, who: str, component: MemoryComponent, room_bytes: int | None, limits: GrowthLimits
+) -> tuple[Evidence, ...]:
+    """The figure of every gate, and how long the room lasts where it is known and used up."""
+    source, left = component.source, _left(growth, room_bytes, limits)
+    times = (None, None, None) if left is None else (left.low, left.middle, left.high)
+    rows = (
+        ("holder", who, "", source),
+        ("window", round(growth.window_hours, 2), "hours", "kvdiag"),
+        ("decided_by", growth.reason, "", "computed"),
+        ("load_removed", "yes" if growth.load_removed else "no", "", "engine"),
+        ("growth_per_hour", growth.bytes_per_second * HOUR_SECONDS, "bytes", source),
+        ("growth_per_hour_of_later_half", growth.later_bytes_per_second * HOUR_SECONDS, "bytes", source),
+        ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),
+        ("slope_over_error", round(growth.strength, 1), "", "computed"),
+        ("later_half_ratio", growth.later_ratio, "ratio", "computed"),
+        ("p_drift", growth.p_drift, "ratio", "computed"),
+        ("beyond_past", None if growth.beyond_past is None else round(growth.beyond_past, 2), "times", "computed"),
+        ("steps_up", growth.steps_up, "steps", source),
+        ("steps_down", growth.steps_down, "steps", source),
+        ("detection_limit", growth.detection_limit_bytes_per_second * HOUR_SECONDS, "bytes per hour", "computed"),
+        ("room", room_bytes, "bytes", source),
+    )
+    names = ("time_to_exhaustion_earliest", "time_to_exhaustion", "time_to_exhaustion_latest")
+    return (
+        *(Evidence(*row) for row in rows),
+        *(
+            Evidence(name, None if value is None or math.isinf(value) else value, "seconds", "computed")
+            for name, value in zip(names, times, strict=True)
+        ),
+    )
+
+
+def relabelled(one: Finding, status: Status, doubt: str) -> Finding:
+    """The finding with another status and what makes it so."""
+    return replace(one, status=status, summary=f"{one.summary}; {doubt}")

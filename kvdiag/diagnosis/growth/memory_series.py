@@ -1,0 +1,283 @@
+"""The memory of each process and device over hours, as one series per component: gone through once, for every rule.
+
+A timeline's samples hold one source's readings each. One pass sorts them into series by component and owner, at most
+four a minute; the engines' load is looked up beside each reading. A series ends with its process: readings of another
+process under the same number are a series of their own. Before a series is judged, the beginning of its life is left
+out (kernels, graphs and pools come with it) and so is the time in which the engines slept, whose weights are elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import compress
+
+from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.estimator import Assessment, Series, assess
+from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.timeline_queries import server_bytes, server_devices, server_uuids
+from kvdiag.model import Device, Engine, Facts, HostProcess, Timeline, cuda_uuid
+
+Points = tuple[list[float], list[int]]
+"""Times in seconds and bytes of one component, side by side."""
+
+Part = MemoryComponent
+
+GROUPS: tuple[tuple[MemoryComponent, ...], ...] = (
+    (Part.HOST_ANONYMOUS, Part.HOST_TOGETHER, Part.HOST_RESIDENT),
+    (Part.TORCH_LIVE, Part.TORCH_RESERVED, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH),
+    (Part.SERVER, Part.DEVICE, Part.OTHERS),
+)
+"""Components that one source reads together: an owner that lacks the newest of them has exited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOwner:
+    """Whose bytes: the device as CUDA names it (empty on the host), and the process or device in words."""
+
+    device_uuid: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineActivity:
+    """What the engines did, reading by reading: their load, and whether any of them slept.
+
+    The load is the sum of the pools' usage where they report it, else of running requests. `began_seconds` is the first
+    reading after the newest restart, `None` without one; `fresh` says that the first reading preceded any request.
+    """
+
+    times_seconds: tuple[float, ...]
+    load: tuple[float, ...]
+    asleep: tuple[bool, ...]
+    began_seconds: float | None
+    fresh: bool
+
+    def at(self, seconds: float, limits: GrowthLimits) -> ActivityAt:
+        """The load and the sleep at a moment, by the newest reading before it, if that is not too old."""
+        place = bisect_right(self.times_seconds, seconds) - 1
+        if place < 0 or seconds - self.times_seconds[place] > limits.engine_age_seconds:
+            return UNREPORTED
+        return self.load[place], self.asleep[place]
+
+
+ActivityAt = tuple[float | None, bool]
+"""The load beside a reading, and whether the engines slept."""
+
+UNREPORTED: ActivityAt = (None, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySeries:
+    """The series of every component that some source reports, in bytes, by owner."""
+
+    engines: EngineActivity
+    points: Mapping[MemoryComponent, Mapping[MemoryOwner, Points]]
+    started_seconds: float | None
+    _assessed: dict[MemoryComponent, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
+    _activity: dict[float, ActivityAt] = field(default_factory=dict)
+
+    def assessed(self, part: MemoryComponent, limits: GrowthLimits) -> Mapping[MemoryOwner, Assessment]:
+        """A component of every owner that was there to the end, judged by the estimator."""
+        if part not in self._assessed:
+            self._assessed[part] = self._assess(part, limits)
+        return self._assessed[part]
+
+    def grown_bytes(self, part: MemoryComponent, owner: MemoryOwner) -> int:
+        """What a component holds beyond its first reading."""
+        _, sizes = self.points[part][owner]
+        return max(sizes[-1] - sizes[0], 0)
+
+    def _assess(self, part: MemoryComponent, limits: GrowthLimits) -> dict[MemoryOwner, Assessment]:
+        group = next(group for group in GROUPS if part in group)
+        lines = [line for one in group for line in self.points[one].values()]
+        first = min((times[0] for times, _ in lines), default=0.0)
+        last = max((times[-1] for times, _ in lines), default=0.0)
+        served = self.engines.times_seconds[0] if self.engines.times_seconds else None
+        started = -math.inf if self.started_seconds is None else self.started_seconds + limits.warmup_seconds
+        assessed = {}
+        for owner, line in self.points[part].items():
+            times, _ = line
+            if last - times[-1] > limits.reading_age_seconds:
+                continue
+            # Where its beginning was seen, what comes with a beginning is left out; else the gates have to do.
+            born = max(times[0], self.engines.began_seconds or times[0])
+            begun = self.engines.fresh or born - first > limits.reading_age_seconds
+            since = max(born + limits.warmup_seconds if begun else born, started)
+            assessed[owner] = assess(self._awake(line, since, part, limits), limits, served)
+        return assessed
+
+    def _awake(self, line: Points, since_seconds: float, part: MemoryComponent, limits: GrowthLimits) -> Series:
+        """The readings since a moment with the load beside them, without those of engines asleep."""
+        first = bisect_left(line[0], since_seconds)
+        times, sizes = line[0][first:], line[1][first:]
+        known = self._activity
+        for seconds in times:
+            if seconds not in known:
+                known[seconds] = self.engines.at(seconds, limits)
+        beside = [known[seconds] for seconds in times]
+        awake = [not asleep for _, asleep in beside]
+        if not all(awake):
+            times, sizes = list(compress(times, awake)), list(compress(sizes, awake))
+            beside = list(compress(beside, awake))
+        load = [each for each, _ in beside]
+        reported = any(each is not None for each in load)
+        return Series(
+            times_seconds=times,
+            sizes_bytes=sizes,
+            load=[each or 0.0 for each in load] if reported else None,
+            collected=part.collected,
+        )
+
+
+def memory_series(timeline: Timeline, facts: Facts, limits: Limits) -> MemorySeries:
+    """The series of a timeline, gone through once."""
+    key = ("memory_series", facts.server_pids, facts.device_uuids, facts.started_seconds, limits)
+    return timeline.once(key, lambda: _Gathering(timeline, facts, limits.growth).series())
+
+
+class _Gathering:
+    """One pass over a timeline."""
+
+    def __init__(self, timeline: Timeline, facts: Facts, limits: GrowthLimits) -> None:
+        self._timeline = timeline
+        self._pids = facts.server_pids
+        self._own = server_uuids(timeline, facts)
+        self._assigned = frozenset(facts.device_uuids or ())
+        self._started_seconds = facts.started_seconds
+        self._least_seconds = limits.reading_seconds
+        self._kept: dict[Hashable, float] = {}
+        self._points: dict[MemoryComponent, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
+        self._owners: dict[Hashable, MemoryOwner] = {}
+
+    def series(self) -> MemorySeries:
+        """Everything that the samples show."""
+        for sample in self._timeline.samples:
+            at_seconds = sample.at_seconds
+            if sample.devices:
+                self._devices(sample.devices, at_seconds)
+            if sample.allocators and self._due(("torch", sample.allocators[0].pid, len(sample.allocators)), at_seconds):
+                for each in sample.allocators:
+                    if not each.may_be_of(self._pids):
+                        continue
+                    key = each.identity
+                    if key not in self._owners:
+                        self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
+                    self._add(Part.TORCH_LIVE, key, at_seconds, each.allocated_bytes)
+                    self._add(Part.TORCH_RESERVED, key, at_seconds, each.reserved_bytes)
+                    self._add(Part.TORCH_UNUSED, key, at_seconds, each.reserved_bytes - each.allocated_bytes)
+                    if each.outside_torch_bytes is not None:
+                        self._add(Part.OUTSIDE_TORCH, key, at_seconds, each.outside_torch_bytes)
+            if sample.host and self._due(("host", sample.host[0].pid, len(sample.host)), at_seconds):
+                self._host(sample.host, at_seconds)
+        return MemorySeries(
+            engines=engine_activity(self._timeline),
+            points={part: self._by_owner(part) for part in self._points},
+            started_seconds=self._started_seconds,
+        )
+
+    def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
+        source = (devices[0].uuid, len(devices))
+        if at_seconds - self._kept.get(source, -math.inf) < self._least_seconds:
+            return
+        # Of readings at each second every fifth lists processes, and the others say nothing of the server's.
+        if self._own and all(device.processes is None for device in devices):
+            return
+        self._kept[source] = at_seconds
+        for device in server_devices(devices, self._own or self._assigned):
+            key = (device.uuid, device.index)
+            if key not in self._owners:
+                self._owners[key] = MemoryOwner(device_uuid=cuda_uuid(device.uuid), who=f"GPU {device.index}")
+            size = server_bytes(device, self._pids)
+            used = None if device.memory is None else device.memory.used_bytes
+            if size is not None:
+                self._add(Part.SERVER, key, at_seconds, size)
+                if used is not None:
+                    self._add(Part.OTHERS, key, at_seconds, max(used - size, 0))
+            elif used is not None and not self._own:
+                # Of devices that are known to be shared the whole says nothing of the server.
+                self._add(Part.DEVICE, key, at_seconds, used)
+
+    def _host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
+        sizes = [process.anonymous_bytes for process in processes]
+        if len(sizes) > 1 and None not in sizes:
+            key = ("together", *(process.pid for process in processes))
+            who = f"the server's {len(sizes)} processes together"
+            self._owners.setdefault(key, MemoryOwner(device_uuid="", who=who))
+            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(size for size in sizes if size is not None))
+        for process in processes:
+            one = (process.pid, process.name)
+            if one not in self._owners:
+                self._owners[one] = MemoryOwner(device_uuid="", who=process.who)
+            size = process.anonymous_bytes
+            if size is None:
+                self._add(Part.HOST_RESIDENT, one, at_seconds, process.resident_bytes)
+            else:
+                self._add(Part.HOST_ANONYMOUS, one, at_seconds, size)
+
+    def _due(self, source: Hashable, at_seconds: float) -> bool:
+        """Whether a source's reading is far enough from its last for a minute's median to gain by it."""
+        if at_seconds - self._kept.get(source, -math.inf) < self._least_seconds:
+            return False
+        self._kept[source] = at_seconds
+        return True
+
+    def _add(self, part: MemoryComponent, key: Hashable, at_seconds: float, size_bytes: int) -> None:
+        lines = self._points[part]
+        line = lines.get(key)
+        if line is None:
+            line = lines[key] = ([], [])
+        line[0].append(at_seconds)
+        line[1].append(size_bytes)
+
+    def _by_owner(self, part: MemoryComponent) -> dict[MemoryOwner, Points]:
+        """The series of a part; of processes under one name and number the newest counts."""
+        lines = sorted(self._points[part].items(), key=lambda one: one[1][0][-1])
+        return {self._owners[key]: line for key, line in lines}
+
+
+def engine_activity(timeline: Timeline) -> EngineActivity:
+    """The engines over a whole timeline, in one pass."""
+    times: list[float] = []
+    load: list[float] = []
+    asleep: list[bool] = []
+    began: float | None = None
+    tokens: dict[str, int] = {}
+    fresh = False
+    newest: tuple[Engine, ...] = ()
+    for sample in timeline.samples:
+        engines = sample.engines
+        if engines is None:
+            continue
+        full, sleeps = 0.0, False
+        for engine in engines:
+            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
+            full += (engine.requests_running or 0) if usage is None else usage
+            sleeps = sleeps or bool(engine.asleep)
+            # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
+            if count is not None:
+                began = sample.at_seconds if count < tokens.get(engine.engine, 0) else began
+                tokens[engine.engine] = count
+        if not times:
+            fresh = _unused(engines)
+        newest = engines
+        times.append(sample.at_seconds)
+        load.append(full)
+        asleep.append(sleeps)
+    return EngineActivity(
+        times_seconds=tuple(times),
+        load=tuple(load),
+        asleep=tuple(asleep),
+        began_seconds=began,
+        # A counter that never moves says nothing.
+        fresh=fresh and not _unused(newest),
+    )
+
+
+def _unused(engines: tuple[Engine, ...]) -> bool:
+    """Whether engines have not generated a token yet: their server has just begun."""
+    counts = [engine.generation_tokens_total for engine in engines]
+    return bool(counts) and all(count == 0 for count in counts)

@@ -1,0 +1,67 @@
+"""Unverified agent files never cause a fault alone.
+
+If kvdiag cannot see a process, anybody could have written the file that describes it. A diagnosis with such files and a
+fault is made a second time without them: a fault that disappears becomes a suspect. This holds for every rule and step,
+however it uses the files. Evidence from agents is marked either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvdiag.model import INSIDE, Evidence, Finding, Sample, StepResult, Timeline, cuda_uuid
+
+SOURCES = ("torch", "black box", "agent")
+"""Sources of evidence that agents publish."""
+
+MARK = Evidence("publications", "unverified", "", "agent")
+WHY = "unverified: based only on agent files of processes that kvdiag cannot see"
+
+Judged = tuple[tuple[StepResult, ...], tuple[Finding, ...]]
+
+
+def weighed(timeline: Timeline, judged: Judged, again: Callable[[Timeline], Judged]) -> Judged:
+    """Return the steps and findings with faults that rest on unverified files alone lowered to suspect.
+
+    `again` judges another timeline in the same way.
+    """
+    if not any(each.unverified for sample in timeline.samples for each in sample.allocators or ()):
+        return judged
+    steps, findings = judged
+    if _faults(judged):
+        kept = _faults(again(replace(timeline, samples=tuple(verified(sample) for sample in timeline.samples))))
+        steps = tuple(one if one.status != "fault" or one.id in kept else _doubted_step(one) for one in steps)
+        findings = tuple(one if one.status != "fault" or one.id in kept else _doubted(one) for one in findings)
+    return steps, tuple(_marked(one) for one in findings)
+
+
+def _faults(judged: Judged) -> set[str]:
+    """Return the ids of steps and findings that are faults."""
+    steps, findings = judged
+    return {step.id for step in steps if step.status == "fault"} | {
+        finding.id for finding in findings if finding.status == "fault"
+    }
+
+
+def verified(sample: Sample) -> Sample:
+    """Return the sample without unverified allocators, and without GPUs that only they report."""
+    doubted = {each.device_uuid.lower() for each in sample.allocators or () if each.unverified}
+    if not doubted:
+        return sample
+    devices = tuple(each for each in sample.devices or () if each.name != INSIDE or cuda_uuid(each.uuid) not in doubted)
+    allocators = tuple(each for each in sample.allocators or () if not each.unverified)
+    return replace(sample, allocators=allocators or None, devices=devices or None)
+
+
+def _doubted(finding: Finding) -> Finding:
+    return replace(finding, status="suspect", summary=f"{finding.summary} ({WHY})", evidence=(*finding.evidence, MARK))
+
+
+def _doubted_step(step: StepResult) -> StepResult:
+    return replace(step, status="suspect", notes=(*step.notes, WHY))
+
+
+def _marked(finding: Finding) -> Finding:
+    rests = any(one.source in SOURCES for one in finding.evidence) and MARK not in finding.evidence
+    return replace(finding, evidence=(*finding.evidence, MARK)) if rests else finding

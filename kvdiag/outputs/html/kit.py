@@ -1,0 +1,237 @@
+"""The parts that every HTML page is built of: document, verdict, finding, table, ledger. Pure but for one style sheet.
+
+A page is one file without scripts that loads nothing, which its content security policy enforces. `page.css` is shipped
+with the package and read once; it holds every colour, light and dark, of statuses, lines and ledger components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+
+from kvdiag.formatting import format_bytes, format_ratio
+from kvdiag.model import Device, Finding, Gap, LedgerLine, Status
+from kvdiag.outputs.html.markup import Html, element, joined
+from kvdiag.outputs.html.svg_plots import Part, bar
+from kvdiag.outputs.presentation import ADVICE, WORDS, evidence_value, spaced, unknown_by_reason
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+HATCHED = ("torch_stranded", "unaccounted")
+"""Components that should be zero are striped as well as coloured."""
+
+_DISC = "M8 0a8 8 0 1 0 0 16A8 8 0 0 0 8 0z"
+
+ICONS: Mapping[Status, str] = {
+    "ok": f"{_DISC}M6.9 11.6 3.4 8.1l1.3-1.3 2.2 2.2 4.5-4.6 1.3 1.3z",
+    "suspect": "M8 .8 16 15H0zM7.1 5.8v4.7h1.8V5.8zm0 5.8v1.8h1.8v-1.8z",
+    "fault": (
+        "M4.7 0h6.6L16 4.7v6.6L11.3 16H4.7L0 11.3V4.7z"
+        "M5.4 4 4 5.4 6.6 8 4 10.6 5.4 12 8 9.4l2.6 2.6 1.4-1.4L9.4 8 12 5.4 10.6 4 8 6.6z"
+    ),
+    "unknown": (
+        f"{_DISC}M7.1 11.2h1.8V13H7.1zM8 3.2c2 0 3.2 1.1 3.2 2.7 0 1.9-2.3 2-2.3 3.9H7.1"
+        "c0-2.4 2.2-2.5 2.2-3.8 0-.7-.5-1.2-1.3-1.2s-1.4.5-1.4 1.4H4.8C4.8 4.4 6 3.2 8 3.2z"
+    ),
+}
+"""A shape of its own for each status: it can be read without colour."""
+
+
+@cache
+def style_sheet() -> Html:
+    """The style sheet of every page."""
+    return Html(files("kvdiag.outputs.html").joinpath("page.css").read_text(encoding="utf-8"))
+
+
+def document(worst: Status, title: str, content: Iterable[Html], *metas: Html) -> str:
+    """A page with its status in its title; `metas` are further elements of its head."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="referrer", content="no-referrer"),
+        *metas,
+        element("title", f"{WORDS[worst]}: {title}"),
+        element("style", style_sheet()),
+    )
+    return f"<!DOCTYPE html>\n{element('html', head, element('body', _stripes(), *content), lang='en')}\n"
+
+
+def _stripes() -> Html:
+    """The fills of striped components."""
+    patterns = [
+        element(
+            "pattern",
+            element("rect", width=8, height=8, style="fill:var(--surface)"),
+            element("path", d="M-2 2 2-2M0 8 8 0M6 10 10 6", class_=name, style="stroke:var(--p);stroke-width:3.6"),
+            id=f"stripes-{name}",
+            width=8,
+            height=8,
+            patternUnits="userSpaceOnUse",
+        )
+        for name in HATCHED
+    ]
+    return element("svg", *patterns, width=0, height=0, style="position:absolute", aria_hidden="true")
+
+
+def mark(status: Status) -> Html:
+    """A status as a word with its icon."""
+    icon = element(
+        "svg", element("path", d=ICONS[status], fill_rule="evenodd"), viewBox="0 0 16 16", aria_hidden="true"
+    )
+    return element("span", icon, WORDS[status], class_=f"status {status}")
+
+
+def verdict(status: Status, sentence: str) -> Html:
+    """The verdict of a page, or of a part of it."""
+    return element("section", mark(status), element("p", sentence), class_=f"verdict {status}")
+
+
+def unobserved(text: str) -> Html:
+    """A paragraph on something that could not be observed."""
+    return element("p", text, class_="unknown")
+
+
+def definitions(rows: Iterable[tuple[str, str]]) -> Html:
+    """Names with their values, in columns."""
+    return element(
+        "dl", *(element("div", element("dt", name), element("dd", value)) for name, value in rows), class_="about"
+    )
+
+
+def table(titles: Sequence[tuple[str, str]], rows: Iterable[Html], style: str) -> Html:
+    """A table that scrolls by itself; a title is a name and a class."""
+    head = [element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in titles))] if titles else []
+    return element("div", element("table", *head, *rows, class_=style), class_="scroll")
+
+
+def finding_card(finding: Finding) -> Html:
+    """A finding with its evidence, and what to do about it."""
+    rows = [
+        element(
+            "tr",
+            element("th", spaced(one.name), scope="row"),
+            element("td", evidence_value(one), class_="text" if isinstance(one.value, str) else "number"),
+            element("td", one.source, class_="dim"),
+        )
+        for one in finding.evidence
+    ]
+    advice = [
+        joined(element("dt", title), element("dd", text, class_="remedy" if field == "remedy" else "plain"))
+        for title, field in ADVICE
+        if (text := getattr(finding, field))
+    ]
+    return element(
+        "section",
+        element("header", mark(finding.status), element("h3", finding.id)),
+        element("p", finding.summary),
+        element(
+            "div",
+            table((), rows, "evidence") if rows else "",
+            element("dl", *advice, class_="advice"),
+            class_="columns",
+        ),
+        class_="finding",
+    )
+
+
+def verdict_rows(findings: Iterable[Finding]) -> Html:
+    """Verdicts with their summaries, one a row."""
+    return _pairs([([one.id], one.summary) for one in findings])
+
+
+def unknown_rows(findings: Iterable[Finding]) -> Html:
+    """Unknown verdicts, those with one reason together."""
+    return _pairs([(ids, reason) for reason, ids in unknown_by_reason(findings).items()], "unknown")
+
+
+def gap_rows(gaps: Iterable[Gap]) -> Html:
+    """What a source could not read, one a row."""
+    return _pairs([([gap.source], f"{gap.kind}: {gap.reason}") for gap in gaps])
+
+
+def _pairs(rows: Iterable[tuple[Sequence[str], str]], style: str = "dim") -> Html:
+    written = [
+        element(
+            "tr",
+            element("th", *(element("div", name) for name in names), scope="row", class_=style),
+            element("td", text),
+        )
+        for names, text in rows
+    ]
+    return table((), written, "pairs")
+
+
+LEDGER_TITLES = (
+    ("component", ""),
+    ("bytes", "number"),
+    ("share", "number"),
+    ("source", "source"),
+    ("detail", "detail"),
+)
+
+
+def ledger_cards(
+    lines: Iterable[LedgerLine], devices: Mapping[str, Device], notes: Mapping[str | None, Html] | None = None
+) -> Html:
+    """A bar and a table for each GPU; without a GPU, the pool as the engine reports it.
+
+    `devices` are by UUID, `notes` stand below the title of the GPU with that UUID.
+    """
+    own: dict[str | None, list[LedgerLine]] = {}
+    for line in lines:
+        own.setdefault(line.uuid, []).append(line)
+    cards = [
+        _ledger_card(number, devices.get(uuid or ""), mine, (notes or {}).get(uuid, Html("")))
+        for number, (uuid, mine) in enumerate(own.items())
+    ]
+    cards += [
+        unobserved(f"GPU {device.index} {device.name}: its memory cannot be read.")
+        for device in devices.values()
+        if device.memory is None and device.uuid not in own
+    ]
+    if not devices and all(uuid is None for uuid in own):
+        cards.insert(0, unobserved("Device memory not observed."))
+    return element("div", *cards, class_="gpus")
+
+
+def _ledger_card(number: int, device: Device | None, lines: Sequence[LedgerLine], note: Html) -> Html:
+    used = sum(line.bytes for line in lines)
+    total = None if device is None or device.memory is None else device.memory.total_bytes
+    gpu = lines[0].gpu
+    title = "KV pool, as the engine reports it" if gpu is None else f"GPU {gpu}"
+    whole = max(total or used, 1)
+    scale = (
+        f"{format_bytes(used)} in total"
+        if total is None
+        else f"{format_bytes(used)} of {format_bytes(total)} used ({format_ratio(used / total)}), "
+        f"{format_bytes(total - used)} free"
+    )
+    parts = [
+        Part(style=line.component, size=line.bytes, title=f"{spaced(line.component)}: {format_bytes(line.bytes)}")
+        for line in lines
+    ]
+    return element(
+        "section",
+        element("h3", f"{title} ", element("small", "" if device is None else device.name)),
+        element("p", scale, class_="dim"),
+        note,
+        bar(f"ledger-{number}", f"{title}: {scale}", ", ".join(part.title for part in parts), parts, whole),
+        table(LEDGER_TITLES, _ledger_rows(lines, whole), "ledger"),
+        class_="gpu",
+    )
+
+
+def _ledger_rows(lines: Sequence[LedgerLine], whole: int) -> Iterator[Html]:
+    for line in lines:
+        swatch = element("i", class_=f"swatch {line.component}", aria_hidden="true")
+        yield element(
+            "tr",
+            element("th", swatch, spaced(line.component), scope="row"),
+            element("td", format_bytes(line.bytes), class_="number"),
+            element("td", format_ratio(line.bytes / whole), class_="number"),
+            element("td", line.provenance, class_="source dim"),
+            element("td", line.detail, class_="detail dim"),
+        )

@@ -1,0 +1,347 @@
+"""The memory of a live view: where each GPU's memory is, how full the KV pools are, and how fast either fills.
+
+A bar has one character for each kind of memory, so that a terminal without colour shows as much. How much is drawn
+depends on `detail`: 3 is everything, 0 a line for the two fullest GPUs and the fullest pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+
+from rich.text import Text
+
+from kvdiag.formatting import format_bytes, format_duration, format_ratio, plural
+from kvdiag.kv.calibration.running_server import pool_bytes
+from kvdiag.model import Device, Engine, Facts, LedgerLine, Memory, Sample, without_mig_parents
+from kvdiag.outputs.presentation import NOT_REPORTED, signed
+from kvdiag.outputs.terminal.cells import Kind, marked, sides, wrapped
+from kvdiag.outputs.terminal.sparkline_history import LEAST_SECONDS, Trend
+from kvdiag.outputs.terminal.text import plain
+
+NARROW_COLUMNS, WIDE_COLUMNS = 60, 100
+NAME_CHARACTERS = 48
+SLICE_CHARACTERS = 8
+SPARK = "▁▂▃▄▅▆▇█"
+ASCII_SPARK = "_.-~=+*#"
+UNREADABLE = "memory cannot be read"
+
+ALL, MOST, FEW = 3, 2, 0
+"""Of the details: whole GPUs with legends; a row for each with one legend; only what is fullest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Cells of the frame; `rows` is `None` where a page is printed, which may be of any length."""
+
+    columns: int
+    rows: int | None = None
+    ascii_only: bool = False
+
+
+_TORCH = Kind(title="torch", mark="~", ascii_mark="~", style="magenta")
+_WEIGHTS = Kind(title="weights", mark="█", ascii_mark="W", style="blue")
+_OTHERS = Kind(title="other processes", mark="X", ascii_mark="X", style="red")
+FREE = Kind(title="free", mark="·", ascii_mark=".", style="dim")
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "weights": _WEIGHTS,
+        "kv_held": Kind(title="KV used", mark="▓", ascii_mark="#", style="bright_cyan"),
+        "kv_free": Kind(title="KV free", mark="░", ascii_mark=":", style="cyan"),
+        "kv_pool": Kind(title="KV pool", mark="▒", ascii_mark="%", style="cyan"),
+        "torch_other": _TORCH,
+        "torch_pending": _TORCH,
+        "torch_private": _TORCH,
+        "torch_releasable": _TORCH,
+        "torch_stranded": _TORCH,
+        "torch_unused": _TORCH,
+        "outside_torch": Kind(title="context", mark="+", ascii_mark="+", style="magenta"),
+        "server_other": Kind(title="context, other", mark="+", ascii_mark="+", style="magenta"),
+        "process": Kind(title="processes", mark="x", ascii_mark="x", style="yellow"),
+        "other_process": _OTHERS,
+        "driver_reserved": Kind(title="driver", mark="=", ascii_mark="=", style="white"),
+        "unaccounted": Kind(title="unaccounted", mark="?", ascii_mark="?", style="bold yellow"),
+    }
+)
+"""By the ledger's component, in the order of the bar."""
+
+ELSE = Kind(title="other", mark="*", ascii_mark="*", style="white")
+"""A component that only a newer daemon knows."""
+
+
+def parts(lines: Sequence[LedgerLine], free_bytes: int | None) -> list[tuple[Kind, int]]:
+    """Kinds with their bytes in the order of the bar; a negative residual stays in."""
+    sizes: dict[str, tuple[Kind, int]] = {}
+    order = list(KINDS)
+    known = sorted(lines, key=lambda line: order.index(line.component) if line.component in KINDS else len(order))
+    for line in known:
+        kind = KINDS.get(line.component, ELSE)
+        sizes[kind.title] = (kind, sizes.get(kind.title, (kind, 0))[1] + line.bytes)
+    if free_bytes is not None:
+        sizes[FREE.title] = (FREE, free_bytes)
+    return [one for one in sizes.values() if one[1]]
+
+
+def bar(sizes: Sequence[tuple[Kind, int]], width: int, *, ascii_only: bool) -> Text:
+    """The parts side by side over `width` cells, by largest remainder; no part that exists has less than one cell."""
+    positive = [(kind, size) for kind, size in sizes if size > 0]
+    found = Text()
+    for (kind, _), cells in zip(positive, _cells([size for _, size in positive], width), strict=True):
+        found.append(marked(kind, ascii_only=ascii_only) * cells, style=kind.style)
+    return found
+
+
+def _cells(sizes: Sequence[int], width: int) -> list[int]:
+    whole = sum(sizes)
+    if not whole or width <= 0:
+        return [0] * len(sizes)
+    exact = [size * width / whole for size in sizes]
+    cells = [int(each) for each in exact]
+    by_rest = sorted(range(len(sizes)), key=lambda place: cells[place] - exact[place])
+    for place in by_rest[: width - sum(cells)]:
+        cells[place] += 1
+    # A small part stays visible: the largest gives it a cell.
+    for place, given in enumerate(cells):
+        largest = max(range(len(cells)), key=cells.__getitem__)
+        if given == 0 and cells[largest] > 1:
+            cells[place], cells[largest] = 1, cells[largest] - 1
+    return cells
+
+
+def legend(kinds: Sequence[tuple[Kind, int]], width: int, *, sizes: bool, ascii_only: bool) -> list[Text]:
+    """What the characters mean, with sizes if they are of one GPU, over as many lines as it takes."""
+    rows: list[Text] = []
+    for kind, size in kinds:
+        item = Text.assemble((marked(kind, ascii_only=ascii_only), kind.style), f" {kind.title}")
+        if sizes:
+            item.append(f" {format_bytes(size)}", style="bold")
+        if not rows or rows[-1].cell_len + 2 + item.cell_len > width:
+            rows.append(item)
+        else:
+            rows[-1].append("  ").append(item)
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A device of the view, and its lines. `label` is its index; slices of one GPU are numbered after a point."""
+
+    label: str
+    device: Device
+    lines: tuple[LedgerLine, ...]
+    pressure_ratio: float | None
+
+    @property
+    def parts(self) -> list[tuple[Kind, int]]:
+        """Kinds with their bytes, free memory among them."""
+        return parts(self.lines, None if self.device.memory is None else self.device.memory.free_bytes)
+
+
+def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | None, float]) -> list[Gpu]:
+    """The devices whose bytes may be added up, by index."""
+    known = {line.uuid for line in lines}
+    engines = newest.engines or ()
+    # With several engines it is unknown which of them is on which GPU.
+    usage_ratio = engines[0].kv_usage_ratio if len(engines) == 1 else None
+    # A GPU that is cut into slices has no lines and is left out; an unreadable one has none either, and is shown.
+    seen = [one for one in without_mig_parents(newest.devices or ()) if one.memory is None or one.uuid in known]
+    seen.sort(key=lambda one: one.index)
+    indices = [one.index for one in seen]
+    found: list[Gpu] = []
+    for place, device in enumerate(seen):
+        several = indices.count(device.index) > 1
+        number = indices[: place + 1].count(device.index)
+        found.append(
+            Gpu(
+                label=f"{device.index}.{number}" if several else str(device.index),
+                device=device,
+                lines=tuple(part for line in lines if line.uuid == device.uuid for part in _apart(line, usage_ratio)),
+                pressure_ratio=pressures.get(device.uuid),
+            )
+        )
+    return found
+
+
+def _apart(line: LedgerLine, usage_ratio: float | None) -> tuple[LedgerLine, ...]:
+    """A pool's line divided into used and free blocks, if the usage is known."""
+    if line.component != "kv_pool" or usage_ratio is None:
+        return (line,)
+    held = round(line.bytes * usage_ratio)
+    return replace(line, component="kv_held", bytes=held), replace(line, component="kv_free", bytes=line.bytes - held)
+
+
+def whole_gpu(gpu: Gpu, width: int, *, ascii_only: bool) -> list[Text]:
+    """A GPU with its name, its bar over the whole width, and the size of every part."""
+    name = plain(gpu.device.name[:NAME_CHARACTERS])
+    title = Text.assemble((f"GPU {gpu.label}", "bold"), "  ", name)
+    if "." in gpu.label:
+        title.append("  ").append(plain(gpu.device.uuid[:SLICE_CHARACTERS], "dim"))
+    if gpu.device.memory is None:
+        return [title.append(f"  {UNREADABLE}", style="magenta")]
+    return [
+        sides(title, _used(gpu.device.memory, gpu.pressure_ratio), width),
+        bar(gpu.parts, width, ascii_only=ascii_only),
+        *legend(gpu.parts, width, sizes=True, ascii_only=ascii_only),
+    ]
+
+
+def gpu_row(gpu: Gpu, label_width: int, width: int, *, ascii_only: bool) -> Text:
+    """A GPU in one line."""
+    label = Text(gpu.label.ljust(label_width + 1), style="bold")
+    memory = gpu.device.memory
+    if memory is None:
+        return label.append(UNREADABLE, style="magenta")
+    total = f" of {format_bytes(memory.total_bytes)}" if width >= NARROW_COLUMNS else ""
+    used = Text(f"{format_bytes(memory.used_bytes).rjust(9)}{total} {format_ratio(memory.occupied_ratio).rjust(5)}")
+    room = width - label.cell_len - used.cell_len - 1
+    return Text.assemble(label, bar(gpu.parts, max(room, 0), ascii_only=ascii_only), " ", used)
+
+
+def _used(memory: Memory, pressure_ratio: float | None) -> Text:
+    share = format_ratio(memory.occupied_ratio)
+    used = Text(f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} used, {share}")
+    if pressure_ratio is not None:
+        used.append(f", pressure {format_ratio(pressure_ratio)}", "bold")
+    return used
+
+
+def gpu_lines(newest: Sample, seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+    """The GPUs, each with its bar."""
+    if not seen:
+        return _without_gpu(newest, room)
+    if detail == ALL and (len(seen) == 1 or room.rows is None or room.columns >= WIDE_COLUMNS):
+        return [line for gpu in seen for line in whole_gpu(gpu, room.columns, ascii_only=room.ascii_only)]
+    label_width = max(len(gpu.label) for gpu in seen) + 4
+    most = len(seen) if detail else 2
+    fullest = sorted(seen, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
+    rows = [
+        Text.assemble(("GPU ", "bold"), gpu_row(gpu, label_width - 4, room.columns - 4, ascii_only=room.ascii_only))
+        for gpu in seen
+        if gpu in fullest
+    ]
+    if len(seen) > len(rows):
+        rows[-1:] = [*rows[-1:], Text(f"and {plural(len(seen) - len(rows), 'GPU')} less full", style="dim")]
+    if detail >= MOST:
+        rows += legend(_kinds(seen), room.columns, sizes=len(seen) == 1, ascii_only=room.ascii_only)
+    return rows
+
+
+def _kinds(seen: Sequence[Gpu]) -> list[tuple[Kind, int]]:
+    """The kinds of memory of all GPUs together."""
+    whole = [line for gpu in seen for line in gpu.lines]
+    free = [gpu.device.memory.free_bytes for gpu in seen if gpu.device.memory is not None]
+    return parts(whole, sum(free) if free else None)
+
+
+def _without_gpu(newest: Sample, room: Room) -> list[Text]:
+    if not newest.at_seconds:
+        return []
+    reason = next((gap.reason for gap in newest.gaps if gap.source == "nvml"), "not read yet")
+    return wrapped(Text.assemble(("no GPU observed: ", "magenta"), plain(reason)), room.columns, 2)
+
+
+def pool_lines(engines: Sequence[Engine], facts: Facts, room: Room, *, detail: int) -> list[Text]:
+    """The KV pool and the requests of each engine; in little room only the fullest."""
+    most = len(engines) if detail >= MOST else 1
+    fullest = sorted(engines, key=lambda one: -(one.kv_usage_ratio or 0.0))[:most]
+    found = [line for one in engines if one in fullest for line in _pool(one, facts, room, several=len(engines) > 1)]
+    if len(engines) > most:
+        found.append(Text(f"and {plural(len(engines) - most, 'KV pool')} less full", style="dim"))
+    return found
+
+
+def _pool(engine: Engine, facts: Facts, room: Room, *, several: bool) -> list[Text]:
+    name = plain(f"KV pool {engine.engine[:8]}" if several else "KV pool", "bold")
+    usage, pool = engine.kv_usage_ratio, facts.pool(engine.engine)
+    shown = Text(f"usage {NOT_REPORTED}", style="magenta")
+    filled = Text()
+    if usage is not None:
+        shown = Text(f"{format_ratio(usage)} used", style="bold")
+        if pool is not None:
+            size = pool_bytes(facts, pool)
+            whole = "" if size is None else f" of {format_bytes(size[0])}"
+            fits = pool.capacity_tokens is not None and room.columns >= NARROW_COLUMNS
+            shown.append(Text(f"{whole}, {pool.capacity_tokens:,} tokens" if fits else whole))
+        cells = max(min(room.columns // 3, room.columns - name.cell_len - shown.cell_len - 4), 0)
+        used = 0 if not usage else max(round(usage * cells), 1)
+        filled = bar(
+            parts([_share("kv_held", used), _share("kv_free", cells - used)], None), cells, ascii_only=room.ascii_only
+        )
+    requests = Text("requests  ", style="bold")
+    for count, what, style in (
+        (engine.requests_running, "running", "not bold"),
+        (engine.requests_waiting, "waiting", "yellow" if engine.requests_waiting else "not bold"),
+        (engine.requests_waiting_for_capacity or None, "for free blocks", "red"),
+    ):
+        if count is not None:
+            requests.append(f"{count:,} {what}  ", style=style)
+    if engine.requests_running is None and engine.requests_waiting is None:
+        requests.append(NOT_REPORTED, style="not bold magenta")
+    elif pool is not None and pool.max_concurrency and room.columns >= NARROW_COLUMNS:
+        requests.append(f"fits {pool.max_concurrency:.1f} of full length", style="not bold dim")
+    return [Text.assemble(name, "  ", filled, "  " if filled.plain else "", shown), requests]
+
+
+def _share(component: str, cells: int) -> LedgerLine:
+    return LedgerLine(gpu=None, component=component, bytes=cells, provenance="computed")
+
+
+def trend_lines(trends: Sequence[Trend], seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+    """How pools and devices changed while they were watched, and when those that clearly fill will be full."""
+    names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in seen}
+    totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in seen if gpu.device.memory is not None}
+    several = sum(trend.is_pool for trend in trends) > 1
+    order = sorted(trends, key=lambda one: one.full_in_seconds if one.full_in_seconds is not None else float("inf"))
+    kept = order if detail == ALL else [*_first(order, is_pool=True), *_first(order, is_pool=False)]
+    rows: list[Text] = []
+    for trend in kept:
+        if not trend.watched_seconds or not (trend.is_pool or trend.of in names):
+            continue
+        if detail == FEW and trend.full_in_seconds is None:
+            continue
+        name = (f"KV pool {trend.of[:8]}" if several else "KV pool") if trend.is_pool else names[trend.of]
+        row = Text.assemble(plain(name.ljust(8), "bold"), " ", _spark(trend, room), " ")
+        rows.append(row.append(_rate(trend, totals.get(trend.of))))
+    return rows
+
+
+def _first(trends: Iterable[Trend], *, is_pool: bool) -> list[Trend]:
+    return [one for one in trends if one.is_pool == is_pool][:1]
+
+
+def _spark(trend: Trend, room: Room) -> Text:
+    """The recent shares as a line of bars: of the whole for a pool, between its lowest and highest for a device."""
+    marks = ASCII_SPARK if room.ascii_only else SPARK
+    cells = 24 if room.columns >= WIDE_COLUMNS else 16
+    count = min(len(trend.recent), cells)
+    if count == 0:
+        return Text()
+    edges = [round(place * len(trend.recent) / count) for place in range(count + 1)]
+    values = [max(trend.recent[start:end]) for start, end in pairwise(edges)]
+    low, high = (0.0, 1.0) if trend.is_pool else (min(values), max(values))
+    heights = [0.0 if high <= low else (value - low) / (high - low) for value in values]
+    line = "".join(marks[min(int(height * len(marks)), len(marks) - 1)] for height in heights)
+    return Text(line.rjust(cells), style="cyan")
+
+
+def _rate(trend: Trend, total_bytes: int | None) -> Text:
+    """The change since the view was opened; its rate and the time until full if it is steady."""
+
+    def shown(ratio: float) -> str:
+        return signed(format_ratio(ratio) if total_bytes is None else format_bytes(ratio * total_bytes))
+
+    change = trend.recent[-1] - trend.recent[0]
+    gained = Text.assemble(
+        shown(change) if change else "unchanged", (f" in {format_duration(trend.watched_seconds)}", "dim")
+    )
+    if trend.watched_seconds < LEAST_SECONDS:
+        return gained
+    if trend.per_minute_ratio is None:
+        return gained.append(", not steadily" if change else "", style="dim")
+    gained.append(f", {shown(trend.per_minute_ratio)}/min", style="yellow")
+    if trend.full_in_seconds is not None:
+        gained.append(f", full in {format_duration(trend.full_in_seconds)}", style="bold")
+    return gained

@@ -1,0 +1,277 @@
+"""Device memory over an hour and a half: whose it is, which ranks grow with it, and what room there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvdiag.diagnosis.growth.attribution import (
+    NON_TORCH,
+    TORCH,
+    device_growth,
+    others_growth,
+    torch_growth,
+    unused_growth,
+)
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.model import Allocator, Device, Facts, Finding, Memory, Sample, Timeline
+from tests.builders.answers import evidence
+from tests.builders.values import GIB, allocator, device, engine, pool, process, split
+
+MB = 10**6
+KNOWN = Facts(pools=(pool(),), server_pids=(100, 101, 102), engine_name="vllm")
+Part = Callable[[int, int], tuple[tuple[Device, ...] | None, tuple[Allocator, ...] | None]]
+"""Devices and allocators, by what leaks: bytes at a minute."""
+
+
+def seen(part: Part, *, rate_mb_per_minute: float = 12.0, minutes: int = 80) -> Timeline:
+    """Readings each minute of something that grows by 12 MB in each, beside an idle engine."""
+    samples = []
+    for minute in range(minutes):
+        grown = round((rate_mb_per_minute * minute + (1, -1, -1, 1)[minute % 4]) * MB)
+        devices, allocators = part(grown, minute)
+        samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), devices=devices, allocators=allocators))
+    return Timeline(samples=tuple(samples))
+
+
+def card(own: int | None, *, used: int, index: int = 0, pid: int = 100) -> Device:
+    """A device of 80 GiB."""
+    listed = None if own is None else (process(pid, own), process(7, GIB))
+    return device(index, total_bytes=80 * GIB, used_bytes=used, processes=listed)
+
+
+def worker(live: int, reserved: int, *, pid: int = 100, gpu: str = "0", **changes: object) -> Allocator:
+    """What a worker publishes."""
+    return allocator(
+        pid=pid, device_uuid=gpu, title="VLLM::Worker", allocated_bytes=live, reserved_bytes=reserved, **changes
+    )
+
+
+def only(found: Finding | None) -> Finding:
+    """The finding that there is."""
+    assert found is not None
+    return found
+
+
+def test_server_that_grows_is_called_by_its_engine() -> None:
+    """One of vLLM by torch, another engine's beside it; NVML cannot tell, which is said of both."""
+    # GIVEN
+    timeline = seen(lambda grown, _: ((card(20 * GIB + grown, used=22 * GIB + grown),), None))
+
+    # WHEN
+    torch, beside = device_growth(timeline, KNOWN, DEFAULT_LIMITS)
+    other = device_growth(timeline, replace(KNOWN, engine_name="llama.cpp"), DEFAULT_LIMITS)
+
+    # THEN
+    assert [(TORCH, "fault"), (NON_TORCH, "unknown")] == [(one.id, one.status) for one in (torch, beside)]
+    assert [(TORCH, "unknown"), (NON_TORCH, "fault")] == [(one.id, one.status) for one in other]
+    told = evidence(torch)
+    assert "GPU 0 (the server's process)" == torch.holder
+    # 58 GiB less what grew
+    assert 58 * GIB - (12 * 79 + 1) * MB == told["room"]
+    assert pytest.approx(0.0, abs=MB) == told["growth_of_others_per_hour"]
+    assert "other_ranks" not in told
+
+
+@pytest.mark.parametrize(
+    ("known", "status"),
+    [
+        (Facts(engine_name="vllm"), "suspect"),
+        (Facts(engine_name="vllm", pools=(pool(),)), "fault"),
+        (Facts(engine_name="vllm", device_uuids=("GPU-0",)), "fault"),
+    ],
+)
+def test_device_of_untold_holders_is_suspect_alone(known: Facts, status: str) -> None:
+    """A neighbour may grow on it, unless an engine took its pool there or it was assigned to the server."""
+    # WHEN
+    found = device_growth(seen(lambda grown, _: ((card(None, used=22 * GIB + grown),), None)), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert (TORCH, status) == (found[0].id, found[0].status)
+    assert "GPU 0 (process not visible)" == found[0].holder
+
+
+def test_devices_that_stand_still_are_ok_by_both_names() -> None:
+    """And too short a time tells nothing at all."""
+    # GIVEN
+    still: Part = lambda grown, _: ((card(20 * GIB, used=22 * GIB),), None)  # noqa: E731
+
+    # THEN
+    found = device_growth(seen(still), KNOWN, DEFAULT_LIMITS)
+    assert [(TORCH, "ok"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in found]
+    assert "growth_of_others_per_hour" not in evidence(found[0])
+    assert () == device_growth(seen(still, minutes=59), KNOWN, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("factors", "others", "growing"),
+    [((1, 0, 0), 2, 0), ((2, 1, 0), 2, 1), ((3, 2, 1), 2, 2)],
+)
+def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...], others: int, growing: int) -> None:
+    """One of several that grows alone is a leak of what it does."""
+
+    # GIVEN
+    def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
+        ranks = tuple(
+            worker(6 * GIB + factor * grown, 20 * GIB, pid=100 + rank, gpu=str(rank))
+            for rank, factor in enumerate(factors)
+        )
+        return None, ranks
+
+    # WHEN
+    torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
+
+    # THEN
+    told = evidence(torch)
+    assert (others, growing) == (told["other_ranks"], told["other_ranks_that_grow"])
+    assert "VLLM::Worker 100" == torch.holder
+
+
+def test_torch_tells_what_lives_and_what_is_beside() -> None:
+    """Live bytes that grow within what is reserved; beside torch nothing."""
+
+    # GIVEN
+    def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
+        one = worker(6 * GIB + grown, 20 * GIB, process_bytes=21 * GIB)
+        return (card(21 * GIB, used=22 * GIB),), (one,)
+
+    # WHEN
+    torch, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
+
+    # THEN
+    assert [(TORCH, "fault"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in (torch, beside)]
+    assert (0.0, 58 * GIB) == (evidence(torch)["reserved_growth_per_hour"], evidence(torch)["room"])
+    assert 0.0 == evidence(beside)["reserved_growth_per_hour"]
+
+
+@pytest.mark.parametrize(
+    ("device_grows", "reserved_grows", "status"),
+    [
+        (True, False, "fault"),
+        (True, True, "unknown"),
+        (False, False, "ok"),
+        (False, True, "ok"),
+        (None, False, "unknown"),
+    ],
+)
+def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
+    *, device_grows: bool | None, reserved_grows: bool, status: str
+) -> None:
+    """Where no process tells what it holds in all; what both hold cannot be told apart."""
+
+    # GIVEN
+    def part(grown: int, _: int) -> tuple[tuple[Device, ...] | None, tuple[Allocator, ...]]:
+        size = 30 * GIB + (grown if device_grows else 0)
+        devices = None if device_grows is None else (card(size, used=size + GIB),)
+        return devices, (worker(6 * GIB, 20 * GIB + (grown if reserved_grows else 0)),)
+
+    # WHEN
+    _, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
+
+    # THEN
+    assert (NON_TORCH, status) == (beside.id, beside.status)
+
+
+@pytest.mark.parametrize(
+    ("stranded_share", "expected"), [(None, "suspect"), (1.0, "fault"), (0.51, "fault"), (0.5, None), (0.0, None)]
+)
+def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
+    stranded_share: float | None, expected: str | None
+) -> None:
+    """What is releasable torch gives back; which part is which only the blocks tell."""
+
+    # GIVEN
+    def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
+        parts = None
+        if stranded_share is not None:
+            stranded = round(grown * stranded_share) if grown > 0 else 0
+            parts = split(
+                reserved_bytes=6 * GIB + max(grown, 0),
+                live_bytes=6 * GIB,
+                stranded_bytes=stranded,
+                releasable_bytes=max(grown, 0) - stranded,
+                largest_free_block_bytes=0,
+            )
+        return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), split=parts),)
+
+    # WHEN
+    found = unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator")
+
+    # THEN
+    assert expected == (None if found is None else found.status)
+    if found is not None:
+        told = evidence(found)
+        last = (12 * 79 + 1) * MB
+        assert ("fragmentation.allocator", last, 0.0) == (
+            found.id,
+            told["reserved_but_unallocated"],
+            told["live_growth_per_hour"],
+        )
+        assert (None if stranded_share is None else round(last * stranded_share)) == told["stranded"]
+        units = {one.name: (one.unit, one.source) for one in found.evidence}
+        assert {("bytes", "torch")} == {units[name] for name in ("reserved_but_unallocated", "stranded", "releasable")}
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (("stranded_bytes", "releasable_bytes"), "fault"),
+        (("stranded_bytes",), "suspect"),
+        (("releasable_bytes",), "suspect"),
+    ],
+)
+def test_cache_whose_parts_are_not_all_told_is_suspect(told: tuple[str, ...], status: str) -> None:
+    """Where torch counts one part alone, the other may be all of the rest."""
+
+    # GIVEN a cache that grows and of which nothing is releasable, or of which that is not told
+    def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
+        parts = {"stranded_bytes": max(grown, 0), "releasable_bytes": 0}
+        counted: dict[str, Any] = {name: parts[name] for name in told}
+        return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), expandable_segments=True, **counted),)
+
+    # WHEN
+    actual = only(unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator"))
+
+    # THEN
+    assert status == actual.status
+
+
+def test_cache_that_does_not_grow_is_none() -> None:
+    """Neither where what lives grows with it."""
+    assert unused_growth(seen(lambda grown, _: (None, (worker(6 * GIB, 8 * GIB),))), KNOWN, DEFAULT_LIMITS, "f") is None
+    both: Part = lambda grown, _: (None, (worker(6 * GIB + grown, 8 * GIB + grown),))  # noqa: E731
+    assert unused_growth(seen(both), KNOWN, DEFAULT_LIMITS, "f") is None
+
+
+def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
+    """Bytes that are not the server's; none where they stand still."""
+    # GIVEN
+    growing: Part = lambda grown, _: ((card(20 * GIB, used=25 * GIB + grown),), None)  # noqa: E731
+    still: Part = lambda grown, _: ((card(20 * GIB, used=25 * GIB),), None)  # noqa: E731
+
+    # WHEN
+    actual = only(others_growth(seen(growing), KNOWN, DEFAULT_LIMITS, "baseline.foreign_memory"))
+
+    # THEN
+    assert ("baseline.foreign_memory", "fault") == (actual.id, actual.status)
+    assert 0.0 == evidence(actual)["server_growth_per_hour"]
+    assert others_growth(seen(still), KNOWN, DEFAULT_LIMITS, "x") is None
+
+
+def test_room_is_the_least_that_is_told_of_the_device() -> None:
+    """By NVML here, or inside the process; of another device nothing."""
+    # GIVEN a process that sees 40 GiB free where NVML here sees 58, and 1 GiB free elsewhere
+    inside = Memory(total_bytes=80 * GIB, free_bytes=40 * GIB)
+
+    def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
+        one = worker(6 * GIB + grown, 20 * GIB, memory=inside, process_bytes=21 * GIB)
+        return (card(21 * GIB, used=22 * GIB), card(None, used=79 * GIB, index=1)), (one,)
+
+    # WHEN
+    torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
+
+    # THEN
+    assert 40 * GIB == evidence(torch)["room"]

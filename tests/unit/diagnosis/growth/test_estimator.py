@@ -1,0 +1,168 @@
+"""The growth estimator: which gate decides on what, and how often noise is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.growth.estimator import Assessment, GrowthEvidence, Series, assess
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from tests.builders.series import MODELS, memory, seeded
+from tests.builders.values import GIB, MIB
+from tests.quality.bench.growth_power import KINDS
+
+LIMITS = DEFAULT_LIMITS.growth
+MB = 10**6
+
+
+def series(above: Callable[[float], float], hours: float, *, tick: float = 60.0, collected: bool = False) -> Series:
+    """A reading each minute: 20 GiB, what is `above` that by the hour, and a little white noise."""
+    random = seeded("estimator")
+    times = [tick * step for step in range(round(hours * 3600.0 / tick) + 1)]
+    sizes = [20 * GIB + round(above(seconds / 3600.0) + random.gauss(0.0, 2.0 * MB)) for seconds in times]
+    return Series(times_seconds=times, sizes_bytes=sizes, collected=collected)
+
+
+def drawn(kind: str, seed: int, hours: float, leak: float = 0.0, onset: float = 0.0) -> Assessment:
+    """A drawn series without its first half hour."""
+    times, sizes, load = memory(kind, seed, hours=hours, leak_mb_per_hour=leak, onset=onset, models=KINDS)
+    return assess(Series(times_seconds=times[30:], sizes_bytes=sizes[30:], load=load[30:]), LIMITS)
+
+
+def decided(found: Assessment) -> GrowthEvidence:
+    """The window that answers."""
+    assert found.decides is not None
+    return found.decides
+
+
+@pytest.mark.parametrize(
+    ("above", "hours", "reason"),
+    [
+        (lambda hour: 0.0, 8.0, "flat"),
+        (lambda hour: 400 * MB * (hour % 1.7), 24.0, "returns"),
+        (lambda hour: 2000 * MB * (hour > 5.0), 8.0, "event"),
+        (lambda hour: 3000 * MB * (1.0 - math.exp(-hour / 2.0)), 6.0, "ended"),
+    ],
+    ids=["flat", "garbage", "a step", "warm-up"],
+)
+def test_what_is_explained_is_none_by_its_gate(above: Callable[[float], float], hours: float, reason: str) -> None:
+    """Each lookalike of a leak fails at the gate that is there for it, over the whole history."""
+    found = assess(series(above, hours), LIMITS)
+    assert {"none"} == {one.status for one in found.windows}
+    assert reason in {one.reason for one in found.windows}
+
+
+@pytest.mark.parametrize(("rate", "hours"), [(500.0, 1.6), (50.0, 8.0), (20.0, 16.0), (10.0, 60.0)])
+def test_steady_growth_is_a_fault_with_its_rate(rate: float, hours: float) -> None:
+    """The slower it is the longer it takes, and no length of history is too long."""
+    growth = decided(assess(series(lambda hour: rate * MB * hour, hours), LIMITS))
+    assert ("fault", "grows") == (growth.status, growth.reason)
+    assert pytest.approx(rate * MB, rel=0.1) == growth.bytes_per_second * 3600.0
+
+
+def test_the_shortest_window_that_convinces_gives_the_rate() -> None:
+    """A leak that began late is told at its own rate, not at that of the day."""
+    growth = decided(assess(series(lambda hour: 1000 * MB * max(hour - 22.0, 0.0), 24.0), LIMITS))
+    assert ("fault", 1.0) == (growth.status, growth.window_hours)
+    assert pytest.approx(1000 * MB, rel=0.1) == growth.bytes_per_second * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"), [(4, "unknown"), (8, "suspect"), (18, "fault")], ids=["four", "eight", "eighteen"]
+)
+def test_steps_that_only_go_up_count_by_their_number(steps: int, status: str) -> None:
+    """300 MB every two hours: a few may be what is loaded when used, many are a leak."""
+    growth = decided(assess(series(lambda hour: 300 * MB * (hour // 2.0), 2.0 * steps + 1.0), LIMITS))
+    assert (status, 0) == (growth.status, growth.steps_down)
+
+
+def test_growth_of_collected_memory_needs_a_past() -> None:
+    """An hour of it may be one collector's period; of device memory, which nothing collects, it is a fault."""
+
+    def above(hour: float) -> float:
+        return 800 * MB * hour
+
+    assert "fault" == decided(assess(series(above, 1.2), LIMITS)).status
+    held = decided(assess(series(above, 1.2, collected=True), LIMITS))
+    assert ("suspect", "no past") == (held.status, held.reason)
+    assert "fault" == decided(assess(series(above, 3.5, collected=True), LIMITS)).status
+
+
+def test_a_collection_of_before_explains_the_next_climb() -> None:
+    """A tooth that rises where the last one has been is no new ground."""
+    found = assess(series(lambda hour: 300 * MB * (hour % 4.0), 11.5), LIMITS)
+    assert "fault" not in {one.status for one in found.windows}
+    assert "recurring" in {one.reason for one in found.windows}
+
+
+def test_load_is_taken_out() -> None:
+    """Memory that follows the load is flat at equal load, and a leak beneath it is seen."""
+    for leak, status in ((0.0, "none"), (100.0, "fault")):
+        growth = decided(drawn("load cycles", 3, 14.0, leak))
+        assert (status, True) == (growth.status, growth.load_removed)
+
+
+def test_a_burst_needs_engines_that_answer() -> None:
+    """Loading a model takes memory faster than any leak."""
+    climb = series(lambda hour: 30 * GIB * hour, 0.6, tick=15.0)
+    served = assess(climb, LIMITS, served_since_seconds=0.0)
+    assert served.burst is not None
+    assert served.decides is None
+    assert assess(climb, LIMITS).burst is None
+    assert assess(climb, LIMITS, served_since_seconds=1800.0).burst is None
+
+
+def test_exhaustion_is_bounded_by_the_error_of_the_rate() -> None:
+    """100 GB at 1 GB an hour last about 100 hours; what does not grow exhausts nothing."""
+    growth = decided(assess(series(lambda hour: 1000 * MB * hour, 6.0), LIMITS))
+    left = growth.exhaustion_seconds(100e9, LIMITS)
+    assert left is not None
+    assert left.low <= left.middle <= left.high
+    assert pytest.approx(100.0, rel=0.05) == left.middle / 3600.0
+    assert replace(growth, bytes_per_second=0.0, later_bytes_per_second=0.0).exhaustion_seconds(1e9, LIMITS) is None
+
+
+def test_no_readings_and_few_readings_decide_nothing() -> None:
+    """There is no window that they fill."""
+    assert assess(Series(times_seconds=(), sizes_bytes=()), LIMITS) == Assessment(seconds=0.0, windows=())
+    assert assess(series(lambda hour: 5000 * MB * hour, 0.9), LIMITS).decides is None
+    sparse = Series(times_seconds=[0.0, 7200.0], sizes_bytes=[0, GIB])
+    assert assess(sparse, LIMITS).decides is None
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_healthy_noise_is_no_fault(kind: str) -> None:
+    """Eleven kinds of healthy memory, judged at several ages of up to three days."""
+    found = [decided(drawn(kind, seed, hours)).status for seed in range(3) for hours in (3.0, 9.0, 26.0, 72.0)]
+    assert "fault" not in found
+    assert found.count("suspect") <= (2 if kind in {"random walk", "ramps"} else 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in {"random walk", "level steps"}])
+def test_leaks_in_noise_are_called(kind: str) -> None:
+    """50 MB/h over 20 hours, in whatever else a server's memory does."""
+    assert all(decided(drawn(kind, seed, 34.0, 50.0, 14.0)).grows for seed in range(3))
+
+
+@pytest.mark.parametrize("kind", ["pool", "fast noise", "slow noise", "sawtooth", "load cycles"])
+def test_a_leak_well_above_the_printed_limit_is_never_flat(kind: str) -> None:
+    """The detection limit is true: twice of it is never called flat over the same window."""
+    for seed in range(3):
+        limit = decided(drawn(kind, seed, 24.5)).detection_limit_bytes_per_second * 3600.0 / MB
+        assert "none" != decided(drawn(kind, seed, 24.5, 2.0 * limit)).status
+
+
+def test_moving_a_series_changes_nothing() -> None:
+    """Neither when it was read nor how much stands still beneath it."""
+    one = series(lambda hour: 40 * MB * hour, 12.0)
+    moved = replace(
+        one,
+        times_seconds=[at + 86_400.0 for at in one.times_seconds],
+        sizes_bytes=[size + 64 * MIB for size in one.sizes_bytes],
+    )
+    before, after = decided(assess(one, LIMITS)), decided(assess(moved, LIMITS))
+    assert (before.status, before.reason, before.window_hours) == (after.status, after.reason, after.window_hours)
+    assert pytest.approx(before.bytes_per_second) == after.bytes_per_second

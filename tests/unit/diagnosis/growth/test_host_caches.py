@@ -1,0 +1,265 @@
+"""Caches of a known bound: what a command line tells, what a name lets assume, and growth under and through it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis.growth.host_caches import CAPS, Bound, bound_of, told, untold_bytes
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.diagnosis.rules.benign_warmup import judge as warmup
+from kvdiag.diagnosis.rules.leak_host import judge
+from kvdiag.model import Facts, HostCache, HostProcess, Sample, Timeline
+from tests.builders.answers import evidence
+from tests.builders.series import Part, timeline
+from tests.builders.values import GIB, MIB
+from tests.builders.worlds import World, facts
+
+FACTS = replace(facts(World()), host_limit_bytes=256 * GIB)
+CACHE = HostCache(name="llama.cpp's prompt cache", flag="--cache-ram", limit_bytes=4 * GIB)
+MEDIA = HostCache(name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=0)
+VISION = '{"model_type": "qwen2_vl", "vision_config": {}}'
+
+
+def process_of(name: str) -> Part:
+    """The memory as the anonymous bytes of a process of this name."""
+
+    def part(size: int) -> Sample:
+        one = HostProcess(pid=7, name=name, resident_bytes=size + GIB, anonymous_bytes=size)
+        return Sample(at_seconds=0.0, host=(one,))
+
+    return part
+
+
+def growing(name: str, gb_per_hour: float) -> Timeline:
+    """A process that grows for three hours."""
+    return timeline("pool", hours=3.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("llama-server -m a.gguf --cache-ram 2048", [("--cache-ram", 2048 * MIB)]),
+        ("/usr/bin/llama-server -cram 512 -c 8192", [("-cram", 512 * MIB)]),
+        ("llama-server --cache-ram 0", [("--cache-ram", 0)]),
+        ("llama-server --cache-ram -1", []),
+        ("python -m vllm serve x --mm-processor-cache-gb=1.5", [("--mm-processor-cache-gb", GIB + GIB // 2)]),
+        (
+            "vllm serve x --swap-space 4 --kv-offloading-size 32",
+            [("--kv-offloading-size", 32 * GIB), ("--swap-space", 4 * GIB)],
+        ),
+        ("vllm serve x --mm-processor-cache-gb 99999999999999999999", []),
+        ("vllm serve x --mm-processor-cache-gb 999999999", []),
+        ("other --cache-ram 2048", []),
+        (
+            'vllm serve x --kv-transfer-config {"kv_connector_extra_config":{"cpu_bytes_to_use":34359738368,"b":64}}',
+            [("cpu_bytes_to_use", 32 * GIB)],
+        ),
+        (
+            """vllm --kv-transfer-config '{"e": {"lmcache.local_cpu": true, "lmcache.max_local_cpu_size": 20}}'""",
+            [("lmcache.max_local_cpu_size", 20 * GIB)],
+        ),
+        ('vllm serve x --kv-transfer-config {"not_cpu_bytes_to_use": 5, "cpu_bytes_to_use": "many"}', []),
+        ("", []),
+    ],
+)
+def test_command_line_tells_bounds(command: str, expected: list[tuple[str, int]]) -> None:
+    """Flags of a program that has the cache are read in their units; what is no number, or too large, is left out."""
+    assert expected == [(cache.flag, cache.limit_bytes) for cache in told(command)]
+
+
+@pytest.mark.parametrize(
+    ("who", "changes", "expected"),
+    [
+        ("llama-server 7", {}, (8 * GIB, False)),
+        ("container ollama 1", {}, (8 * GIB, False)),
+        ("llama-server 7", {"host_caches": (CACHE,)}, (4 * GIB, True)),
+        ("llama-server 7", {"host_caches": (replace(CACHE, limit_bytes=0),)}, None),
+        ("VLLM::EngineCore 7", {}, None),
+        ("VLLM::EngineCore 7", {"model_config": VISION}, (4 * GIB, False)),
+        ("VLLM::EngineCore 7", {"model_config": "not json"}, None),
+        ("python3 7", {}, None),
+    ],
+)
+def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected: tuple[int, bool] | None) -> None:
+    """What the command line says goes before a program's default; a cache of media is none of a model of text."""
+    # WHEN
+    actual = bound_of(who, replace(FACTS, **changes))  # type: ignore[arg-type]
+
+    # THEN
+    assert expected == (None if actual is None else (actual.limit_bytes, actual.told))
+    assert actual is None or isinstance(actual, Bound)
+
+
+@pytest.mark.parametrize(
+    ("who", "changes", "expected"),
+    [
+        ("container 1", {}, 8 * GIB),
+        ("container llama-server 1", {}, 0),
+        ("python3 7", {}, 0),
+        ("vllm-omni 7", {}, 4 * GIB),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm"}, 4 * GIB),
+        ("API server 7", {"engine_name": "vllm"}, 4 * GIB),
+        ("container 1", {"engine_name": "vllm"}, 8 * GIB),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm", "model_config": "{}"}, 0),
+        ("VLLM::EngineCore 7", {"engine_name": "vllm", "host_caches": (MEDIA,)}, 0),
+        ("VLLM::Worker_TP0 7", {"engine_name": "vllm"}, 0),
+        ("container 1", {"engine_name": "sglang"}, 0),
+    ],
+)
+def test_what_nothing_tells_may_be_a_cache(who: str, changes: dict[str, object], expected: int) -> None:
+    """Of an engine that is not known the largest default counts; of one that is, what its model may have."""
+    # WHEN
+    actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.growth.cache_bytes)  # type: ignore[arg-type]
+
+    # THEN
+    assert expected == actual
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_hour", "limit_gib", "status"),
+    [
+        ("container", 1.0, 256, "suspect"),
+        ("container", 5.0, 256, "fault"),
+        ("container", 0.3, 256, "fault"),
+        ("container", 1.0, 27, "fault"),
+        ("container", 1.0, None, "suspect"),
+        ("python3", 1.0, 256, "fault"),
+    ],
+    ids=["may fill", "through it", "too slow", "no room for the rest", "room not told", "a program"],
+)
+def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
+    name: str, gb_per_hour: float, limit_gib: int | None, status: str
+) -> None:
+    """Until it is through the largest bound that is usual, unless the memory ends before the cache would."""
+    # GIVEN an engine that is not known
+    known = Facts(host_limit_bytes=None if limit_gib is None else limit_gib * GIB)
+    slow = timeline("pool", hours=9.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
+    (actual,) = judge(slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known, DEFAULT_LIMITS)
+
+    # THEN
+    assert status == actual.status
+    assert ("cache_of_unknown_limit" in evidence(actual)) == (status == "suspect")
+
+
+def test_every_cap_names_its_source() -> None:
+    """No bound without where it is from."""
+    assert [] == [cap.name for cap in CAPS if not cap.source or not cap.flags]
+
+
+@pytest.mark.parametrize(
+    ("caches", "gb_per_hour", "status", "limit_gib"),
+    [((CACHE,), 1.0, "ok", 4), ((CACHE,), 3.0, "fault", 4), ((), 1.0, "suspect", 8), ((), 5.0, "fault", 8)],
+    ids=["under", "through", "under an assumed one", "through an assumed one"],
+)
+def test_growth_is_judged_by_the_size_limit(
+    caches: tuple[HostCache, ...], gb_per_hour: float, status: str, limit_gib: int
+) -> None:
+    """Within a limit that is set a cache fills, within one that is assumed it may; beyond either it is a leak."""
+    # WHEN
+    (actual,) = judge(growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches), DEFAULT_LIMITS)
+
+    # THEN
+    assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
+
+
+def test_growth_of_a_process_without_caches_is_a_leak() -> None:
+    """A bound is of the process that has the cache, and of no other."""
+    known = replace(FACTS, engine_name=None, host_caches=(CACHE,))
+    (actual,) = judge(growing("python3", 1.0), known, DEFAULT_LIMITS)
+    assert ("fault", False) == (actual.status, "cache_size_limit" in evidence(actual))
+
+
+def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
+    """The verdict for what is no leak says how full the cache is."""
+    # WHEN
+    (actual,) = warmup(growing("llama-server", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
+
+    # THEN
+    assert ("benign.warmup", "ok") == (actual.id, actual.status)
+    assert evidence(actual)["full"] == pytest.approx(0.698, abs=0.01)
+
+
+def test_nothing_fills_where_nothing_is_told() -> None:
+    """An assumed bound explains nothing away."""
+    (actual,) = warmup(growing("llama-server", 1.0), Facts(), DEFAULT_LIMITS)
+    assert "full" not in evidence(actual)
+
+
+@pytest.mark.parametrize(
+    ("engine", "who", "expected"),
+    [
+        ("vllm", "container serve 1", 8 * GIB),
+        ("vllm", "container vllm 1", 8 * GIB),
+        (None, "container serve 1", None),
+        ("engine", "proxy 12", None),
+    ],
+)
+def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: str, expected: int | None) -> None:
+    """A pod calls its container as it likes; a process of another program has none of the engine's caches."""
+    # GIVEN
+    cache = HostCache(name="vLLM's KV offloading buffer", flag="kv_offloading_size", limit_bytes=8 * GIB)
+
+    # WHEN
+    found = bound_of(who, replace(FACTS, engine_name=engine, host_caches=(cache,)))
+
+    # THEN
+    assert expected == (None if found is None else found.limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "limit_bytes"),
+    [
+        ("llama_server --cache-ram 3", "llama.cpp's prompt cache", 3 * MIB),
+        ("ollama runner -cram 3", "llama.cpp's prompt cache", 3 * MIB),
+        ("vllm serve x --mm_processor_cache_gb 3", "vLLM's multimodal processor cache", 3 * GIB),
+        ("vllm serve x --kv_offloading_size 3", "vLLM's KV offloading buffer", 3 * GIB),
+        ("vllm serve x --swap_space 3", "vLLM's swap space", 3 * GIB),
+        ('sglang serve -x {"lmcache.max_local_cpu_size": 3}', "LMCache's local cache", 3 * GIB),
+        ("python -m sglang.launch_server --hicache-size 3", "SGLang's hierarchical cache", 3 * 10**9),
+        ('VLLM -x {"cpu_bytes_to_use": 3}', "vLLM's CPU offloading connector", 3),
+    ],
+)
+def test_flag_is_in_the_unit_of_its_program(command: str, name: str, limit_bytes: int) -> None:
+    """llama.cpp counts MiB, vLLM GiB, SGLang GB, a connector bytes: as their documentation has it."""
+    assert [(name, limit_bytes)] == [(cache.name, cache.limit_bytes) for cache in told(command)]
+
+
+@pytest.mark.parametrize(
+    ("config", "media"),
+    [
+        *((f'{{"{part}": {{}}}}', True) for part in ("vision_config", "audio_config", "visual", "thinker_config")),
+        ('{"mm_vision_tower": "x"}', True),
+        ('{"text_config": {}}', False),
+        ('["vision_config"]', False),
+        ("[" * 100_000, False),
+        (None, False),
+    ],
+)
+def test_cache_of_media_is_assumed_where_the_model_takes_any(config: str | None, media: bool) -> None:
+    """By its config.json; one that cannot be read says nothing."""
+    found = bound_of("VLLM::EngineCore 7", Facts(model_config=config))
+    assert (4 * GIB if media else None) == (None if found is None else found.limit_bytes)
+
+
+def test_several_caches_bound_a_process_together() -> None:
+    """Their bounds are added up and all are named; one that is off is neither."""
+    # GIVEN
+    known = (
+        HostCache(name="vLLM's swap space", flag="--swap-space", limit_bytes=4 * GIB),
+        HostCache(name="vLLM's KV offloading buffer", flag="--kv-offloading-size", limit_bytes=8 * GIB),
+        MEDIA,
+    )
+
+    # THEN
+    assert bound_of("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == Bound(
+        limit_bytes=12 * GIB,
+        names="vLLM's KV offloading buffer (--kv-offloading-size), vLLM's swap space (--swap-space)",
+        told=True,
+    )
+    assert bound_of("VLLM::EngineCore 7", Facts(model_config=VISION)) == Bound(
+        limit_bytes=4 * GIB,
+        names="vLLM's multimodal processor cache (--mm-processor-cache-gb, by default)",
+        told=False,
+    )

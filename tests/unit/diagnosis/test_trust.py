@@ -1,0 +1,118 @@
+"""What nobody vouches for is told as such, and never the only ground of a fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.trust import MARK, verified
+from kvdiag.model import Allocator, Diagnosis, Facts, FailedAllocation, Finding, Memory, Sample, Timeline
+from kvdiag.sources.agent_publication import devices_inside
+from tests.builders.runs import run
+from tests.builders.values import GIB, MIB, allocator, engine, split
+from tests.builders.worlds import World, facts
+
+SERVER = Facts(server_pids=(100, 101, 102))
+FAILED = FailedAllocation(
+    age_seconds=20.0,
+    asked_bytes=3 * GIB,
+    free_bytes=512 * MIB,
+    split=split(
+        live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=128 * MIB
+    ),
+)
+FIRST = allocator(ooms_total=2, allocated_bytes=5 * GIB, title="VLLM::Worker_TP0")
+REFUSED = replace(FIRST, ooms_total=5, allocated_bytes=6 * GIB, failure=FAILED)
+
+
+def doubted(each: Allocator) -> Allocator:
+    """The same, from a process that cannot be seen."""
+    return replace(each, pid_seen=False, unverified=True)
+
+
+def of(diagnosis: Diagnosis, finding_id: str) -> Finding:
+    """The finding of this id."""
+    (found,) = (one for one in diagnosis.findings if one.id == finding_id)
+    return found
+
+
+def failing(*changed: tuple[Allocator, Allocator]) -> Diagnosis:
+    """A server whose processes publish this first and last."""
+    first, last = zip(*changed, strict=True)
+    samples = (
+        Sample(at_seconds=0.0, engines=(engine(),), allocators=first),
+        Sample(at_seconds=15.0, engines=(engine(),), allocators=last),
+    )
+    return diagnose(Timeline(samples=samples), SERVER)
+
+
+def test_an_unverified_publication_makes_no_fault() -> None:
+    """What is a fault where the process is seen is a suspect where it is not, says why, and so is the whole verdict."""
+    # WHEN
+    seen, unseen = failing((FIRST, REFUSED)), failing((doubted(FIRST), doubted(REFUSED)))
+
+    # THEN
+    known, found = of(seen, "spike.activation"), of(unseen, "spike.activation")
+    assert ("fault", "fault") == (seen.worst, known.status)
+    assert ("suspect", "suspect") == (unseen.worst, found.status)
+    assert "unverified" in found.summary
+    assert (*known.evidence, MARK) == found.evidence
+    assert MARK not in known.evidence
+
+
+def test_a_fault_that_stands_without_it_stays_one() -> None:
+    """A process that nobody vouches for beside one that is seen takes nothing away; that it is there is told."""
+    # GIVEN
+    other = doubted(replace(FIRST, pid=999, title="VLLM::Worker_TP1"))
+
+    # WHEN
+    found = of(failing((FIRST, REFUSED), (other, other)), "spike.activation")
+
+    # THEN
+    assert "fault" == found.status
+    assert MARK in found.evidence
+
+
+@pytest.mark.parametrize("finding_id", ["leak.device_torch", "leak.device_non_torch"])
+def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str) -> None:
+    """The rule does not matter: growth that only agents tell is a suspect."""
+    # GIVEN
+    torch = finding_id == "leak.device_torch"
+    world = World(
+        agents=True,
+        nvml=None,
+        torch_growth_bytes=MIB // 10 if torch else 0,
+        device_growth_bytes=0 if torch else 6 * MIB,
+    )
+    timeline = run(world)
+    unverified = replace(
+        timeline,
+        samples=tuple(
+            replace(sample, allocators=None if sample.allocators is None else tuple(map(doubted, sample.allocators)))
+            for sample in timeline.samples
+        ),
+    )
+
+    # WHEN
+    known, found = (diagnose(one, facts(world)) for one in (timeline, unverified))
+
+    # THEN
+    assert "fault" == of(known, finding_id).status
+    assert "suspect" == of(found, finding_id).status
+    assert "fault" not in {finding.status for finding in found.findings}
+    assert "fault" not in {step.status for step in found.steps}
+    assert MARK in of(found, finding_id).evidence
+
+
+def test_gpus_that_only_agents_tell_of_go_with_them() -> None:
+    """A device that was made of an unverified publication is no second witness."""
+    # GIVEN
+    memory = Memory(total_bytes=80 * GIB, free_bytes=1 * GIB)
+    inside = replace(FIRST, memory=memory, process_bytes=9 * GIB)
+    sample = Sample(at_seconds=0.0, allocators=(doubted(inside),), devices=devices_inside((inside,)))
+
+    # THEN
+    assert Sample(at_seconds=0.0) == verified(sample)
+    assert replace(sample, allocators=(inside,)) == verified(replace(sample, allocators=(inside,)))

@@ -1,0 +1,173 @@
+"""Traces that unpack to more than a machine has: read within a budget of memory and values, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvdiag.feeds.daemon.retention import thinned
+from kvdiag.feeds.recording import budget
+from kvdiag.feeds.recording import folder_timeline as segments
+from kvdiag.feeds.recording.budget import THINNED, Budget, TooLongError
+from kvdiag.feeds.recording.folder_timeline import read_segments
+from kvdiag.feeds.recording.trace import TraceWriter, read_trace
+from kvdiag.model import Engine, Facts, Mark, Sample
+
+HEADER = b'{"kvdiag_trace":1,"kvdiag_version":"0","facts":{"url":"http://127.0.0.1:8000"}}\n'
+MIB = 2**20
+MAX_RESIDENT_BYTES = 512 * MIB
+
+JUDGE = """
+import resource, sys
+from kvdiag.commands import main
+exit_code = main(["diagnose", sys.argv[1], "--output", "json"])
+print()
+print(exit_code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def lines(line: Callable[[int], str], count: int) -> Iterator[bytes]:
+    """Lines of samples, a second apart."""
+    return (line(number).encode() + b"\n" for number in range(count))
+
+
+def engines(labels: list[str]) -> str:
+    """A list of engines that tell nothing but who they are."""
+    return json.dumps([{"engine": label} for label in labels], separators=(",", ":"))
+
+
+CROWD = engines([f"engine {number % 500}" for number in range(1_000)])
+WIDE = "a" * 1_000_000
+
+BOMBS = [
+    pytest.param(lambda _: '{"sample":{"at_seconds":1}}', 1_100_000, id="samples of nothing"),
+    pytest.param(lambda at: f'{{"sample":{{"at_seconds":{at},"engines":{CROWD}}}}}', 1_400, id="crowds"),
+    pytest.param(
+        lambda at: (
+            f'{{"sample":{{"at_seconds":{at},"gaps":[{{"source":"{at}{WIDE}\\u4e2d","kind":"failed","reason":""}}]}}}}'
+        ),
+        64,
+        id="texts",
+    ),
+    pytest.param(lambda at: f'{{"sample":{{"at_seconds":{at},"engines":[{"{}," * 900_000}{{}}]}}}}', 8, id="objects"),
+    pytest.param(
+        lambda at: f'{{"sample":{{"at_seconds":{at * 60},"engines":[{{"engine":"0","requests_running":{at}}}]}}}}',
+        150_000,
+        id="a sample in each minute",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "count"), BOMBS)
+def test_no_trace_takes_more_memory_than_a_container_has(
+    tmp_path: Path, line: Callable[[int], str], count: int
+) -> None:
+    """The whole of `kvdiag diagnose`, in a process of its own: it says something, or refuses."""
+    # GIVEN
+    path = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(HEADER)
+        for one in lines(line, count):
+            file.write(one)
+
+    # WHEN
+    told = subprocess.run([sys.executable, "-c", JUDGE, str(path)], capture_output=True, text=True, check=True).stdout
+    exit_code, resident_bytes = map(int, told.splitlines()[-1].split())
+
+    # THEN
+    assert exit_code in (0, 1, 2, 3)
+    assert resident_bytes < MAX_RESIDENT_BYTES
+
+
+def test_a_budget_of_values_ends_the_reading(tmp_path: Path) -> None:
+    """Not after all of it has been unpacked."""
+    # GIVEN
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(HEADER + b'{"sample":{"at_seconds":1}}\n' * 1_000)
+    budget = Budget(values=1_900)
+
+    # THEN
+    with pytest.raises(TooLongError):
+        read_trace(path, budget=budget)
+    assert -20 < budget.values < 0
+
+
+def samples(minutes: int) -> tuple[Sample, ...]:
+    """A sample a second."""
+    return tuple(
+        Sample(
+            at_seconds=float(second),
+            engines=(Engine(engine="0", requests_running=second % 5, kv_usage_ratio=second % 7 / 10),),
+        )
+        for second in range(60 * minutes)
+    )
+
+
+def write(path: Path, entries: tuple[Sample | Mark, ...]) -> Path:
+    """A trace of these."""
+    with TraceWriter(path, Facts(url="http://127.0.0.1:8000")) as trace:
+        for entry in entries:
+            trace.add(entry)
+    return path
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> Budget:
+    """A budget of four minutes or so."""
+    monkeypatch.setattr(budget, "WORK_BYTES", 2**16)
+    return Budget(memory_bytes=2**18)
+
+
+def test_a_long_trace_is_thinned_as_a_daemon_thins(tmp_path: Path, little: Budget) -> None:
+    """The newest samples are whole, the older ones are those that a daemon keeps of each minute, and a gap says it."""
+    # GIVEN
+    whole = samples(20)
+    path = write(tmp_path / "long.jsonl", whole)
+
+    # WHEN
+    timeline, facts = read_trace(path, budget=little)
+
+    # THEN
+    assert (THINNED,) == facts.gaps
+    assert whole[-5:] == timeline.samples[-5:]
+    assert set(timeline.samples) <= set(whole)
+    assert set(thinned(whole[:60])) <= set(timeline.samples)
+    assert len(timeline.samples) < len(whole) // 2
+
+
+def test_test_steps_are_never_thinned(tmp_path: Path, little: Budget) -> None:
+    """Each of their samples is compared with what had to be there: a trace that is too long for that is refused."""
+    # GIVEN
+    mark = Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin")
+    path = write(tmp_path / "long.jsonl", (mark, *samples(20)))
+
+    # THEN
+    with pytest.raises(TooLongError):
+        read_trace(path, budget=little)
+
+
+def test_the_oldest_segments_are_left_out_where_all_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest are read first, and a gap says how many are not."""
+    # GIVEN
+    whole = samples(8)
+    for number in range(8):
+        write(tmp_path / f"kvdiag-{number:08d}.jsonl.gz", whole[60 * number : 60 * number + 60])
+    monkeypatch.setattr(segments, "Budget", lambda: Budget(values=4_000))
+
+    # WHEN
+    timeline, facts = read_segments(tmp_path)
+
+    # THEN
+    assert 60 <= len(timeline.samples) < len(whole)
+    assert whole[-len(timeline.samples) :] == timeline.samples
+    (gap,) = facts.gaps
+    left = 8 - len(timeline.samples) // 60
+    assert ("absent", True) == (gap.kind, f"{left - 1} segments before it" in gap.reason)

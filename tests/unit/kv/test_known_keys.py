@@ -1,0 +1,164 @@
+"""Of a model's config only the known fields are kept: all that the cost model reads, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvdiag.diagnosis.growth.host_caches import MEDIA
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.families.config_fields import Fields
+from kvdiag.kv.families.known_keys import FREELY_NAMED, KNOWN_KEYS, MOST_DEPTH, known_part
+from kvdiag.kv.hf_defaults import HF_DEFAULTS
+from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.weights.parameters import count_parameters
+from kvdiag.kv.weights.quantization import declared_quantization
+from tests.unit.kv.models import catalogue
+
+CONFIGS = Path(__file__).parent / "data" / "configs"
+
+
+def configs() -> list[Any]:
+    """Every published config that is at hand."""
+    # One has a summary in words in the place of its pattern, as no model's own file has.
+    paths = [path for path in sorted(CONFIGS.rglob("*.json")) if path.stem != "Nemotron-Nano-9B-v2"]
+    files = [pytest.param(json.loads(path.read_text()), id=path.stem) for path in paths]
+    return [*files, *(pytest.param(dict(entry.config), id=entry.name) for entry in catalogue().entries)]
+
+
+def outcome(judged: Callable[[Any], object], config: Any) -> object:
+    """What a reader of a config says, be it a refusal."""
+    try:
+        return judged(config)
+    except KvModelError as error:
+        return type(error), error.message
+
+
+@pytest.mark.parametrize("config", configs())
+def test_the_known_part_says_the_same(config: Any) -> None:
+    """Layers, parameters and quantization are those of the whole config."""
+    # GIVEN
+    readers: tuple[Callable[[Any], object], ...] = (
+        parse_architecture,
+        declared_quantization,
+        lambda one: count_parameters(one, parse_architecture(one)),
+        lambda one: [part in one for part in MEDIA],
+    )
+
+    # WHEN
+    kept = known_part(config)
+
+    # THEN
+    assert kept is not None
+    for judged in readers:
+        assert outcome(judged, config) == outcome(judged, kept)
+
+
+def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of a config that would have been dropped before."""
+    # GIVEN
+    asked: set[str] = set()
+    of: dict[int, str] = {}
+
+    def note(method: str) -> None:
+        real = getattr(Fields, method)
+
+        def noting(self: Fields, name: str, *names: object, **options: object) -> object:
+            if of.get(id(self)) not in FREELY_NAMED:
+                asked.update(each for each in (name, *names) if isinstance(each, str))
+            found = real(self, name, *names, **options)
+            if isinstance(found, Fields):
+                of[id(found)] = name
+                kept.append(found)
+            return found
+
+        monkeypatch.setattr(Fields, method, noting)
+
+    kept: list[Fields] = []
+    for method in ("has", "raw", "maybe_integer", "number", "flag", "text", "sequence", "child"):
+        note(method)
+
+    # WHEN
+    for parameters in configs():
+        (config,) = parameters.values
+        for judged in (parse_architecture, declared_quantization):
+            outcome(judged, config)
+        outcome(lambda one: count_parameters(one, parse_architecture(one)), config)
+
+    # THEN
+    assert len(asked) > 100
+    assert set() == asked - KNOWN_KEYS
+    assert set() == {name for fields in HF_DEFAULTS.values() for name in fields} - KNOWN_KEYS
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"auths": {"https://index.docker.io/v1/": {"auth": "c2VjcmV0"}}},
+        {"model_type": 1, "hidden_size": 1},
+        {"architectures": [], "hidden_size": 1},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": [1]},
+        {"num_hidden_layers": 4},
+        {},
+        [],
+        "model_type",
+        None,
+    ],
+)
+def test_what_is_no_config_is_not_kept(document: object) -> None:
+    """Neither an architecture nor a model type: some other program's file."""
+    # THEN
+    assert known_part(document) is None
+
+
+def test_only_known_fields_are_kept() -> None:
+    """At any depth, in lists too; texts with spaces in them are none of a config's."""
+    # GIVEN
+    config = {
+        "model_type": "llama",
+        "auths": {"registry": {"auth": "c2VjcmV0"}},
+        "hidden_size": 8,
+        "text_config": {"hidden_size": 4, "token": "hf_secret", "config": {"password": "x", "text": "a b"}},
+        "block_configs": [{"attention": {"no_op": True, "key": "x"}}, "a text", 1, ["x y"]],
+        "quantization_config": {
+            "quant_method": "gptq",
+            "dataset": "/home/alice/private",
+            "dynamic": {"-:model.*": {"api_key": "x", "bits": 4}, "a b": {"bits": 4}},
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "observer": "minmax"}}},
+        },
+    }
+
+    # THEN
+    assert {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "text_config": {"hidden_size": 4, "config": {}},
+        "block_configs": [{"attention": {"no_op": True}}, 1, []],
+        "quantization_config": {
+            "quant_method": "gptq",
+            "dynamic": {"-:model.*": {"bits": 4}},
+            "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+        },
+    } == known_part(config)
+
+
+def test_depth_is_bounded() -> None:
+    """Nesting beyond any config's is cut off."""
+    # GIVEN
+    deep: dict[str, object] = {"hidden_size": 1}
+    for _ in range(10 * MOST_DEPTH):
+        deep = {"text_config": deep}
+
+    # WHEN
+    kept: Any = known_part({"model_type": "llama", **deep})
+
+    # THEN
+    depth = 0
+    while kept:
+        kept, depth = kept.get("text_config"), depth + 1
+    assert depth <= MOST_DEPTH + 2

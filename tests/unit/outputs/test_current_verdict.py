@@ -1,0 +1,73 @@
+"""The verdict as of now: what still supports it, and that status page, live view, boards and alert agree on its age."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dashboards.queries import STALE_SECONDS as BOARD_SECONDS
+from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
+from kvdiag.model import Snapshot
+from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS, current_verdict
+from kvdiag.outputs.html.status_page import page
+from tests.unit.outputs.test_metrics import NEWEST
+from tests.unit.outputs.test_status_page import NOW, shown, well
+from tests.unit.outputs.test_top import of, screen
+from tests.unit.server.shell import STARTING
+
+SLOWEST_SECONDS = MOST_REST_SECONDS + DIAGNOSIS_SECONDS + GIVEN_UP_SECONDS
+"""From one diagnosis to the next on a slow host: its longest rest, the wait for a tick, and the longest diagnosis."""
+
+
+@pytest.mark.parametrize("given_up", [0, 1])
+def test_a_slow_host_does_not_flicker_to_unknown(given_up: int) -> None:
+    """The verdict of a host whose diagnoses come as seldom as the daemon allows, one of them given up, holds until the
+    next one is there: on the status page, in the live view and on the boards.
+    """
+    # GIVEN the moment before the next diagnosis is done
+    snapshot = well(diagnosed_seconds=NOW - 1 - (1 + given_up) * SLOWEST_SECONDS)
+
+    # THEN
+    assert 'class="verdict ok"' in page(snapshot, (), NOW)
+    assert screen(of(snapshot))[1].startswith("OK")
+    assert (1 + given_up) * SLOWEST_SECONDS < BOARD_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("known", "status", "holds"),
+    [
+        pytest.param(STARTING, "unknown", False, id="nothing read"),
+        pytest.param(well(newest=replace(NEWEST, at_seconds=NOW - SILENT_SECONDS)), "ok", True, id="read a minute ago"),
+        pytest.param(well(newest=replace(NEWEST, at_seconds=NOW - SILENT_SECONDS - 1)), "unknown", False, id="silent"),
+        pytest.param(well(diagnosis=None), "unknown", False, id="not diagnosed yet"),
+        pytest.param(well(state="starting"), "unknown", False, id="starting"),
+        pytest.param(well(state="lost"), "unknown", False, id="lost"),
+        pytest.param(well(diagnosed_seconds=NOW - STALE_SECONDS), "ok", True, id="an old diagnosis"),
+        pytest.param(well(diagnosed_seconds=NOW - STALE_SECONDS - 1), "unknown", False, id="too old a diagnosis"),
+        pytest.param(shown(diagnosed_seconds=NOW - STALE_SECONDS - 1), "unknown", False, id="too old a fault"),
+        pytest.param(well(), "ok", True, id="well"),
+        pytest.param(shown(), "fault", True, id="a fault"),
+        pytest.param(shown(state="lost"), "fault", True, id="a fault of a lost server"),
+    ],
+)
+def test_only_a_current_diagnosis_counts(known: Snapshot, status: str, holds: bool) -> None:
+    """Everything else is unknown, with a reason; an old fault is still named."""
+    found = current_verdict(known, NOW)
+    assert (status, holds) == (found.status, found.holds)
+    assert bool(found.reason) == (not holds or known.state == "lost")
+    if known.diagnosis is not None and known.diagnosis.worst == "fault":
+        assert "leak.kv_blocks: " in found.sentence
+
+
+def test_the_alert_uses_the_same_age() -> None:
+    """KvdiagDown pages when outputs stop showing the verdict, not before."""
+    rules = yaml.safe_load((Path(__file__).parents[3] / "alerts" / "alerting-rules.yaml").read_text(encoding="utf-8"))
+    expressions = [str(rule["expr"]) for group in rules["groups"] for rule in group["rules"]]
+    ages = [age for one in expressions for age in re.findall(r"diagnosis_timestamp_seconds > (\d+)", one)]
+    assert [STALE_SECONDS] * len(ages) == [float(age) for age in ages]
+    assert ages
+    assert STALE_SECONDS == BOARD_SECONDS
