@@ -14,3 +14,12 @@ class KvdiagError(Exception):
         """Keep the one-line message and the exit code it leads to."""
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class KvModelError(KvdiagError):
+    """A model config or a deployment whose KV-cache cost cannot be computed; `field` names what decided so."""
+
+    def __init__(self, message: str, field: str) -> None:
+        """Keep the one-line message and the config field or option it is about."""
+        super().__init__(message)
+        self.field = field

@@ -81,7 +81,7 @@ def name_filter(*, whole_bytes: int | None, some_bytes: int | None, took_seconds
         return Check(id="engine.name_filter", outcome="skip", found="no server reachable")
     found = f"{some_bytes:,} bytes of {whole_bytes:,} in {took_seconds * 1e3:.1f} ms"
     if some_bytes >= whole_bytes:
-        fix = "let the query `name[]` through (a proxy or an old version drops it); until then each poll reads all metrics"
+        fix = "let the query `name[]` through (a proxy or an old version drops it); until then each poll reads all"
         return Check(id="engine.name_filter", outcome="warn", found=found, fix=fix)
     return Check(id="engine.name_filter", outcome="pass", found=found)
 

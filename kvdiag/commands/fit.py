@@ -34,7 +34,6 @@ from kvdiag.kv.layout.capacity import CacheLayout, plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import Platform, block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
 from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
 from kvdiag.outputs.terminal.text import readable
@@ -111,13 +110,8 @@ def command(model: str | None, **options: Any) -> int:
         return result
     if model is None:
         raise click.UsageError("name a MODEL: a folder, a config.json, a Hub id, or one of --list")
-    try:
-        files = read_model(model, offline=options["offline"])
-        if options["kv_pool_bytes"] is not None:
-            return _capacity(files, options)
-        return _fit(files, options)
-    except KvModelError as error:
-        raise KvdiagError(error.message) from error
+    files = read_model(model, offline=options["offline"])
+    return _fit(files, options) if options["kv_pool_bytes"] is None else _capacity(files, options)
 
 
 def _capacity(files: ModelFiles, options: Mapping[str, Any]) -> int:

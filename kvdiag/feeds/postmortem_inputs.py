@@ -17,7 +17,7 @@ from kvdiag.engines.vllm.settings import parse_settings
 from kvdiag.engines.vllm.startup_log import parse_log
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, Settings
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import LoggedFailure, read_failures
@@ -152,7 +152,7 @@ def _report(text: str) -> EngineReport | None:
     except KvdiagError:
         # It died before it told its memory; how it was started stands there all the same.
         settings = parse_settings(text.splitlines())
-        return None if settings == Settings() else EngineReport(settings=settings)
+        return None if settings == EngineSettings() else EngineReport(settings=settings)
 
 
 def _account(failure: LoggedFailure, origin: str) -> Account:

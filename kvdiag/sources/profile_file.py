@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag import files
-from kvdiag.errors import KvdiagError
+from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.profiles import Profile, parse_profiles, profiles_document
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.sources.bounded_json import decode
 
 MAX_FILE_BYTES = 8 * 2**20
@@ -53,7 +52,7 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     try:
         return parse_profiles(decode(content))
     except KvModelError as error:
-        raise _broken(path, error.message) from error
+        raise _broken(path, str(error)) from error
     except ValueError as error:
         raise _broken(path, "it is not JSON") from error
 

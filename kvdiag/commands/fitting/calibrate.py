@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from kvdiag.commands.fitting.calibrate_subject import Subject, subject_of_log, subject_of_server
 from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
 from kvdiag.commands.printing import print_json, print_text
-from kvdiag.errors import KvdiagError
+from kvdiag.errors import KvdiagError, KvModelError
 from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
@@ -26,7 +26,6 @@ from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_w
 from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.dtypes import model_dtype_bytes
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.outputs.terminal.text import readable
 from kvdiag.sources.model_files import ModelFiles, read_model
@@ -71,10 +70,7 @@ def calibrate(model: str | None, options: Mapping[str, Any]) -> int:
         if options["from_log"] is not None
         else asyncio.run(subject_of_server(options))
     )
-    try:
-        return _calibrate(model, subject, options)
-    except KvModelError as error:
-        raise KvdiagError(error.message) from error
+    return _calibrate(model, subject, options)
 
 
 def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) -> int:
@@ -277,7 +273,7 @@ def _expected(
         estimate = overheads_of(files, deployment, chosen, graphs=settings.graphs_in_fraction)
     except KvModelError as error:
         # Blocks, tokens and concurrency need neither.
-        return Expected(why_no_weights=error.message, total_bytes=total)
+        return Expected(why_no_weights=str(error), total_bytes=total)
     if subject.checkpoint_bytes is not None and not _given("weights") and not files.headers:
         weights = GivenWeights(total_bytes=subject.checkpoint_bytes)
     overheads = estimate if profile is None else profile.overheads

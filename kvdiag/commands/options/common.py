@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.gpu_catalogue import parse_bytes
-from kvdiag.kv.model_error import KvModelError
 
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 

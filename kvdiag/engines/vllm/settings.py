@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.kv.calibration.engine_report import Settings
+from kvdiag.kv.calibration.engine_report import EngineSettings
 
 MAX_TEXT_CHARACTERS = 512
 _MOST = 1 << 40
@@ -52,7 +52,7 @@ _ARGUMENTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("enforce_eager", _argument("enforce_eager", _FLAG)),
     ("device", _argument("device_config", _WORD)),
 )
-"""Field of `Settings` to how it stands among the arguments or in the config line."""
+"""Field of `EngineSettings` to how it stands among the arguments or in the config line."""
 
 _ARGUMENT_LINE = re.compile(r"\bnon-default args: |\bargs: Namespace\(")
 _CONFIG_LINE = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
@@ -100,7 +100,7 @@ _FLAGS = frozenset({"prefix_caching", "async_scheduling", "enforce_eager", "hybr
 _UNSET = frozenset({"None", "none"})
 
 
-def parse_settings(lines: Iterable[str]) -> Settings:
+def parse_settings(lines: Iterable[str]) -> EngineSettings:
     """The settings of one start; of two lines that tell the same one, the later. What the engine's config line says
     stands above what was asked for: it is what came of it, and of the model itself where a drafter is loaded too.
     """
@@ -118,7 +118,7 @@ def parse_settings(lines: Iterable[str]) -> Settings:
         first = {"architecture": resolved["architecture"]} if "architecture" in resolved else {}
         resolved.update({**_found(_RESOLVED, line), **first})
         resolved.update({name: value for name, pattern, value in _SWITCHES if pattern.search(line)})
-    return replace(Settings(), **{**arguments, **resolved, **config})
+    return replace(EngineSettings(), **{**arguments, **resolved, **config})
 
 
 def _found(table: Iterable[tuple[str, re.Pattern[str]]], line: str) -> dict[str, Any]:

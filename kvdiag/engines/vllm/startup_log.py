@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvdiag.engines.vllm.settings import parse_settings
-from kvdiag.errors import KvdiagError
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Size
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, PrintedSize, RankReport
 from kvdiag.sources.log_file import chunks
 
 MAX_PART_BYTES = 4 * 2**20
@@ -97,7 +96,7 @@ class _Process:
     """What one process has printed so far."""
 
     name: str
-    sizes: dict[str, Size] = field(default_factory=dict)
+    sizes: dict[str, PrintedSize] = field(default_factory=dict)
     failed_pool: str | None = None
 
 
@@ -275,11 +274,11 @@ def _take_size(start: _Start, key: str, name: str, figure: str, printed: str) ->
         process.failed_pool = None
 
 
-def _size(printed: str) -> Size | None:
+def _size(printed: str) -> PrintedSize | None:
     """A printed GiB figure; newer versions drop trailing zeros of two decimals (utils/mem_utils.py::format_gib)."""
     decimals = max(2, len(printed.partition(".")[2]))
     try:
-        return Size(nominal_bytes=round(float(printed) * GIB), slack_bytes=round(0.5 * 10**-decimals * GIB))
+        return PrintedSize(nominal_bytes=round(float(printed) * GIB), slack_bytes=round(0.5 * 10**-decimals * GIB))
     except KvModelError:
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.kv.calibration.predicted_vs_reported import (
     CAPACITY_FIGURES,
@@ -20,7 +21,6 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.layout.pages import StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 
 _USUAL_DRAFTS = (1, 2, 3)
 ANOTHER_MODEL_RATIO = 0.25

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.layout.pages import StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.model import Facts, KvPool
 
 GIB = 1 << 30
-_MOST_BYTES = 1 << 50
 # config/cache.py::CacheConfig.gpu_memory_utilization: 0.9 up to vLLM 0.19, 0.92 from 0.20.
 _FRACTION_SINCE_0_20_RATIO = 0.92
 _FRACTION_BEFORE_RATIO = 0.90
@@ -27,15 +26,15 @@ Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class PrintedSize:
     """A size as it was printed: somewhere between `low_bytes` and `high_bytes`, both included."""
 
     nominal_bytes: int
     slack_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nominal_bytes <= _MOST_BYTES or not 0 <= self.slack_bytes <= _MOST_BYTES:
-            raise KvModelError(f"a size of {self.nominal_bytes} bytes is impossible", "size")
+        check_range("size", self.nominal_bytes, 0, MOST_BYTES)
+        check_range("size", self.slack_bytes, 0, MOST_BYTES)
 
     @property
     def low_bytes(self) -> int:
@@ -58,19 +57,19 @@ class RankReport:
 
     name: str
     stage: int | None = None
-    weights: Size | None = None
-    pool: Size | None = None
-    activation: Size | None = None
-    peak_torch: Size | None = None
-    non_torch: Size | None = None
-    consumed: Size | None = None
-    graphs_actual: Size | None = None
-    graphs_estimate: Size | None = None
-    total: Size | None = None
+    weights: PrintedSize | None = None
+    pool: PrintedSize | None = None
+    activation: PrintedSize | None = None
+    peak_torch: PrintedSize | None = None
+    non_torch: PrintedSize | None = None
+    consumed: PrintedSize | None = None
+    graphs_actual: PrintedSize | None = None
+    graphs_estimate: PrintedSize | None = None
+    total: PrintedSize | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EngineSettings:
     """How the engine says it was started; only what was printed."""
 
     version: str | None = None
@@ -140,7 +139,7 @@ class EngineReport:
     `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
     """
 
-    settings: Settings = field(default_factory=Settings)
+    settings: EngineSettings = field(default_factory=EngineSettings)
     ranks: tuple[RankReport, ...] = ()
     num_blocks: int | None = None
     tokens: int | None = None
@@ -176,7 +175,7 @@ def page_report(facts: Facts) -> EngineReport:
     The page has no sizes of weights or activation, and on a GPU none of the pool.
     """
     pool = min(facts.pools, key=lambda one: one.total_blocks, default=None)
-    settings = Settings(
+    settings = EngineSettings(
         version=facts.engine_version,
         model=facts.model,
         max_model_len_tokens=facts.max_model_len_tokens,
@@ -190,7 +189,7 @@ def page_report(facts: Facts) -> EngineReport:
         settings=_page_settings(settings, pool),
         ranks=()
         if pool.pool_bytes is None
-        else (RankReport(name="each rank", pool=Size(nominal_bytes=pool.pool_bytes)),),
+        else (RankReport(name="each rank", pool=PrintedSize(nominal_bytes=pool.pool_bytes)),),
         num_blocks=pool.total_blocks,
         tokens=pool.capacity_tokens,
         concurrency=pool.max_concurrency,
@@ -199,7 +198,7 @@ def page_report(facts: Facts) -> EngineReport:
     )
 
 
-def _page_settings(known: Settings, pool: KvPool) -> Settings:
+def _page_settings(known: EngineSettings, pool: KvPool) -> EngineSettings:
     return replace(
         known,
         kv_dtype=pool.cache_dtype,

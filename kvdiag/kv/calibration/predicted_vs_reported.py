@@ -10,18 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.calibration.engine_report import EngineReport, Settings, Size
+from kvdiag.kv.bounds import MOST_BYTES, check_range
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize
 from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.capacity import CacheLayout, Capacity, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 
 DRIFT_LIMIT_RATIO = 0.02
 """Above it a figure needs a reason: rounding, page alignment and the allocator's slack stay below."""
 
 _EPSILON = 1e-9
-_UNTOLD_POOL_BYTES = 1 << 50
 # v1/core/kv_cache_utils.py: "KV cache size" was blocks / groups x block size until 0.20, and is concurrency x context
 # length since 0.22; the change came between.
 _LAST_WITH_OLD_TOKENS = (0, 20)
@@ -60,8 +59,7 @@ class Interval:
     high: float
 
     def __post_init__(self) -> None:
-        if not self.low <= self.nominal <= self.high:
-            raise KvModelError(f"{self.nominal} lies outside {self.low}..{self.high}", "interval")
+        check_range("interval", self.nominal, self.low, self.high)
 
 
 def exactly(value: float) -> Interval:
@@ -69,7 +67,7 @@ def exactly(value: float) -> Interval:
     return Interval(nominal=value, low=value, high=value)
 
 
-def between(size: Size) -> Interval:
+def between(size: PrintedSize) -> Interval:
     """A printed size."""
     return Interval(nominal=size.nominal_bytes, low=size.low_bytes, high=size.high_bytes)
 
@@ -132,7 +130,7 @@ class Calibration:
         return all(one.within_limit for one in self.comparisons)
 
 
-def contradiction(config: Mapping[str, object], architecture: Architecture, settings: Settings) -> str | None:
+def contradiction(config: Mapping[str, object], architecture: Architecture, settings: EngineSettings) -> str | None:
     """Why the engine cannot serve this model: it says it resolved another architecture. None where it may."""
     served = settings.architecture
     if served is None or served.startswith("Transformers"):
@@ -171,7 +169,7 @@ def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterat
     """One line for each stage and distinct figure."""
     if expected.weights_bytes is None:
         return
-    told: dict[tuple[int, Size], list[str]] = {}
+    told: dict[tuple[int, PrintedSize], list[str]] = {}
     for rank in report.ranks:
         stage = 0 if stages == 1 else rank.stage
         if rank.weights is not None and stage is not None and stage < stages:
@@ -211,12 +209,12 @@ def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iter
     yield Comparison(figure=Figure.POOL, predicted=exactly(expected.pool_bytes[stage]), reported=reported, where=where)
 
 
-def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[Size | None, ...] | None:
+def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[PrintedSize | None, ...] | None:
     """The smallest pool that a rank of each stage tells; None where no rank tells any."""
     if report.deciding_rank is None:
         return None
     exact = report.settings.pool_bytes
-    pools: list[Size | None] = []
+    pools: list[PrintedSize | None] = []
     for stage in range(layout.ranks):
         told = [
             rank.pool
@@ -225,7 +223,7 @@ def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[Size | None
         ]
         least = min(told, key=lambda size: size.nominal_bytes, default=None)
         if least is not None and exact is not None and least.low_bytes <= exact <= least.high_bytes:
-            least = Size(nominal_bytes=exact)
+            least = PrintedSize(nominal_bytes=exact)
         pools.append(least)
     return tuple(pools)
 
@@ -265,7 +263,7 @@ def _capacities(
         return None
 
     def at(end: str) -> Capacity:
-        sizes = [_UNTOLD_POOL_BYTES if pool is None else getattr(pool, end) for pool in pools]
+        sizes = [MOST_BYTES if pool is None else getattr(pool, end) for pool in pools]
         return pool_capacity(layout, pool_bytes=sizes, context_tokens=context, terms=terms)
 
     return _Capacities(at("nominal_bytes"), at("low_bytes"), at("high_bytes"))

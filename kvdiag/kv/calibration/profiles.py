@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.kv.families.architecture import text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer
-from kvdiag.kv.model_error import KvModelError
 
 SCHEMA_VERSION = 1
 MOST_PROFILES = 4096
-_MOST_BYTES = 1 << 50
 _MOST_TEXT = 512
 _SAME_GPU_RATIO = 0.05
 """The CUDA runtime shows an engine 0.4 to 4.4 % less than NVML's total: ECC, firmware and the driver keep some."""
@@ -70,13 +70,11 @@ class Profile:
     def __post_init__(self) -> None:
         sizes = (self.context_bytes, self.activation_bytes, self.graph_bytes, self.overhead_bytes)
         for size in (self.gpu_total_bytes, *sizes):
-            if size is not None and not 0 <= size <= _MOST_BYTES:
-                raise KvModelError(f"a profile's size is {size} bytes", "profile")
+            check_range("profile", size or 0, 0, MOST_BYTES)
         counts = (self.tensor_parallel, self.pipeline_parallel, self.max_num_batched_tokens or 1)
-        if self.gpu_total_bytes < 1 or min(counts) < 1:
-            raise KvModelError("a profile needs a GPU's total and at least one rank and token", "profile")
+        check_range("profile", min(self.gpu_total_bytes, *counts), 1, MOST_BYTES)
         if self.overhead_bytes is None and (self.context_bytes is None or self.activation_bytes is None):
-            raise KvModelError("a profile needs context and activation, or one overhead for both", "profile")
+            raise KvModelError("a profile needs context and activation bytes, or overhead bytes", "profile")
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -159,7 +157,7 @@ def with_profile(profiles: Sequence[Profile], new: Profile) -> tuple[Profile, ..
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredOverheads:
     """The parts of one GPU's budget that an engine's own figures give."""
 
     context_bytes: int | None = None
@@ -169,7 +167,9 @@ class Measured:
     graphs_in_fraction: bool = True
 
 
-def measure(report: EngineReport, *, total_bytes: int, weights_bytes: int | None, pool_bytes: int) -> Measured | None:
+def measure(
+    report: EngineReport, *, total_bytes: int, weights_bytes: int | None, pool_bytes: int
+) -> MeasuredOverheads | None:
     """What the engine took besides weights and pool, of the rank with the smallest pool; None where weights and pool
     already are more than its budget, so that the total or the weights cannot be right.
 
@@ -186,7 +186,7 @@ def measure(report: EngineReport, *, total_bytes: int, weights_bytes: int | None
         return None
     activation, context = _activation(rank), _context(rank)
     if activation is not None and context is not None:
-        return Measured(
+        return MeasuredOverheads(
             context_bytes=context,
             activation_bytes=max(0, activation - ((graphs or 0) if within else 0)),
             graph_bytes=graphs,
@@ -196,7 +196,7 @@ def measure(report: EngineReport, *, total_bytes: int, weights_bytes: int | None
     overhead = usable - weights - pool_bytes - ((graphs or 0) if within else 0)
     if overhead < 0:
         return None
-    return Measured(overhead_bytes=overhead, graph_bytes=graphs, graphs_in_fraction=within)
+    return MeasuredOverheads(overhead_bytes=overhead, graph_bytes=graphs, graphs_in_fraction=within)
 
 
 def _activation(rank: RankReport) -> int | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.calibration.drift_reasons import explain
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
 from kvdiag.kv.calibration.predicted_vs_reported import (
@@ -26,7 +27,6 @@ from kvdiag.kv.layout.capacity import CacheLayout
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.model import Facts, KvPool, Provenance
 
 MOST_IN_FLIGHT_TOKENS = 1 << 20
@@ -133,7 +133,7 @@ def _served(facts: Facts) -> Served | str:
         if _distance(best) > 0:
             best = min(best, _solved(best, report, facts), key=_distance)
     except KvModelError as error:
-        return f"the model's config is not understood: {error.message}"
+        return f"the model's config is not understood: {error}"
     except (ValueError, RecursionError):
         return "the model's config.json is no JSON"
     explained = explain(

@@ -7,13 +7,13 @@ since it is wrong 4 to 25 times on latent, windowed and state layers.
 
 from collections.abc import Mapping
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.attention import encoder_only
 from kvdiag.kv.families.base import WIDTH_NAMES
+from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.registry import ENCODER_CLASSES, ENCODING_DECODERS, FAMILIES, TYPE_OF_ARCHITECTURE
-from kvdiag.kv.hf_defaults import HF_DEFAULTS
 from kvdiag.kv.layout.layers import Architecture, LatentLayer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 
 # Where multimodal configs keep the language model, in the order tried
 # (transformers PreTrainedConfig.get_text_config; vLLM transformers_utils/config.py).
@@ -36,39 +36,37 @@ _MODEL_DTYPES = {
 _NEVER_ASSUMED = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", *WIDTH_NAMES, "intermediate_size"}
 )
-_OVERRIDE = "pass --kv-bytes-per-token to say the cost yourself"
+_OVERRIDE = "pass --kv-bytes-per-token"
 
 
 def parse_architecture(config: Mapping[str, object]) -> Architecture:
     """The layers of a model, from its config.json. Raises KvModelError with the field that decided so."""
     if not isinstance(config, Mapping):
-        raise KvModelError(f"config is a {type(config).__name__}, not a JSON object", "config")
+        raise KvModelError(f"the config is a {type(config).__name__}, not a JSON object", "config")
     top = Fields(config)
     text = _text_config(top)
     model_type = _model_type(top, text)
     family = FAMILIES.get(model_type)
     if family is None and top.has("text_model_id"):
-        field = top.path("text_model_id")
-        raise KvModelError(
-            f"{field}: the language model is another repository's ({top.text('text_model_id')!a}); pass that one", field
+        raise top.error(
+            "text_model_id", f"refers to the language model in another repository: pass {top.text('text_model_id')!a}"
         )
     if family is None:
         holder = text if text.has("model_type") else top
-        field = holder.path("model_type")
-        raise KvModelError(f"{field} {model_type!r} is not an architecture whose KV cost is known; {_OVERRIDE}", field)
+        raise holder.error("model_type", f"{model_type!r} is an unknown architecture: {_OVERRIDE}")
     if _looks_both_ways(top, text, model_type):
         family = encoder_only
     filled = _filled(text, model_type, nested=text is not top)
-    parts = family(filled, top)
+    model = family(filled)
     return Architecture(
         model_type=model_type,
-        depth=parts.depth,
-        attention_heads=parts.attention_heads,
-        layers=parts.layers,
-        draft_layers=parts.draft_layers,
+        depth=model.depth,
+        attention_heads=model.attention_heads,
+        layers=model.layers,
+        draft_layers=model.draft_layers,
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
-        state_dtype=parts.state_dtype,
+        state_dtype=model.state_dtype,
         max_context_tokens=_max_context(filled),
     )
 
@@ -115,8 +113,7 @@ def _model_type(top: Fields, text: Fields) -> str:
                 return TYPE_OF_ARCHITECTURE[architecture]
     if model_type is None:
         raise KvModelError(
-            f"config has neither model_type nor a known entry in architectures; is it a model's config.json? "
-            f"Else {_OVERRIDE}",
+            f"model_type and architectures are missing or unknown: pass a model's config.json, or {_OVERRIDE}",
             "model_type",
         )
     return model_type
@@ -135,7 +132,7 @@ def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
     How deep and how wide a model is must stand in a config of its own: only nested text configs, which are written as
     differences from their class, may leave that out.
     """
-    defaults = HF_DEFAULTS.get(model_type, {})
+    defaults = class_defaults(model_type)
     if not nested:
         defaults = {name: value for name, value in defaults.items() if name not in _NEVER_ASSUMED}
     return text.filled(defaults)
@@ -150,9 +147,7 @@ def _dtype(top: Fields, text: Fields) -> str:
                 continue
             short = value.removeprefix("torch.")
             if short not in _MODEL_DTYPES:
-                raise KvModelError(
-                    f"{source.path(name)} {short!r} is not a dtype that a model is served in", source.path(name)
-                )
+                raise source.error(name, f"{short!r} is not a dtype that vLLM serves a model in")
             return _MODEL_DTYPES[short]
     return "bfloat16"
 

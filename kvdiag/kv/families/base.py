@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import check_range
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import AttentionLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
-from kvdiag.kv.model_error import KvModelError
 
 # The deepest published decoder has 132 layers; the limit keeps a hostile config from costing time.
 MOST_LAYERS = 1024
@@ -20,8 +21,8 @@ _STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a family reads from a config."""
+class ModelLayers:
+    """The layers of a model as its family reads them from a config, with the draft layers of its MTP modules."""
 
     depth: int
     attention_heads: int
@@ -31,12 +32,10 @@ class Parts:
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.layers:
-            raise KvModelError(
-                f"num_hidden_layers is {self.depth}, with {len(self.layers)} layers", "num_hidden_layers"
-            )
+            raise KvModelError("num_hidden_layers is 0: a model needs layers", "num_hidden_layers")
 
 
-Family = Callable[[Fields, Fields], Parts]
+Family = Callable[[Fields], ModelLayers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +47,10 @@ class Heads:
     head_size: int
 
     def __post_init__(self) -> None:
-        if min(self.attention_heads, self.kv_heads, self.head_size) < 1:
-            raise KvModelError(
-                f"{self.attention_heads} heads, {self.kv_heads} KV heads of size {self.head_size} are impossible",
-                "num_attention_heads",
-            )
+        check_range("num_attention_heads", min(self.attention_heads, self.kv_heads, self.head_size), 1)
         if self.kv_heads > self.attention_heads or self.attention_heads % self.kv_heads:
             raise KvModelError(
-                f"num_key_value_heads {self.kv_heads} does not divide num_attention_heads {self.attention_heads}",
+                f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.attention_heads}",
                 "num_key_value_heads",
             )
 
@@ -87,17 +82,12 @@ def read_heads(text: Fields, *, kv_heads: int | None = None) -> Heads:
     if size is None:
         hidden = text.integer(*WIDTH_NAMES)
         if hidden < attention_heads:
-            field = text.path("hidden_size")
-            raise KvModelError(
-                f"{field} {hidden} is less than num_attention_heads {attention_heads}: no head would have a size", field
-            )
+            raise text.error("hidden_size", f"{hidden} is less than num_attention_heads {attention_heads}")
         if hidden % attention_heads:
             # transformers LlamaConfig.validate_architecture refuses it.
-            field = text.path("hidden_size")
-            raise KvModelError(
-                f"{field} {hidden} is not a multiple of num_attention_heads {attention_heads}, "
-                "and there is no head_dim",
-                field,
+            raise text.error(
+                "hidden_size",
+                f"{hidden} is not a multiple of num_attention_heads {attention_heads}, and there is no head_dim",
             )
         size = hidden // attention_heads
     return Heads(attention_heads=attention_heads, kv_heads=kv_heads or attention_heads, head_size=size)
@@ -113,8 +103,7 @@ def layer_names(text: Fields, depth: int) -> tuple[str, ...] | None:
     names = text.strings("layer_types")
     if names is not None:
         if len(names) < depth:
-            field = text.path("layer_types")
-            raise KvModelError(f"{field} names {len(names)} layers and num_hidden_layers is {depth}", field)
+            raise text.error("layer_types", f"names {len(names)} layers and num_hidden_layers is {depth}")
         return names[:depth]
     counts = text.child("layer_types_count")
     return None if counts is None else _spread(counts, text.path("layer_types_count"), depth)
@@ -180,10 +169,7 @@ def typed_layers(
                 layers.append(full_layer(index, heads))
             case "sliding_attention" | "window_attention" | "local_attention":
                 if window_tokens is None:
-                    field = text.path("sliding_window")
-                    raise KvModelError(
-                        f"layer_types has sliding layers and {field} says how wide none of them is", field
-                    )
+                    raise text.error("sliding_window", "is missing: layer_types has sliding-window layers")
                 layers.append(sliding_layer(index, heads, window_tokens))
             case "chunked_attention":
                 layers.append(chunked_layer(index, heads, text.integer("attention_chunk_size", high=1 << 30)))

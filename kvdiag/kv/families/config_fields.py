@@ -1,37 +1,44 @@
-"""Reading an untrusted config.json: every value is checked for type and range, and an error names its field.
+"""Reads an untrusted config.json: checks every value for type and range, and names the field in each error.
 
 Nothing is coerced: a number in quotes is an error, not a number.
 """
 
 from collections.abc import Mapping, Sequence
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
 
 _LARGEST = 1 << 24
 _DEEPEST = 8
 _MOST_ITEMS = 4096
 _SHOWN = 40
+_LONGEST_PATH = 120
 
 
 class Fields:
     """One JSON object of a config, with the path that leads to it."""
 
-    __slots__ = ("_path", "_values")
+    __slots__ = ("_path", "_values", "root")
 
-    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        """Take the parsed object and the name it is reached by."""
+    def __init__(self, values: Mapping[str, object], path: str = "", root: "Fields | None" = None) -> None:
+        """Keep the parsed object, the path that leads to it, and the whole config it is part of."""
         self._values = values
         self._path = path
+        self.root = self if root is None else root
 
     def path(self, name: str) -> str:
         """The field's full name, for messages."""
         shown = name if name.isprintable() else ascii(name)
         return f"{self._path}.{shown}" if self._path else shown
 
+    def error(self, name: str, problem: str) -> KvModelError:
+        """The error for a field that cannot be used: its full name, then the problem."""
+        path = self.path(name)[:_LONGEST_PATH]
+        return KvModelError(f"{path} {problem}", path)
+
     def filled(self, defaults: Mapping[str, object], *, override: bool = False) -> "Fields":
         """The same object with `defaults` where fields are missing (or, with `override`, in any case)."""
         values = {**self._values, **defaults} if override else {**defaults, **self._values}
-        return Fields(values, self._path)
+        return Fields(values, self._path, self.root)
 
     def names(self) -> tuple[str, ...]:
         """The names of all fields."""
@@ -52,11 +59,8 @@ class Fields:
             return value
         if default is not None:
             return default
-        field = self.path(names[0])
-        raise KvModelError(
-            f"config has no {' or '.join(self.path(name) for name in names)}; the KV cost cannot be told without it",
-            field,
-        )
+        others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+        raise self.error(names[0], f"is missing{others}: pass a complete config.json, or --kv-bytes-per-token")
 
     def maybe_integer(self, *names: str, low: int = 1, high: int = _LARGEST) -> int | None:
         """The first of `names` that is there, as a whole number, or None."""
@@ -67,11 +71,9 @@ class Fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a whole number", self.path(name))
+                raise self.error(name, f"is {_shown(value)}: it must be a whole number")
             if not low <= value <= high:
-                raise KvModelError(
-                    f"{self.path(name)} is {_shown(value)}; it must lie between {low} and {high}", self.path(name)
-                )
+                raise self.error(name, f"is {_shown(value)}: it must be between {low:,} and {high:,}")
             return value
         return None
 
@@ -81,9 +83,7 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise KvModelError(
-                f"{self.path(name)} is {_shown(value)}; it must be a number between {low} and {high}", self.path(name)
-            )
+            raise self.error(name, f"is {_shown(value)}: it must be a number between {low:,} and {high:,}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -92,7 +92,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not true or false", self.path(name))
+            raise self.error(name, f"is {_shown(value)}: it must be true or false")
         return value
 
     def text(self, name: str) -> str | None:
@@ -101,7 +101,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a string", self.path(name))
+            raise self.error(name, f"is {_shown(value)}: it must be a string")
         return value
 
     def sequence(self, name: str, *, most: int = _MOST_ITEMS) -> Sequence[object] | None:
@@ -110,9 +110,9 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list | tuple):
-            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not a list", self.path(name))
+            raise self.error(name, f"is {_shown(value)}: it must be a list")
         if len(value) > most:
-            raise KvModelError(f"{self.path(name)} has {len(value)} entries; at most {most} are read", self.path(name))
+            raise self.error(name, f"has {len(value):,} entries: at most {most:,} are supported")
         return value
 
     def strings(self, name: str, *, most: int = _MOST_ITEMS) -> tuple[str, ...] | None:
@@ -122,7 +122,7 @@ class Fields:
             return None
         for item in items:
             if not isinstance(item, str):
-                raise KvModelError(f"{self.path(name)} holds {_shown(item)}, not strings only", self.path(name))
+                raise self.error(name, f"contains {_shown(item)}: all entries must be strings")
         return tuple(str(item) for item in items)
 
     def integers(self, name: str, *, low: int = 0, high: int = _LARGEST) -> tuple[int, ...] | None:
@@ -133,10 +133,8 @@ class Fields:
         numbers: list[int] = []
         for item in items:
             if isinstance(item, bool) or not isinstance(item, int) or not low <= item <= high:
-                raise KvModelError(
-                    f"{self.path(name)} holds {_shown(item)}, not whole numbers between {low} and {high}",
-                    self.path(name),
-                )
+                problem = f"contains {_shown(item)}: all entries must be whole numbers between {low:,} and {high:,}"
+                raise self.error(name, problem)
             numbers.append(item)
         return tuple(numbers)
 
@@ -146,10 +144,10 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise KvModelError(f"{self.path(name)} is {_shown(value)}, not an object", self.path(name))
+            raise self.error(name, f"is {_shown(value)}: it must be an object")
         if self.path(name).count(".") >= _DEEPEST:
-            raise KvModelError(f"{self.path(name)} is nested more than {_DEEPEST} deep", self.path(name))
-        return Fields(value, self.path(name))
+            raise self.error(name, f"is nested more than {_DEEPEST} levels deep")
+        return Fields(value, self.path(name), self.root)
 
     def children(self, name: str) -> "tuple[Fields, ...] | None":
         """A list of objects, or None where it is missing."""
@@ -160,8 +158,8 @@ class Fields:
         for position, item in enumerate(items):
             path = f"{self.path(name)}[{position}]"
             if not isinstance(item, Mapping):
-                raise KvModelError(f"{path} is {_shown(item)}, not an object", path)
-            found.append(Fields(item, path))
+                raise self.error(f"{name}[{position}]", f"is {_shown(item)}: it must be an object")
+            found.append(Fields(item, path, self.root))
         return tuple(found)
 
 

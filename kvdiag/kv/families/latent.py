@@ -3,29 +3,27 @@
 vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_flash.py.
 """
 
-from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, Parts, full_layers, read_depth, read_heads
+from kvdiag.kv.families.base import MOST_HEADS, MOST_LAYERS, ModelLayers, full_layers, read_depth, read_heads
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 
 
-def latent(text: Fields, top: Fields) -> Parts:
+def latent(text: Fields) -> ModelLayers:
     """DeepSeek V2 to V3.2, Kimi-K2, GLM-5 and their kin (deepseek_v2.py, glm4_moe_lite.py).
 
     With neither part of a latent query, as in DeepSeek-OCR, a layer keeps K and V per head
     (deepseek_v2.py::DeepseekV2DecoderLayer: use_mha).
     """
-    del top
     depth = read_depth(text)
     if text.raw("qk_nope_head_dim") == 0 and text.raw("qk_rope_head_dim") == 0:
         heads = read_heads(text)
-        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+        return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
     size = latent_size(text)
     row = indexer_row_bytes(text)
     owners = indexer_owners(text, depth) if row is not None else frozenset[int]()
     layers: list[Layer] = [latent_layer(index, size, row if index in owners else None) for index in range(depth)]
     drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=text.integer("num_attention_heads", high=MOST_HEADS),
         layers=tuple(layers),
@@ -33,13 +31,12 @@ def latent(text: Fields, top: Fields) -> Parts:
     )
 
 
-def longcat_flash(text: Fields, top: Fields) -> Parts:
+def longcat_flash(text: Fields) -> ModelLayers:
     """LongCat-Flash (longcat_flash.py): two attention sublayers in every decoder layer."""
-    del top
     depth = text.integer("num_layers", high=MOST_LAYERS)
     size = latent_size(text)
     layers = tuple(latent_layer(index, size, None) for index in range(depth) for _ in range(2))
-    return Parts(depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=layers)
+    return ModelLayers(depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=layers)
 
 
 def latent_size(text: Fields) -> int:
@@ -74,8 +71,7 @@ def indexer_owners(text: Fields, depth: int) -> frozenset[int]:
     pattern = text.raw("index_topk_pattern")
     if isinstance(pattern, str | list):
         if len(pattern) > MOST_LAYERS:
-            field = text.path("index_topk_pattern")
-            raise KvModelError(f"{field} has {len(pattern)} entries; at most {MOST_LAYERS} are read", field)
+            raise text.error("index_topk_pattern", f"has {len(pattern)} entries: at most {MOST_LAYERS} are supported")
         return frozenset(index for index in range(depth) if index >= len(pattern) or pattern[index] != "S")
     period = text.integer("index_topk_freq", default=1, high=MOST_LAYERS)
     offset = text.integer("index_skip_topk_offset", default=2, low=0, high=MOST_LAYERS)

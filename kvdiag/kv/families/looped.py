@@ -4,7 +4,7 @@ from kvdiag.kv.families.base import (
     MOST_HEADS,
     MOST_LAYERS,
     Heads,
-    Parts,
+    ModelLayers,
     full_layer,
     full_layers,
     read_heads,
@@ -12,37 +12,31 @@ from kvdiag.kv.families.base import (
 )
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Layer
-from kvdiag.kv.model_error import KvModelError
 
 _MOST_LOOPS = 64
 
 
-def hrm_text(text: Fields, top: Fields) -> Parts:
+def hrm_text(text: Fields) -> ModelLayers:
     """HRM-Text (hrm_text.py::HrmTextAttention): two stacks of num_layers_per_stack layers, run H_cycles times L_cycles
     and once; every head keeps its own K and V.
 
     A config whose num_layers_per_stack is missing counts one stack in num_hidden_layers (transformers HrmTextConfig).
     """
-    del top
     per_stack = text.integer("num_layers_per_stack", "num_hidden_layers", high=MOST_LAYERS)
     high = text.integer("H_cycles", default=2, high=_MOST_LOOPS)
     low = text.integer("L_cycles", default=3, high=_MOST_LOOPS)
     depth = per_stack * high * (low + 1)
     if depth > MOST_LAYERS:
-        field = text.path("H_cycles")
-        raise KvModelError(
-            f"{field} {high} and L_cycles {low} make {depth} layers; at most {MOST_LAYERS} are read", field
-        )
+        raise text.error("H_cycles", f"{high} and L_cycles {low} make {depth} layers; at most {MOST_LAYERS} are read")
     count = text.integer("num_attention_heads", high=MOST_HEADS)
     heads = read_heads(text, kv_heads=count)
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=full_layers(depth, heads))
 
 
-def loop_coder(text: Fields, top: Fields) -> Parts:
+def loop_coder(text: Fields) -> ModelLayers:
     """IQuest LoopCoder (iquest_loopcoder.py): the first loop attends to everything, later ones to the last
     loop_window_size tokens.
     """
-    del top
     depth = text.integer("num_hidden_layers", high=MOST_LAYERS)
     loops = text.integer("loop_num", default=2, high=_MOST_LOOPS)
     window = text.integer("loop_window_size", default=64, high=1 << 30)
@@ -55,4 +49,4 @@ def loop_coder(text: Fields, top: Fields) -> Parts:
     )
     layers: list[Layer] = [full_layer(index, heads) for index in range(depth)]
     layers += [sliding_layer(index, heads, window) for _ in range(loops - 1) for index in range(depth)]
-    return Parts(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=attention_heads, layers=tuple(layers))

@@ -10,7 +10,7 @@ from kvdiag.kv.families.base import (
     ATTENTION_NAMES,
     MOST_HEADS,
     MOST_LAYERS,
-    Parts,
+    ModelLayers,
     full_layer,
     layer_names,
     mixed_layers,
@@ -23,7 +23,6 @@ from kvdiag.kv.families.base import (
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import CachelessLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
-from kvdiag.kv.model_error import KvModelError
 
 
 def mamba1_state(inner_size: int, state_size: int, kernel: int) -> StateShape:
@@ -53,9 +52,8 @@ def mamba2_state(
     )
 
 
-def jamba(text: Fields, top: Fields) -> Parts:
+def jamba(text: Fields) -> ModelLayers:
     """Jamba (jamba.py): attention every attn_layer_period layers from attn_layer_offset, Mamba-1 elsewhere."""
-    del top
     depth = read_depth(text)
     period = text.integer("attn_layer_period", high=MOST_LAYERS)
     offset = text.integer("attn_layer_offset", low=0, high=MOST_LAYERS)
@@ -66,25 +64,23 @@ def jamba(text: Fields, top: Fields) -> Parts:
         text.integer("mamba_d_conv", high=1 << 10),
     )
     names = tuple("attention" if index % period == offset else "mamba" for index in range(depth))
-    return Parts(
+    return ModelLayers(
         depth=depth, attention_heads=heads.attention_heads, layers=mixed_layers(text, names, LayerKind.MAMBA1, state)
     )
 
 
-def mamba1(text: Fields, top: Fields) -> Parts:
+def mamba1(text: Fields) -> ModelLayers:
     """Mamba and Falcon-Mamba (mamba.py): states only."""
-    del top
     depth = read_depth(text)
     inner = text.maybe_integer("intermediate_size")
     if inner is None:
         inner = text.integer("expand", high=64) * text.integer("hidden_size")
     state = mamba1_state(inner, text.integer("state_size", high=1 << 14), text.integer("conv_kernel", high=1 << 10))
-    return Parts(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA1, state))
+    return ModelLayers(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA1, state))
 
 
-def mamba2(text: Fields, top: Fields) -> Parts:
+def mamba2(text: Fields) -> ModelLayers:
     """Mamba-2 (mamba2.py): states only."""
-    del top
     depth = read_depth(text)
     state = mamba2_state(
         inner_size=text.integer("expand", high=64) * text.integer("hidden_size"),
@@ -94,32 +90,30 @@ def mamba2(text: Fields, top: Fields) -> Parts:
         state_size=text.integer("state_size", high=1 << 14),
         kernel=text.integer("conv_kernel", high=1 << 10),
     )
-    return Parts(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA2, state))
+    return ModelLayers(depth=depth, attention_heads=0, layers=_states(depth, LayerKind.MAMBA2, state))
 
 
-def granite_hybrid(text: Fields, top: Fields) -> Parts:
+def granite_hybrid(text: Fields) -> ModelLayers:
     """Granite 4 hybrid (granitemoehybrid.py): layer_types names attention and Mamba-2 layers."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or ("mamba",) * depth
     if set(names) <= ATTENTION_NAMES:
         layers: tuple[Layer, ...] = tuple(full_layer(index, heads) for index in range(depth))
-        return Parts(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+        return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=layers)
     state = _prefixed_mamba2(text)
-    return Parts(
+    return ModelLayers(
         depth=depth, attention_heads=heads.attention_heads, layers=mixed_layers(text, names, LayerKind.MAMBA2, state)
     )
 
 
-def bamba(text: Fields, top: Fields) -> Parts:
+def bamba(text: Fields) -> ModelLayers:
     """Bamba (bamba.py): attention at attn_layer_indices, Mamba-2 elsewhere."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     attention = frozenset(text.integers("attn_layer_indices", high=MOST_LAYERS) or ())
     names = tuple("attention" if index in attention else "mamba" for index in range(depth))
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=mixed_layers(text, names, LayerKind.MAMBA2, _prefixed_mamba2(text)),
@@ -142,9 +136,8 @@ def _prefixed_mamba2(text: Fields) -> StateShape:
     )
 
 
-def falcon_h1(text: Fields, top: Fields) -> Parts:
+def falcon_h1(text: Fields) -> ModelLayers:
     """Falcon-H1 (falcon_h1.py): attention and Mamba-2 side by side in every layer."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     state = _prefixed_mamba2(text)
@@ -152,14 +145,13 @@ def falcon_h1(text: Fields, top: Fields) -> Parts:
     for index in range(depth):
         layers.append(full_layer(index, heads))
         layers.append(StateLayer(index=index, kind=LayerKind.MAMBA2, state=state))
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
 
 
-def zamba2(text: Fields, top: Fields) -> Parts:
+def zamba2(text: Fields) -> ModelLayers:
     """Zamba2 (zamba2.py): Mamba-2 in every layer; hybrid layers run a shared attention block, each with its own cache
     and heads twice as wide.
     """
-    del top
     depth = read_depth(text)
     attention_heads = text.integer("num_attention_heads", high=MOST_HEADS)
     hidden = text.integer("hidden_size")
@@ -169,8 +161,7 @@ def zamba2(text: Fields, top: Fields) -> Parts:
     else:
         hybrid = frozenset(index for index, name in enumerate(types) if name == "hybrid")
     if types is None and not hybrid:
-        field = text.path("layers_block_type")
-        raise KvModelError(f"{field} is missing: it says which layers have attention; pass --kv-bytes-per-token", field)
+        raise text.error("layers_block_type", "is missing: pass --kv-bytes-per-token")
     size = text.integer("attention_head_dim", default=max(1, 2 * hidden // attention_heads), high=1 << 14)
     # ModelArchConfigConvertorBase.get_total_num_kv_heads
     kv_heads = text.integer("num_key_value_heads", default=attention_heads, high=MOST_HEADS)
@@ -190,15 +181,14 @@ def zamba2(text: Fields, top: Fields) -> Parts:
         if index in hybrid:
             layers.append(full_layer(index, wide))
         layers.append(StateLayer(index=index, kind=LayerKind.MAMBA2, state=state))
-    return Parts(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=attention_heads, layers=tuple(layers))
 
 
-def nemotron_h(text: Fields, top: Fields) -> Parts:
+def nemotron_h(text: Fields) -> ModelLayers:
     """Nemotron-H, Nano and Super (nemotron_h.py): hybrid_override_pattern has a letter per layer, M a Mamba-2 layer,
     * attention, - and E feed-forward only. The recurrent state is float32 unless the config says otherwise
     (models/config.py::NemotronHForCausalLMConfig).
     """
-    del top
     pattern = nemotron_pattern(text)
     heads = read_heads(text)
     state_heads = text.integer("mamba_num_heads", high=MOST_HEADS)
@@ -222,7 +212,7 @@ def nemotron_h(text: Fields, top: Fields) -> Parts:
                 layers.append(attention)
             case _:
                 layers.append(CachelessLayer(index=index, kind=LayerKind.NO_CACHE))
-    return Parts(
+    return ModelLayers(
         depth=len(pattern),
         attention_heads=heads.attention_heads,
         layers=tuple(layers),
@@ -248,18 +238,16 @@ def nemotron_pattern(text: Fields) -> str:
         return "".join(_letter(text, name) for name in names)
     pattern = text.text("hybrid_override_pattern")
     if pattern is None:
-        field = text.path("hybrid_override_pattern")
-        raise KvModelError(f"config has no {field}; it tells Mamba layers from attention", field)
+        raise text.error("hybrid_override_pattern", "is missing: it tells Mamba layers from attention")
     if len(pattern) <= MOST_LAYERS and pattern and set(pattern) <= set("M*-E|"):
         return pattern.replace("|", "")
     summary = re.findall(r"(\d{1,4})\s*(mamba2|mamba|attention|mlp|moe)", pattern[:200])
     if summary and sum(int(count) for count, _ in summary) <= MOST_LAYERS:
         # A summary in words ("27 mamba2 + 4 attention (+25 mlp)"): the order matters to pipeline stages only.
         return "".join(_BLOCK_LETTERS[name] * int(count) for count, name in summary)
-    field = text.path("hybrid_override_pattern")
-    raise KvModelError(
-        f"{field} {pattern[:40]!a} is not a pattern of the letters M, *, - and E, at most {MOST_LAYERS} of them",
-        field,
+    raise text.error(
+        "hybrid_override_pattern",
+        f"{pattern[:40]!a} must have at most {MOST_LAYERS} letters, each M, *, - or E",
     )
 
 

@@ -8,7 +8,7 @@ each model's get_mamba_state_shape_from_config reads.
 from kvdiag.kv.families.base import (
     MOST_HEADS,
     MOST_LAYERS,
-    Parts,
+    ModelLayers,
     full_layer,
     layer_names,
     mixed_layers,
@@ -19,7 +19,6 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.latent import latent_layer, latent_size
 from kvdiag.kv.layout.layers import Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
-from kvdiag.kv.model_error import KvModelError
 
 # transformers OlmoHybridConfig: every fourth layer is full.
 _OLMO_PERIOD = 4
@@ -40,11 +39,10 @@ def delta_state(text: Fields) -> StateShape:
     )
 
 
-def qwen_delta(text: Fields, top: Fields) -> Parts:
+def qwen_delta(text: Fields) -> ModelLayers:
     """Qwen3-Next and Qwen3.5 to 3.8 (qwen3_next.py, qwen3_5.py): full attention every full_attention_interval layers,
     gated delta net between them.
     """
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth)
@@ -52,7 +50,7 @@ def qwen_delta(text: Fields, top: Fields) -> Parts:
         every = text.integer("full_attention_interval", default=4, high=MOST_LAYERS)
         names = tuple("linear_attention" if (index + 1) % every else "full_attention" for index in range(depth))
     drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(text)),
@@ -61,15 +59,14 @@ def qwen_delta(text: Fields, top: Fields) -> Parts:
     )
 
 
-def olmo_hybrid(text: Fields, top: Fields) -> Parts:
+def olmo_hybrid(text: Fields) -> ModelLayers:
     """OLMo Hybrid (olmo_hybrid.py): as Qwen3-Next, with sizes that follow from the attention heads."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth)
     if names is None:
         names = tuple("linear_attention" if (index + 1) % _OLMO_PERIOD else "full_attention" for index in range(depth))
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=mixed_layers(text, names, LayerKind.GATED_DELTA_NET, delta_state(_olmo_sizes(text))),
@@ -93,11 +90,10 @@ def _olmo_sizes(text: Fields) -> Fields:
     )
 
 
-def lfm2(text: Fields, top: Fields) -> Parts:
+def lfm2(text: Fields) -> ModelLayers:
     """LFM2 (lfm2.py, lfm2_moe.py): full attention at full_attn_idxs or as layer_types says, short convolutions
     elsewhere, conv_L_cache - 1 steps long.
     """
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth)
@@ -113,23 +109,21 @@ def lfm2(text: Fields, top: Fields) -> Parts:
         recurrent_heads=0,
         recurrent_head_elements=0,
     )
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=mixed_layers(text, names, LayerKind.SHORT_CONV, state),
     )
 
 
-def kimi_linear(text: Fields, top: Fields) -> Parts:
+def kimi_linear(text: Fields) -> ModelLayers:
     """Kimi-Linear (kimi_k3/nvidia/model.py::KimiLinearForCausalLM): MLA at full_attn_layers, Kimi delta attention
     elsewhere; layers are counted from 1 and the recurrent state is float32.
     """
-    del top
     depth = read_depth(text)
     linear = text.child("linear_attn_config")
     if linear is None:
-        field = text.path("linear_attn_config")
-        raise KvModelError(f"config has no {field}; it tells delta-attention layers from MLA", field)
+        raise text.error("linear_attn_config", "is missing: it tells delta-attention layers from MLA")
     kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
     heads = linear.integer("num_heads", high=MOST_HEADS)
     size = linear.integer("head_dim", high=1 << 14)
@@ -141,7 +135,7 @@ def kimi_linear(text: Fields, top: Fields) -> Parts:
         else latent_layer(index, row, None)
         for index in range(depth)
     ]
-    return Parts(
+    return ModelLayers(
         depth=depth, attention_heads=text.integer("num_attention_heads", high=MOST_HEADS), layers=tuple(layers)
     )
 
@@ -159,11 +153,11 @@ def delta_attention_state(heads: int, head_size: int, kernel: int) -> StateShape
     )
 
 
-def bailing_linear(text: Fields, top: Fields) -> Parts:
+def bailing_linear(text: Fields) -> ModelLayers:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
     between them. Ling 3 has the same model type and Kimi delta attention between them.
     """
-    classes = (*(top.strings("architectures") or ()), *(text.strings("architectures") or ()))
+    classes = (*(text.root.strings("architectures") or ()), *(text.strings("architectures") or ()))
     if text.has("short_conv_kernel_size") or any(name.startswith("BailingMoeV3") for name in classes):
         return _bailing_v3(text)
     depth = read_depth(text)
@@ -184,10 +178,10 @@ def bailing_linear(text: Fields, top: Fields) -> Parts:
         else latent_layer(index, row, None)
         for index in range(depth)
     ]
-    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=heads, layers=tuple(layers))
 
 
-def _bailing_v3(text: Fields) -> Parts:
+def _bailing_v3(text: Fields) -> ModelLayers:
     """Ling 3 (bailing_moe_v3.py): MLA as above, and in the layers beyond the last whole group."""
     depth = read_depth(text)
     group = text.integer("layer_group_size", high=MOST_LAYERS)
@@ -203,4 +197,4 @@ def _bailing_v3(text: Fields) -> Parts:
         else latent_layer(index, row, None)
         for index in range(depth)
     ]
-    return Parts(depth=depth, attention_heads=heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=heads, layers=tuple(layers))

@@ -9,7 +9,7 @@ from kvdiag.kv.families.base import (
     MOST_HEADS,
     Family,
     Heads,
-    Parts,
+    ModelLayers,
     full_layer,
     layer_names,
     read_depth,
@@ -20,7 +20,6 @@ from kvdiag.kv.families.base import (
 )
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 
 # transformers Gemma3nTextConfig, Gemma4TextConfig: every fifth and every sixth layer is full.
 _GEMMA3N_PERIOD = 5
@@ -28,7 +27,7 @@ _GEMMA4_PERIOD = 6
 _MUSE_PERIOD = 4
 
 
-def mistral(text: Fields, top: Fields) -> Parts:
+def mistral(text: Fields) -> ModelLayers:
     """Mistral and Ministral (mistral.py, transformers backend): as Llama, with a window of 4,096 unless it is null.
 
     The config class fills the window in, so a config that could be served (it names architectures) and leaves the field
@@ -37,64 +36,56 @@ def mistral(text: Fields, top: Fields) -> Parts:
     windows = text.raw("sliding_window")
     if isinstance(windows, list | tuple):
         return _repeated_windows(text)
-    if text.has("architectures") or top.has("text_config"):
+    if text.has("architectures") or text.root.has("text_config"):
         text = text.filled({"sliding_window": 4096})
-    return dense(text, top)
+    return dense(text)
 
 
-def plamo3(text: Fields, top: Fields) -> Parts:
+def plamo3(text: Fields) -> ModelLayers:
     """PLaMo 3 (plamo3.py): a list with a window or null for each layer, under either name."""
     if not isinstance(text.raw("sliding_window"), list | tuple) and not text.has("interleaved_sliding_window"):
-        field = text.path("interleaved_sliding_window")
-        raise KvModelError(
-            f"config has no {field}; it tells sliding layers from full ones: pass --kv-bytes-per-token instead", field
-        )
-    del top
+        raise text.error("interleaved_sliding_window", "is missing: pass --kv-bytes-per-token")
     return _repeated_windows(text, "interleaved_sliding_window" if text.has("interleaved_sliding_window") else None)
 
 
-def muse_glimmer(text: Fields, top: Fields) -> Parts:
+def muse_glimmer(text: Fields) -> ModelLayers:
     """Muse Glimmer (muse_glimmer.py): layers with rope slide, layers without attend to everything: every fourth,
     counted from the last (transformers_utils/configs/muse_glimmer.py).
     """
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     rope = text.integers("no_rope_layers", low=0, high=1)
     if rope is None:
         rope = tuple(int((depth - 1 - index) % _MUSE_PERIOD != 0) for index in range(depth))
     if len(rope) < depth:
-        field = text.path("no_rope_layers")
-        raise KvModelError(f"{field} has {len(rope)} entries and num_hidden_layers is {depth}", field)
+        raise text.error("no_rope_layers", f"has {len(rope)} entries for {depth} layers")
     window = window_of(text)
     names = tuple("sliding_attention" if flag and window else "full_attention" for flag in rope[:depth])
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=typed_layers(text, names, heads, window_tokens=window),
     )
 
 
-def _repeated_windows(text: Fields, name: str | None = None) -> Parts:
+def _repeated_windows(text: Fields, name: str | None = None) -> ModelLayers:
     depth = read_depth(text)
     heads = read_heads(text)
     windows: list[int | None] = []
     listed = name or "sliding_window"
     for window in text.sequence(listed) or ():
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            field = text.path(listed)
-            raise KvModelError(f"{field} holds something that is neither a window nor null", field)
+            raise text.error(listed, "has an entry that is neither a window nor null")
         windows.append(window)
     if not windows or len(set(windows) - {None}) > 1:
-        field = text.path(listed)
-        raise KvModelError(f"{field} is a list of no or several windows; one window and null are understood", field)
+        raise text.error(listed, "must list one window size and null only")
     layers = tuple(
         full_layer(index, heads)
         if (window := windows[index % len(windows)]) is None
         else sliding_layer(index, heads, window)
         for index in range(depth)
     )
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=layers)
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=layers)
 
 
 def interleaved(
@@ -109,8 +100,7 @@ def interleaved(
     gemma2.py, gemma3.py, gpt_oss.py, commandr.py (its window is one token longer), afmoe.py, granite.py, olmo3.
     """
 
-    def read(text: Fields, top: Fields) -> Parts:
-        del top
+    def read(text: Fields) -> ModelLayers:
         depth = read_depth(text)
         heads = read_heads(text)
         names = layer_names(text, depth)
@@ -121,7 +111,7 @@ def interleaved(
                 "full_attention" if index % every == remainder else "sliding_attention" for index in range(depth)
             )
         window = window_of(text)
-        return Parts(
+        return ModelLayers(
             depth=depth,
             attention_heads=heads.attention_heads,
             layers=typed_layers(text, names, heads, window_tokens=None if window is None else window + extra_window),
@@ -130,24 +120,22 @@ def interleaved(
     return read
 
 
-def laguna(text: Fields, top: Fields) -> Parts:
+def laguna(text: Fields) -> ModelLayers:
     """Laguna (laguna.py): as layer_types says; without it every layer is full, whatever sliding_window is."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or ("full_attention",) * depth
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=typed_layers(text, names, heads, window_tokens=window_of(text)),
     )
 
 
-def exaone4(text: Fields, top: Fields) -> Parts:
+def exaone4(text: Fields) -> ModelLayers:
     """EXAONE 4 and EXAONE MoE (exaone4.py, exaone_moe.py): no window, no sliding layers; the pattern may be a word
     such as LLLG; `sliding_windows` may give each layer its own.
     """
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     window = window_of(text)
@@ -156,25 +144,24 @@ def exaone4(text: Fields, top: Fields) -> Parts:
         names = _exaone_names(text, depth, window)
     windows = text.integers("sliding_windows", low=0, high=1 << 30)
     if windows is not None and len(windows) < depth:
-        field = text.path("sliding_windows")
-        raise KvModelError(f"{field} has {len(windows)} windows and num_hidden_layers is {depth}", field)
+        raise text.error("sliding_windows", f"has {len(windows)} entries for {depth} layers")
     layers: list[AttentionLayer] = []
     for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window)):
         own = windows[index] if windows is not None and layer.kind is LayerKind.SLIDING else None
         layers.append(sliding_layer(index, heads, own) if own else layer)
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
 
 
 _GEMMA3 = interleaved(period=6)
 
 
-def gemma3(text: Fields, top: Fields) -> Parts:
+def gemma3(text: Fields) -> ModelLayers:
     """Gemma 3 (gemma3.py): five sliding layers to a full one; EmbeddingGemma looks both ways and keeps nothing
     (models/config.py::Gemma3TextModelConfig).
     """
     if text.flag("use_bidirectional_attention", default=False):
-        return encoder_only(text, top)
-    return _GEMMA3(text, top)
+        return encoder_only(text)
+    return _GEMMA3(text)
 
 
 def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ...]:
@@ -189,23 +176,21 @@ def _exaone_names(text: Fields, depth: int, window: int | None) -> tuple[str, ..
     return tuple("full_attention" if word[index % len(word)] == "G" else "sliding_attention" for index in range(depth))
 
 
-def gemma3n(text: Fields, top: Fields) -> Parts:
+def gemma3n(text: Fields) -> ModelLayers:
     """Gemma 3n (gemma3n.py): the last num_kv_shared_layers reuse an earlier layer's cache."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or tuple(
         "sliding_attention" if (index + 1) % _GEMMA3N_PERIOD else "full_attention" for index in range(depth)
     )
     layers = typed_layers(text, names, heads, window_tokens=window_of(text))
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
 
 
-def gemma4(text: Fields, top: Fields) -> Parts:
+def gemma4(text: Fields) -> ModelLayers:
     """Gemma 4 (gemma4.py): full layers have their own head size and KV heads, the last layer is full, the last
     num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still stored twice.
     """
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or tuple(
@@ -222,31 +207,28 @@ def gemma4(text: Fields, top: Fields) -> Parts:
         full_layer(index, wide) if layer.kind is LayerKind.FULL else layer
         for index, layer in enumerate(typed_layers(text, names, heads, window_tokens=window))
     )
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=_share_last(text, layers))
 
 
 def _share_last(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[Layer, ...]:
     shared = text.integer("num_kv_shared_layers", default=0, low=0, high=1 << 20)
     first = len(layers) - shared
     if first < 1:
-        field = text.path("num_kv_shared_layers")
-        raise KvModelError(f"{field} {shared} leaves none of the {len(layers)} layers with a cache", field)
+        raise text.error("num_kv_shared_layers", f"is {shared}: it must be less than the {len(layers)} layers")
     own: tuple[Layer, ...] = layers[:first]
     return own + tuple(
         CachelessLayer(index=layer.index, kind=LayerKind.SHARED, head_size=layer.head_size) for layer in layers[first:]
     )
 
 
-def llama4(text: Fields, top: Fields) -> Parts:
+def llama4(text: Fields) -> ModelLayers:
     """Llama 4 (llama4.py): layers with rope attend within chunks, layers without rope attend to everything."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     rope = text.integers("no_rope_layers", low=0, high=1)
     if rope:
         if len(rope) < depth:
-            field = text.path("no_rope_layers")
-            raise KvModelError(f"{field} has {len(rope)} entries and num_hidden_layers is {depth}", field)
+            raise text.error("no_rope_layers", f"has {len(rope)} entries for {depth} layers")
         names = tuple("chunked_attention" if flag else "full_attention" for flag in rope[:depth])
     else:
         every = text.integer("no_rope_layer_interval", default=4, high=1 << 20)
@@ -255,16 +237,15 @@ def llama4(text: Fields, top: Fields) -> Parts:
         )
     if not text.has("attention_chunk_size"):
         names = ("full_attention",) * depth
-    return Parts(
+    return ModelLayers(
         depth=depth,
         attention_heads=heads.attention_heads,
         layers=typed_layers(text, names, heads, window_tokens=None),
     )
 
 
-def mimo_v2(text: Fields, top: Fields) -> Parts:
+def mimo_v2(text: Fields) -> ModelLayers:
     """MiMo-V2 (mimo_v2.py): sliding layers have KV heads and head sizes of their own, and V is narrower than K."""
-    del top
     depth = read_depth(text)
     full = read_heads(text)
     narrow = Heads(
@@ -280,20 +261,18 @@ def mimo_v2(text: Fields, top: Fields) -> Parts:
     if pattern is not None:
         names = tuple("sliding_attention" if flag else "full_attention" for flag in pattern)
     if names is None or len(names) < depth:
-        field = text.path("hybrid_layer_pattern")
-        raise KvModelError(f"config has no {field} with {depth} entries; it tells sliding layers from full ones", field)
+        raise text.error("hybrid_layer_pattern", f"must have {depth} entries: it tells sliding-window from full layers")
     layers = tuple(
         sliding_layer(index, narrow, window, head_size_v=narrow_value)
         if name == "sliding_attention"
         else full_layer(index, full, head_size_v=value)
         for index, name in enumerate(names[:depth])
     )
-    return Parts(depth=depth, attention_heads=full.attention_heads, layers=layers)
+    return ModelLayers(depth=depth, attention_heads=full.attention_heads, layers=layers)
 
 
-def step3p5(text: Fields, top: Fields) -> Parts:
+def step3p5(text: Fields) -> ModelLayers:
     """Step-3.5 and 3.7 (step3p5.py): layers of the type named in attention_other_setting have other heads."""
-    del top
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth)
@@ -316,4 +295,4 @@ def step3p5(text: Fields, top: Fields) -> Parts:
             layers.append(sliding_layer(index, chosen, window))
         else:
             layers.append(full_layer(index, chosen))
-    return Parts(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))
+    return ModelLayers(depth=depth, attention_heads=heads.attention_heads, layers=tuple(layers))

@@ -2,7 +2,8 @@
 
 import re
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 
 _MIB = 1 << 20
 # NVML's total, in MiB, as nvidia-smi shows it (a little less than the name says: ECC and firmware keep some).
@@ -50,7 +51,6 @@ _BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|serv
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_MOST_BYTES = 1 << 50
 _LEAST_GPU_BYTES = 1 << 20
 GPU_NAMES: tuple[str, ...] = tuple(_MEMORY_MIB)
 
@@ -67,9 +67,9 @@ def gpu_bytes(name: str) -> int:
         size = parse_bytes(name, field="gpu")
     except KvModelError:
         known = ", ".join(GPU_NAMES)
-        raise KvModelError(f"gpu {name[:40]!a} is neither a size nor known; known are {known}", "gpu") from None
+        raise KvModelError(f"unknown gpu {name[:40]!a}: give its memory (80GB) or one of {known}", "gpu") from None
     if size < _LEAST_GPU_BYTES:
-        raise KvModelError(f"gpu {name[:40]!a} is {size} bytes of memory; give a unit, as in 80GB, or a name", "gpu")
+        raise KvModelError(f"gpu {name[:40]!a} is {size:,} bytes: give a unit, as in 80GB, or a name", "gpu")
     return size
 
 
@@ -114,11 +114,10 @@ def parse_bytes(text: str, *, field: str) -> int:
     """Bytes from a number with a unit: GB is a thousand million, GiB is 2**30, no unit is bytes."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise KvModelError(f"{field} {text[:40]!a} is not a size such as 80GB, 80GiB or a number of bytes", field)
+        raise KvModelError(f"{field} {text[:40]!a} is not a size: give 80GB, 80GiB or a number of bytes", field)
     number, prefix, binary = found.groups()
     size = int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
     if prefix == "" and "." not in number:
         size = int(number)
-    if not 0 < size <= _MOST_BYTES:
-        raise KvModelError(f"{field} is {size} bytes; it must lie between 1 and {_MOST_BYTES}", field)
+    check_range(field, size, 1, MOST_BYTES)
     return size

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.model_error import KvModelError
 
 CATALOGUE_FILE = "models.json"
 _FORMAT = 1
@@ -22,7 +22,7 @@ class CatalogueEntry:
 
     def __post_init__(self) -> None:
         if not self.name or not self.config:
-            raise KvModelError("a catalogue entry has a name and a config", "models")
+            raise KvModelError("a catalogue entry needs a name and a config", "models")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,13 @@ def parse_catalogue(document: Mapping[str, object]) -> Catalogue:
     """The catalogue from its parsed JSON file."""
     fields = Fields(document)
     if fields.integer("catalogue") != _FORMAT:
-        raise KvModelError(f"{CATALOGUE_FILE} is of another format than {_FORMAT}", "catalogue")
+        raise KvModelError(f"{CATALOGUE_FILE} must have format {_FORMAT}", "catalogue")
     entries: list[CatalogueEntry] = []
     for entry in fields.children("models") or ():
         config = entry.raw("config")
         name = entry.text("name")
         if name is None or not isinstance(config, Mapping):
-            field = entry.path("config")
-            raise KvModelError(f"{field} is not a model config", field)
+            raise entry.error("config", "is not a model config")
         entries.append(CatalogueEntry(name=name, aliases=entry.strings("aliases") or (), config=config))
     return Catalogue(entries=tuple(entries))
 

@@ -5,8 +5,8 @@ Estimates, and labelled so. They stand for figures that only a running engine kn
 
 from dataclasses import dataclass
 
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 
 GIB = 1 << 30
 # The rule of thumb of "KV memory in production" and the audit article: CUDA context 1.5 GB, allocator 2 GB, activations
@@ -36,8 +36,8 @@ class Overheads:
     overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.context_bytes, self.activation_bytes, self.graph_bytes, self.overhead_bytes) < 0:
-            raise KvModelError("context, activation and graphs cannot take a negative number of bytes", "overheads")
+        for name in ("context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
+            check_range(name, getattr(self, name), 0, MOST_BYTES)
 
 
 def generic_overheads() -> Overheads:
@@ -61,11 +61,8 @@ def vllm_overheads(
     graphs: bool = True,
 ) -> Overheads:
     """An estimate of what vLLM's profile run finds: the largest of a full batch in one layer, and of sampling."""
-    if min(hidden_size, feed_forward_size, vocabulary, tensor_parallel, batched_tokens, sequences) < 1:
-        raise KvModelError(
-            "hidden size, feed-forward size, vocabulary, ranks, batched tokens and sequences are at least 1",
-            "overheads",
-        )
+    least = min(hidden_size, feed_forward_size, vocabulary, tensor_parallel, batched_tokens, sequences)
+    check_range("hidden size, vocabulary, ranks or tokens", least, 1)
     per_token = 2 * (_HIDDEN_COPIES * hidden_size + 3 * feed_forward_size // tensor_parallel)
     layer = batched_tokens * per_token
     sampler = _SAMPLER_COPIES * sequences * vocabulary * 4

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, MOST_TOKENS, check_range
 from kvdiag.kv.layout.capacity import NULL_BLOCKS, Capacity, longest_context_tokens, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 
-_MOST_BYTES = 1 << 50
 _MOST_REQUESTS = 1 << 24
-_MOST_TRAFFIC = 1e9
+_MOST_TRAFFIC = 1_000_000_000
 # From here on the normal distribution gives a Poisson quantile to within a request, and exp(-mean) is no longer tiny.
 _NORMAL_FROM = 500.0
 # v1/worker/gpu_worker.py, config/cache.py::CacheConfig.gpu_memory_utilization (0.90 before vLLM 0.20).
@@ -51,18 +51,13 @@ class Budget:
     overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.total_bytes <= _MOST_BYTES:
-            raise KvModelError(
-                f"gpu memory is {self.total_bytes} bytes; it must lie between 1 and {_MOST_BYTES}", "gpu"
-            )
+        check_range("gpu", self.total_bytes, 1, MOST_BYTES)
         if not 0 < self.memory_fraction_ratio <= 1:
             raise KvModelError(
-                f"memory fraction is {self.memory_fraction_ratio}; it must be more than 0 and at most 1",
-                "memory_fraction",
+                f"memory_fraction is {self.memory_fraction_ratio}: it must be above 0 and at most 1", "memory_fraction"
             )
         for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"):
-            if not 0 <= getattr(self, name) <= _MOST_BYTES:
-                raise KvModelError(f"{name} is {getattr(self, name)}; it must lie between 0 and {_MOST_BYTES}", name)
+            check_range(name, getattr(self, name), 0, MOST_BYTES)
 
     @property
     def usable_bytes(self) -> int:
@@ -98,14 +93,8 @@ class Demand:
     requests: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.context_tokens <= 1 << 30:
-            raise KvModelError(
-                f"context is {self.context_tokens} tokens; it must lie between 1 and {1 << 30}", "context"
-            )
-        if not 1 <= self.requests <= _MOST_REQUESTS:
-            raise KvModelError(
-                f"concurrency is {self.requests}; it must lie between 1 and {_MOST_REQUESTS}", "concurrency"
-            )
+        check_range("context", self.context_tokens, 1, MOST_TOKENS)
+        check_range("concurrency", self.requests, 1, _MOST_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +116,7 @@ class Plan:
     limiting_stage: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.limiting_stage < len(self.budgets):
-            raise KvModelError(
-                f"stage {self.limiting_stage} of {len(self.budgets)} cannot be the limiting one", "pipeline_parallel"
-            )
+        check_range("limiting_stage", self.limiting_stage, 0, len(self.budgets) - 1)
 
     @property
     def keeps_cache(self) -> bool:
@@ -165,7 +151,7 @@ def make_plan(
     if not layout.groups:
         return _cacheless_plan(budgets, demand)
     if len(budgets) != layout.ranks:
-        raise KvModelError(f"{len(budgets)} budgets were given for {layout.ranks} pipeline stages", "pipeline_parallel")
+        raise KvModelError(f"{len(budgets)} budgets for {layout.ranks} pipeline stages", "pipeline_parallel")
     terms = deployment.request_terms(architecture)
     pools = tuple(budget.pool_bytes for budget in budgets)
     capacity = pool_capacity(layout, pool_bytes=pools, context_tokens=demand.context_tokens, terms=terms)
@@ -254,15 +240,10 @@ class Traffic:
         for name in ("requests_per_second", "prompt_tokens", "output_tokens", "seconds_per_output_token"):
             value = getattr(self, name)
             if not 0 < value <= _MOST_TRAFFIC:
-                raise KvModelError(f"{name} is {value}; it must be more than 0 and at most {_MOST_TRAFFIC:.0e}", name)
-        if not 0 <= self.seconds_to_first_token <= _MOST_TRAFFIC:
-            raise KvModelError(
-                f"seconds_to_first_token is {self.seconds_to_first_token}; "
-                f"it must lie between 0 and {_MOST_TRAFFIC:.0e}",
-                "seconds_to_first_token",
-            )
-        if self.present_tokens is not None and not 0 < self.present_tokens <= 2 * _MOST_TRAFFIC:
-            raise KvModelError(f"present_tokens is {self.present_tokens}; it must be more than 0", "present_tokens")
+                raise KvModelError(f"{name} is {value:g}: it must be above 0 and at most {_MOST_TRAFFIC:g}", name)
+        check_range("seconds_to_first_token", self.seconds_to_first_token, 0, _MOST_TRAFFIC)
+        if self.present_tokens is not None:
+            check_range("present_tokens", self.present_tokens, 1, 2 * _MOST_TRAFFIC)
 
     @property
     def seconds_in_system(self) -> float:
@@ -285,7 +266,7 @@ class Traffic:
         time, so the number present is Poisson too (the M/G/infinity queue).
         """
         if not 0 < quantile_ratio < 1:
-            raise KvModelError(f"quantile is {quantile_ratio}; it must lie between 0 and 1", "quantile")
+            raise KvModelError(f"quantile is {quantile_ratio}: it must be above 0 and below 1", "quantile")
         mean = self.mean_requests
         if mean > _NORMAL_FROM:
             return math.ceil(mean + _normal_quantile(quantile_ratio) * math.sqrt(mean))
@@ -322,9 +303,7 @@ def traffic_from_histogram(
     """
     total = sum(weight for _, _, weight in lengths)
     if not lengths or not 0 < total < math.inf or any(min(entry) < 0 for entry in lengths):
-        raise KvModelError(
-            "a length histogram needs entries, no negative length or weight, and a total weight above 0", "histogram"
-        )
+        raise KvModelError("lengths must not be empty or negative, and must have a total weight above 0", "lengths")
     traffic = Traffic(
         requests_per_second=requests_per_second,
         prompt_tokens=sum(prompt * weight for prompt, _, weight in lengths) / total,

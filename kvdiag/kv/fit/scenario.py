@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, check_range
 from kvdiag.kv.fit.overheads import Overheads
 from kvdiag.kv.fit.plan import Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout, stage_ends
 from kvdiag.kv.layout.dtypes import resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.residency import wasted_ratio
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.checkpoint import CheckpointTensor, RankWeights, weights_from_config, weights_from_tensors
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
@@ -39,7 +40,7 @@ class CheckpointWeights:
 
     def __post_init__(self) -> None:
         if not self.tensors:
-            raise KvModelError("a checkpoint without tensors has no size", "weights")
+            raise KvModelError("the checkpoint has no tensors", "weights")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,7 @@ class GivenWeights:
     total_bytes: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.total_bytes <= 1 << 50:
-            raise KvModelError(f"weights are {self.total_bytes} bytes; it must lie between 0 and {1 << 50}", "weights")
+        check_range("weights", self.total_bytes, 0, MOST_BYTES)
 
 
 WeightsSource = CountedWeights | CheckpointWeights | GivenWeights

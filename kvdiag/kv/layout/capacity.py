@@ -6,12 +6,11 @@ vLLM v1/core/kv_cache_utils.py: get_kv_cache_configs, get_kv_cache_capacity, _ch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, MOST_TOKENS, check_range
 from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
 from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
-from kvdiag.kv.model_error import KvModelError
 
-_MOST_POOL_BYTES = 1 << 50
-_MOST_CONTEXT_TOKENS = 1 << 30
 # BlockPool keeps one block back as the null block; it is never given to a request.
 NULL_BLOCKS = 1
 
@@ -25,9 +24,7 @@ class CacheLayout:
 
     def __post_init__(self) -> None:
         if len(self.stages) != sum(len(group.layers) for group in self.groups):
-            raise KvModelError(
-                f"{len(self.stages)} layers have a stage, and the groups hold another number", "pipeline_parallel"
-            )
+            raise KvModelError(f"{len(self.stages)} layers have a stage, the groups hold more or fewer", "stages")
 
     @property
     def ranks(self) -> int:
@@ -80,8 +77,7 @@ class Capacity:
     blocks_per_request: int
 
     def __post_init__(self) -> None:
-        if min(self.num_blocks, self.blocks_per_request, *self.bytes_per_block) < 0:
-            raise KvModelError("a capacity cannot be negative", "num_blocks")
+        check_range("num_blocks", min(self.num_blocks, self.blocks_per_request, *self.bytes_per_block), 0)
 
     @property
     def max_concurrency(self) -> float:
@@ -118,7 +114,7 @@ def plan_layout(
     """Group the layers of all pipeline stages together, as the engine does, and remember where each lies."""
     placed = tuple(stages) if stages is not None else (0,) * len(pages)
     if len(placed) != len(pages):
-        raise KvModelError(f"{len(pages)} layers and {len(placed)} stages", "pipeline_parallel")
+        raise KvModelError(f"{len(pages)} layers, but {len(placed)} stages", "stages")
     return CacheLayout(groups=group_pages(pages, hybrid_manager=hybrid_manager), stages=placed)
 
 
@@ -132,13 +128,10 @@ def pool_capacity(
     """Blocks, tokens and concurrency of a pool; `pool_bytes` is per rank, one number or one for each stage."""
     pools = (pool_bytes,) * layout.ranks if isinstance(pool_bytes, int) else tuple(pool_bytes)
     if len(pools) != layout.ranks:
-        raise KvModelError(f"{len(pools)} pools were given for {layout.ranks} pipeline stages", "kv_pool_bytes")
+        raise KvModelError(f"{len(pools)} pool sizes for {layout.ranks} pipeline stages", "kv_pool_bytes")
     for pool in pools:
-        if not 0 <= pool <= _MOST_POOL_BYTES:
-            raise KvModelError(
-                f"kv_pool_bytes is {pool}; it must lie between 0 and {_MOST_POOL_BYTES}", "kv_pool_bytes"
-            )
-    _check_context(context_tokens)
+        check_range("kv_pool_bytes", pool, 0, MOST_BYTES)
+    check_range("context", context_tokens, 1, MOST_TOKENS)
     sizes = layout.bytes_per_block
     affordable = [pool // size for pool, size in zip(pools, sizes, strict=True) if size]
     return Capacity(
@@ -155,9 +148,8 @@ def longest_context_tokens(
     """The longest context that `requests` requests may have at once in `num_blocks`, 0 where not even one token
     (_estimate_max_model_len_from_groups, which searches in the same way; the null block is kept back).
     """
-    _check_context(most_tokens)
-    if requests < 1:
-        raise KvModelError(f"{requests} requests; at least one is needed", "concurrency")
+    check_range("context", most_tokens, 1, MOST_TOKENS)
+    check_range("concurrency", requests, 1, MOST_TOKENS)
     usable = max(0, num_blocks - NULL_BLOCKS)
 
     def fits(tokens: int) -> bool:
@@ -170,13 +162,6 @@ def longest_context_tokens(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _check_context(context_tokens: int) -> None:
-    if not 1 <= context_tokens <= _MOST_CONTEXT_TOKENS:
-        raise KvModelError(
-            f"context is {context_tokens} tokens; it must lie between 1 and {_MOST_CONTEXT_TOKENS}", "context"
-        )
 
 
 def _exact(numerator: int, denominator: int) -> float:

@@ -7,14 +7,15 @@ full.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_DRAFT_TOKENS, MOST_RANKS, MOST_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout, plan_layout
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode, ceil_div
 from kvdiag.kv.layout.residency import ServingTerms
-from kvdiag.kv.model_error import KvModelError
 
-_MOST_RANKS = 4096
+_MOST_BLOCK_TOKENS = 1 << 20
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
 _DEFAULT_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 128
@@ -27,8 +28,7 @@ DEFAULT_BATCHED_TOKENS = 2_048
 _LARGE_GPU_BYTES, _LARGE_BATCHED_TOKENS = 70 << 30, 8_192
 _HUGE_GPU_BYTES, _HUGE_BATCHED_TOKENS = 160 << 30, 16_384
 USUAL_BATCHED_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 1_024)
-"""max_num_batched_tokens that are tried where no metric tells it, the likeliest first: the defaults, and what people
-set."""
+"""Values of max_num_batched_tokens to try where no metric reports it, likeliest first."""
 
 
 class Platform(StrEnum):
@@ -76,31 +76,25 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for name, value, high in (
-            ("tensor_parallel", self.tensor_parallel, _MOST_RANKS),
-            ("pipeline_parallel", self.pipeline_parallel, _MOST_RANKS),
-            ("decode_context_parallel", self.decode_context_parallel, _MOST_RANKS),
-            ("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 30),
-            ("block_size", 1 if self.block_size_tokens is None else self.block_size_tokens, 1 << 20),
-            ("kernel_block_tokens", 1 if self.kernel_block_tokens is None else self.kernel_block_tokens, 1 << 20),
-            ("max_in_flight_tokens", 1 if self.max_in_flight_tokens is None else self.max_in_flight_tokens, 1 << 30),
+            ("tensor_parallel", self.tensor_parallel, MOST_RANKS),
+            ("pipeline_parallel", self.pipeline_parallel, MOST_RANKS),
+            ("decode_context_parallel", self.decode_context_parallel, MOST_RANKS),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, MOST_TOKENS),
+            ("block_size", self.block_size_tokens, _MOST_BLOCK_TOKENS),
+            ("kernel_block_tokens", self.kernel_block_tokens, _MOST_BLOCK_TOKENS),
+            ("max_in_flight_tokens", self.max_in_flight_tokens, MOST_TOKENS),
         ):
-            if not 1 <= value <= high:
-                raise KvModelError(f"{name} is {value}; it must lie between 1 and {high}", name)
-        if not 0 <= self.speculative_tokens <= 1 << 10:
+            check_range(name, 1 if value is None else value, 1, high)
+        check_range("num_speculative_tokens", self.speculative_tokens, 0, MOST_DRAFT_TOKENS)
+        ranks, shared = self.tensor_parallel, self.decode_context_parallel
+        if ranks % shared:
             raise KvModelError(
-                f"num_speculative_tokens is {self.speculative_tokens}; it must lie between 0 and {1 << 10}",
-                "num_speculative_tokens",
+                f"decode_context_parallel {shared} must divide tensor_parallel {ranks}", "decode_context_parallel"
             )
-        if self.tensor_parallel % self.decode_context_parallel:
+        stages = self.pipeline_partition
+        if stages is not None and len(stages) != self.pipeline_parallel:
             raise KvModelError(
-                f"decode_context_parallel {self.decode_context_parallel} does not divide "
-                f"tensor_parallel {self.tensor_parallel}",
-                "decode_context_parallel",
-            )
-        if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel:
-            raise KvModelError(
-                f"pipeline_partition has {len(self.pipeline_partition)} stages and "
-                f"pipeline_parallel is {self.pipeline_parallel}",
+                f"pipeline_partition has {len(stages)} stages, pipeline_parallel is {self.pipeline_parallel}",
                 "pipeline_partition",
             )
 
@@ -144,7 +138,7 @@ class Deployment:
         )
 
     def resolved_state_cache_mode(self, architecture: Architecture) -> StateCacheMode:
-        """`--mamba-cache-mode`: unless told, `align` where prefix caching runs on a model with states."""
+        """`--mamba-cache-mode`; by default `align` where prefix caching runs on a model with states, else `none`."""
         if self.state_cache_mode is not None:
             return self.state_cache_mode
         if architecture.is_hybrid and self.prefix_caching:
@@ -188,10 +182,6 @@ class _RankContext:
     kv_dtype: KvDtype
     block_tokens: int
 
-    def __post_init__(self) -> None:
-        if self.block_tokens < 1:
-            raise KvModelError(f"block size is {self.block_tokens}", "block_size")
-
 
 def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
     """Whether local layers give blocks back: on unless told otherwise, and off for chunked attention with a drafter
@@ -207,11 +197,11 @@ def _check_division(architecture: Architecture, deployment: Deployment) -> None:
     """config/model.py::ModelConfig.verify_with_parallel_config."""
     heads, ranks = architecture.attention_heads, deployment.tensor_parallel
     if heads and heads % ranks:
-        raise KvModelError(f"tensor_parallel {ranks} does not divide num_attention_heads {heads}", "tensor_parallel")
+        raise KvModelError(f"tensor_parallel {ranks} must divide num_attention_heads {heads}", "tensor_parallel")
     _check_context_parallel(architecture, deployment)
     if deployment.pipeline_parallel > architecture.depth:
         raise KvModelError(
-            f"pipeline_parallel {deployment.pipeline_parallel} is more than num_hidden_layers {architecture.depth}",
+            f"pipeline_parallel {deployment.pipeline_parallel} exceeds num_hidden_layers {architecture.depth}",
             "pipeline_parallel",
         )
 
@@ -226,8 +216,8 @@ def _check_context_parallel(architecture: Architecture, deployment: Deployment) 
     queries = architecture.attention_heads // kv_heads
     if shared > most or queries % shared:
         raise KvModelError(
-            f"decode_context_parallel {shared} needs a tensor_parallel of at least {shared * kv_heads} for "
-            f"{kv_heads} KV heads, and must divide the {queries} query heads of each; tensor_parallel is {ranks}",
+            f"decode_context_parallel {shared} is not possible with {kv_heads} KV heads of {queries} query heads: it "
+            f"needs tensor_parallel of at least {shared * kv_heads} (now {ranks}), and must divide {queries}",
             "decode_context_parallel",
         )
 
@@ -244,7 +234,7 @@ def check_block_size(architecture: Architecture, deployment: Deployment) -> None
     unit = _LATENT_BLOCK_TOKENS if indexed else _DEFAULT_BLOCK_TOKENS
     if block % unit:
         raise KvModelError(
-            f"block_size is {block}; this model's kernels on {deployment.platform} take multiples of {unit}",
+            f"block_size is {block}: kernels for this model on {deployment.platform} need a multiple of {unit}",
             "block_size",
         )
 
@@ -259,7 +249,7 @@ def stage_ends(depth: int, deployment: Deployment) -> tuple[int, ...]:
         sizes = list(deployment.pipeline_partition)
         if sum(sizes) != depth or min(sizes) < 0:
             raise KvModelError(
-                f"pipeline_partition {deployment.pipeline_partition} does not add up to num_hidden_layers {depth}",
+                f"pipeline_partition {deployment.pipeline_partition} must add up to num_hidden_layers {depth}",
                 "pipeline_partition",
             )
     else:
@@ -278,12 +268,14 @@ def _default_block_tokens(architecture: Architecture, deployment: Deployment) ->
 
 
 def block_note(architecture: Architecture, deployment: Deployment) -> str:
-    """A caution where the default block size is up to the processor: without AMX, latent attention on a CPU is kept in
-    blocks of 16, whatever is asked for (vLLM 0.32 platforms/cpu.py::check_and_update_config).
+    """A caution where the default block size depends on the CPU; empty elsewhere.
+
+    Without AMX, vLLM 0.32 uses blocks of 16 for latent attention on a CPU, whatever --block-size says
+    (platforms/cpu.py::check_and_update_config).
     """
     if deployment.platform is not Platform.CPU or deployment.block_size_tokens or not architecture.uses_mla:
         return ""
-    return f"blocks of {_CPU_BLOCK_TOKENS} tokens are those of a CPU with AMX; any other needs --block-size 16 here"
+    return f"assumes a CPU with AMX (blocks of {_CPU_BLOCK_TOKENS} tokens); for other CPUs pass --block-size 16"
 
 
 def _coupled_block_tokens(context: _RankContext) -> int:
@@ -337,7 +329,7 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
     ranks = context.deployment.tensor_parallel
     if layer.kv_heads % ranks and ranks % layer.kv_heads:
         raise KvModelError(
-            f"tensor_parallel {ranks} neither divides the {layer.kv_heads} KV heads nor is a multiple of them",
+            f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
             "tensor_parallel",
         )
     return PageSpec(

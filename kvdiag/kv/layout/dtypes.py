@@ -8,7 +8,7 @@ flashinfer.py::customize_spec (NVFP4), mla_attention.py::MLAAttention.get_kv_cac
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
 
 # One fp32 scale for K and one for V beside each head's data (triton_attn.py::customize_spec).
 _INLINE_SCALES_BYTES = 8
@@ -39,7 +39,7 @@ class KvDtype:
     def __post_init__(self) -> None:
         if self.element_bits not in (4, 8, 16, 32):
             raise KvModelError(
-                f"kv dtype {self.name}: {self.element_bits} bits per element is not a known width", "kv_dtype"
+                f"kv_dtype {self.name} has {self.element_bits} bits per element: it must be 4, 8, 16 or 32", "kv_dtype"
             )
 
     def head_bytes(self, *, head_size: int, head_size_v: int) -> int:
@@ -53,9 +53,7 @@ class KvDtype:
                 # utils/torch_utils.py::nvfp4_kv_cache_full_dim: packed halves and one fp8 scale per 16 elements.
                 return sum(size // 2 + size // 16 for size in (head_size, head_size_v))
             case KvPacking.DS_MLA:
-                raise KvModelError(
-                    f"kv dtype {self.name} exists for MLA models only; pass --kv-dtype fp8 for this one", "kv_dtype"
-                )
+                raise KvModelError(f"kv_dtype {self.name} is for MLA models only: pass --kv-dtype fp8", "kv_dtype")
 
     def latent_bytes(self, *, latent_size: int) -> int:
         """Bytes of one token's latent row in an MLA layer (MLAAttentionSpec, MLACommonBackend.customize_spec)."""
@@ -67,13 +65,14 @@ class KvDtype:
             case KvPacking.DS_MLA:
                 if latent_size != _DS_MLA_LATENT_SIZE:
                     raise KvModelError(
-                        f"kv dtype {self.name} packs rows of 512 + 64 elements, and "
-                        f"kv_lora_rank + qk_rope_head_dim is {latent_size}",
+                        f"kv_dtype {self.name} needs kv_lora_rank + qk_rope_head_dim of 512 + 64, not {latent_size}",
                         "kv_dtype",
                     )
                 return _DS_MLA_ROW_BYTES[self.name]
             case KvPacking.NVFP4:
-                raise KvModelError("kv dtype nvfp4 has no MLA form; pass --kv-dtype nvfp4_ds_mla or fp8", "kv_dtype")
+                raise KvModelError(
+                    "kv_dtype nvfp4 does not support MLA: pass --kv-dtype nvfp4_ds_mla or fp8", "kv_dtype"
+                )
 
 
 def _plain(name: str, bits: int) -> KvDtype:
@@ -124,12 +123,12 @@ def resolve_kv_dtype(name: str, *, model_dtype: str, declared: str | None = None
     chosen = (declared or model_dtype) if name == "auto" else name
     chosen = _ALIASES.get(chosen, chosen)
     if chosen not in _DTYPES:
-        raise KvModelError(f"kv dtype {name!r} is not known; known are {', '.join(KV_DTYPE_NAMES)}", "kv_dtype")
+        raise KvModelError(f"unknown kv_dtype {name!r}: pass one of {', '.join(KV_DTYPE_NAMES)}", "kv_dtype")
     return _DTYPES[chosen]
 
 
 def model_dtype_bytes(name: str) -> int:
     """Bytes of one element of a model dtype; vLLM runs a float32 checkpoint in 16 bits."""
     if name not in _MODEL_DTYPE_BYTES:
-        raise KvModelError(f"dtype {name!r} is not known; known are {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
+        raise KvModelError(f"unknown dtype {name!r}: pass one of {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
     return _MODEL_DTYPE_BYTES[name]

@@ -7,8 +7,8 @@ A block costs the same whichever group takes it, which is why a hybrid's cost is
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, ceil_div
-from kvdiag.kv.model_error import KvModelError
 
 # "1.5 is a heuristic to avoid too many padding layers" (_get_kv_cache_groups_uniform_page_size).
 _SPREAD_NUMERATOR, _SPREAD_DENOMINATOR = 3, 2
@@ -23,9 +23,7 @@ class PageGroup:
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.pages):
-            raise KvModelError(
-                f"a group of {len(self.layers)} layers with {len(self.pages)} pages is impossible", "layers"
-            )
+            raise KvModelError(f"a group has {len(self.layers)} layers and {len(self.pages)} pages", "layers")
 
     @property
     def page(self) -> PageSpec:
@@ -138,7 +136,7 @@ def _promote(specs: Sequence[PageSpec]) -> list[PageSpec]:
         promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
     if not _same_type(promoted):
         raise KvModelError(
-            "without the hybrid KV cache manager all layers must be attention of one type, and they are not",
+            "the hybrid KV-cache manager can only be off where all layers are attention of one type",
             "hybrid_kv_cache_manager",
         )
     return promoted
@@ -185,7 +183,7 @@ def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
         promoted = [_as_full(spec, block or spec.block_size_tokens) for spec in specs]
     if not promoted or not _same_type(promoted):
         raise KvModelError(
-            "page sizes of the layers cannot be made equal: an MLA page does not divide the largest page",
+            "vLLM cannot make the page sizes of these layers equal: an MLA page does not divide the largest page",
             "kv_lora_rank",
         )
     return promoted

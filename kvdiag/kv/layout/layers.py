@@ -6,8 +6,9 @@ Nothing here knows of ranks, blocks or bytes of a pool; see pages.py and capacit
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import check_range
 from kvdiag.kv.layout.state_layers import StateShape
-from kvdiag.kv.model_error import KvModelError
 
 _LARGEST = 1 << 24
 
@@ -47,9 +48,9 @@ STATE_KINDS = frozenset(
 CACHELESS_KINDS = frozenset({LayerKind.SHARED, LayerKind.ENCODER_ONLY, LayerKind.NO_CACHE})
 
 
-def _require(name: str, value: int, *, low: int = 1) -> None:
-    if not low <= value <= _LARGEST:
-        raise KvModelError(f"{name} is {value}; it must lie between {low} and {_LARGEST}", name)
+def _check_kind(kind: LayerKind, allowed: frozenset[LayerKind]) -> None:
+    if kind not in allowed:
+        raise KvModelError(f"kind is {kind}: it must be one of {', '.join(sorted(allowed))}", "kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +66,19 @@ class AttentionLayer:
     chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _require("layer index", self.index, low=0)
-        _require("kv_heads", self.kv_heads)
-        _require("head_size", self.head_size)
-        _require("head_size_v", self.head_size_v)
-        if self.kind not in ATTENTION_KINDS:
-            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps K and V per head", "kind")
+        check_range("layer index", self.index, 0, _LARGEST)
+        check_range("kv_heads", self.kv_heads, 1, _LARGEST)
+        check_range("head_size", self.head_size, 1, _LARGEST)
+        check_range("head_size_v", self.head_size_v, 1, _LARGEST)
+        _check_kind(self.kind, ATTENTION_KINDS)
         if (self.kind is LayerKind.SLIDING) != (self.window_tokens is not None):
-            raise KvModelError(f"layer {self.index}: a sliding layer, and no other, has a window", "sliding_window")
+            raise KvModelError("only a sliding layer has a window, and it must have one", "sliding_window")
         if (self.kind is LayerKind.CHUNKED) != (self.chunk_tokens is not None):
-            raise KvModelError(
-                f"layer {self.index}: a chunked layer, and no other, has a chunk size", "attention_chunk_size"
-            )
+            raise KvModelError("only a chunked layer has a chunk size, and it must have one", "attention_chunk_size")
         if self.window_tokens is not None:
-            _require("sliding_window", self.window_tokens)
+            check_range("sliding_window", self.window_tokens, 1, _LARGEST)
         if self.chunk_tokens is not None:
-            _require("attention_chunk_size", self.chunk_tokens)
+            check_range("attention_chunk_size", self.chunk_tokens, 1, _LARGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +91,13 @@ class LatentLayer:
     indexer_row_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _require("layer index", self.index, low=0)
-        _require("kv_lora_rank + qk_rope_head_dim", self.latent_size)
-        if self.kind not in LATENT_KINDS:
-            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps a latent row", "kind")
+        check_range("layer index", self.index, 0, _LARGEST)
+        check_range("kv_lora_rank + qk_rope_head_dim", self.latent_size, 1, _LARGEST)
+        _check_kind(self.kind, LATENT_KINDS)
         if self.indexer_row_bytes is not None:
-            _require("index_head_dim", self.indexer_row_bytes)
+            check_range("index_head_dim", self.indexer_row_bytes, 1, _LARGEST)
         if self.kind is LayerKind.MLA and self.indexer_row_bytes is not None:
-            raise KvModelError(f"layer {self.index}: a layer with an indexer is of kind {LayerKind.MLA_DSA}", "kind")
+            raise KvModelError(f"a layer with an indexer must be of kind {LayerKind.MLA_DSA}", "kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +109,8 @@ class StateLayer:
     state: StateShape
 
     def __post_init__(self) -> None:
-        _require("layer index", self.index, low=0)
-        if self.kind not in STATE_KINDS:
-            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind that keeps a state", "kind")
+        check_range("layer index", self.index, 0, _LARGEST)
+        _check_kind(self.kind, STATE_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +125,10 @@ class CachelessLayer:
     head_size: int | None = None
 
     def __post_init__(self) -> None:
-        _require("layer index", self.index, low=0)
+        check_range("layer index", self.index, 0, _LARGEST)
         if self.head_size is not None:
-            _require("head_size", self.head_size)
-        if self.kind not in CACHELESS_KINDS:
-            raise KvModelError(f"layer {self.index}: {self.kind} is not a kind without a cache of its own", "kind")
+            check_range("head_size", self.head_size, 1, _LARGEST)
+        _check_kind(self.kind, CACHELESS_KINDS)
 
 
 Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer
@@ -158,12 +153,12 @@ class Architecture:
     draft_layers: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
-        _require("num_hidden_layers", self.depth)
-        _require("num_attention_heads", self.attention_heads, low=0)
+        check_range("num_hidden_layers", self.depth, 1, _LARGEST)
+        check_range("num_attention_heads", self.attention_heads, 0, _LARGEST)
         if any(layer.index >= self.depth for layer in self.layers):
-            raise KvModelError(f"a layer lies beyond num_hidden_layers = {self.depth}", "num_hidden_layers")
+            raise KvModelError(f"a layer's index is not below num_hidden_layers ({self.depth})", "num_hidden_layers")
         if self.max_context_tokens is not None:
-            _require("max_position_embeddings", self.max_context_tokens)
+            check_range("max_position_embeddings", self.max_context_tokens, 1, _LARGEST)
 
     @property
     def kinds(self) -> dict[LayerKind, int]:

@@ -6,9 +6,9 @@ are written so, and an engine's specs can be dumped so.
 
 from collections.abc import Mapping
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.pages import PageKind, PageSpec
-from kvdiag.kv.model_error import KvModelError
 
 _KINDS = {
     "FullAttentionSpec": PageKind.FULL,
@@ -36,18 +36,17 @@ def parse_page_specs(document: Mapping[str, object]) -> tuple[PageSpec, ...]:
     for entry in Fields(document).children("layers") or ():
         count = entry.integer("count", default=1, high=_MOST_LAYERS)
         if len(pages) + count > _MOST_LAYERS:
-            raise KvModelError(f"layers: more than {_MOST_LAYERS} layers", "layers")
+            raise KvModelError(f"layers: at most {_MOST_LAYERS:,} layers are read", "layers")
         pages.extend([_page(entry)] * count)
     if not pages:
-        raise KvModelError("layers holds no layer spec", "layers")
+        raise KvModelError("layers has no layer spec", "layers")
     return tuple(pages)
 
 
 def _page(entry: Fields) -> PageSpec:
     name = entry.text("spec")
     if name not in _KINDS:
-        field = entry.path("spec")
-        raise KvModelError(f"{field} {name!a} is not known; known are {', '.join(_KINDS)}", field)
+        raise entry.error("spec", f"{name!a} is unknown: it must be one of {', '.join(_KINDS)}")
     kind = _KINDS[name]
     block = entry.integer("block_size", high=1 << 30)
     page = entry.integer("page_bytes", high=_MOST_BYTES)
@@ -64,8 +63,7 @@ def _page(entry: Fields) -> PageSpec:
         )
     heads = entry.integer("num_kv_heads", default=1, high=1 << 16)
     if page % (heads * block):
-        field = entry.path("page_bytes")
-        raise KvModelError(f"{field} {page} is not a multiple of {heads} heads x {block} tokens", field)
+        raise entry.error("page_bytes", f"{page} is not a multiple of {heads} heads x {block} tokens")
     return PageSpec(
         kind=kind,
         block_size_tokens=block,

@@ -6,9 +6,8 @@ The shape of vLLM v1/kv_cache_interface.py::KVCacheSpec and its kinds. Only what
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.model_error import KvModelError
-
-_MOST_BYTES = 1 << 50
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_BYTES, MOST_RANKS, MOST_TOKENS, check_range
 
 
 class PageKind(StrEnum):
@@ -46,21 +45,9 @@ class RequestTerms:
     state_cache_mode: StateCacheMode = StateCacheMode.NONE
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_in_flight_tokens <= 1 << 30:
-            raise KvModelError(
-                f"max_in_flight_tokens is {self.max_in_flight_tokens}; it must lie between 1 and {1 << 30}",
-                "max_in_flight_tokens",
-            )
-        if not 0 <= self.max_encoder_tokens <= 1 << 30:
-            raise KvModelError(
-                f"max_encoder_tokens is {self.max_encoder_tokens}; it must lie between 0 and {1 << 30}",
-                "max_encoder_tokens",
-            )
-        if not 1 <= self.decode_context_parallel <= 1 << 12:
-            raise KvModelError(
-                f"decode_context_parallel is {self.decode_context_parallel}; it must lie between 1 and {1 << 12}",
-                "decode_context_parallel",
-            )
+        check_range("max_in_flight_tokens", self.max_in_flight_tokens, 1, MOST_TOKENS)
+        check_range("max_encoder_tokens", self.max_encoder_tokens, 0, MOST_TOKENS)
+        check_range("decode_context_parallel", self.decode_context_parallel, 1, MOST_RANKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +73,17 @@ class PageSpec:
     dcp_sharded: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_size_tokens <= 1 << 30:
-            raise KvModelError(
-                f"block size is {self.block_size_tokens} tokens; it must lie between 1 and {1 << 30}", "block_size"
-            )
-        if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= _MOST_BYTES:
+        check_range("block_size", self.block_size_tokens, 1, MOST_TOKENS)
+        if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MOST_BYTES:
             raise KvModelError(f"a page of {self.heads} heads x {self.row_bytes} bytes is impossible", "row_bytes")
         if self.padded_page_bytes is not None and self.padded_page_bytes < self.content_bytes:
-            raise KvModelError(
-                f"a page padded to {self.padded_page_bytes} bytes cannot hold its {self.content_bytes}",
-                "padded_page_bytes",
-            )
-        if self.kind is PageKind.SLIDING and (self.window_tokens is None or self.window_tokens < 1):
-            raise KvModelError(
-                f"a sliding page needs a window of at least one token, not {self.window_tokens}", "sliding_window"
-            )
-        if self.kind is PageKind.CHUNKED and (self.chunk_tokens is None or self.chunk_tokens < 1):
-            raise KvModelError(
-                f"a chunked page needs a chunk of at least one token, not {self.chunk_tokens}", "attention_chunk_size"
-            )
-        if min(self.retained_tokens, self.speculative_blocks, self.checkpoint_blocks) < 0:
-            raise KvModelError(
-                "retained tokens, speculative blocks and checkpoint blocks cannot be negative", "speculative_blocks"
-            )
+            raise KvModelError("padded_page_bytes is less than the page's content", "padded_page_bytes")
+        if self.kind is PageKind.SLIDING:
+            check_range("sliding_window", self.window_tokens or 0, 1)
+        if self.kind is PageKind.CHUNKED:
+            check_range("attention_chunk_size", self.chunk_tokens or 0, 1)
+        extra = min(self.retained_tokens, self.speculative_blocks, self.checkpoint_blocks)
+        check_range("speculative_blocks", extra, 0)
 
     @property
     def content_bytes(self) -> int:
@@ -136,7 +111,7 @@ class PageSpec:
             case PageKind.SLIDING:
                 if self.dcp_sharded and terms.decode_context_parallel > 1:
                     raise KvModelError(
-                        "decode context parallel does not support sliding windows; pass --dcp 1",
+                        "vLLM has no decode context parallel for sliding-window layers: pass --dcp 1",
                         "decode_context_parallel",
                     )
                 window = self.window_tokens or 1

@@ -7,12 +7,13 @@ while a request decodes, since the last sampled token is stored by the next step
 
 from dataclasses import dataclass
 
+from kvdiag.kv.bounds import MOST_RANKS, MOST_TOKENS, check_range
 from kvdiag.kv.layout.capacity import CacheLayout
 from kvdiag.kv.layout.pages import PageKind, PageSpec, StateCacheMode, ceil_div
-from kvdiag.kv.model_error import KvModelError
 
-_CHUNKS_LOOKED_AT = 64
-"""Of a prompt's last chunks. Earlier ones hold no more, but for a block at the edge of a window."""
+_MOST_STEPS = 1 << 10
+# Of a prompt's last chunks. Earlier chunks hold no more, except a block at the edge of a window.
+_MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +31,15 @@ class ServingTerms:
     state_cache_mode: StateCacheMode = StateCacheMode.NONE
 
     def __post_init__(self) -> None:
-        if self.prefill_chunk_tokens < 1:
-            raise KvModelError(
-                f"max_num_batched_tokens is {self.prefill_chunk_tokens}; at least one token is prefilled at a time",
-                "max_num_batched_tokens",
-            )
-        if not 0 <= self.steps_in_flight <= 1 << 10:
-            raise KvModelError(f"{self.steps_in_flight} steps in flight is impossible", "steps_in_flight")
-        if self.encoder_tokens < 0 or self.decode_context_parallel < 1:
-            raise KvModelError(
-                "encoder tokens cannot be negative and decode context parallel is at least 1", "encoder_tokens"
-            )
+        check_range("max_num_batched_tokens", self.prefill_chunk_tokens, 1, MOST_TOKENS)
+        check_range("steps_in_flight", self.steps_in_flight, 0, _MOST_STEPS)
+        check_range("encoder_tokens", self.encoder_tokens, 0, MOST_TOKENS)
+        check_range("decode_context_parallel", self.decode_context_parallel, 1, MOST_RANKS)
 
 
 def decode_blocks(layout: CacheLayout, *, resident_tokens: int, serving: ServingTerms) -> int:
     """Blocks one decoding request holds once it has `resident_tokens` tokens in the cache."""
-    _check_tokens(resident_tokens)
+    check_range("tokens", resident_tokens, 1, MOST_TOKENS)
     in_flight = serving.steps_in_flight
     return sum(
         max(_held(page, resident_tokens, resident_tokens - 1 - in_flight, serving) for page in set(group.pages))
@@ -55,11 +49,11 @@ def decode_blocks(layout: CacheLayout, *, resident_tokens: int, serving: Serving
 
 def prefill_peak_blocks(layout: CacheLayout, *, prompt_tokens: int, serving: ServingTerms) -> int:
     """The most blocks one request holds while its prompt is computed in chunks."""
-    _check_tokens(prompt_tokens)
+    check_range("tokens", prompt_tokens, 1, MOST_TOKENS)
     ends = _last_chunk_ends(layout, prompt_tokens, serving)
     overlap = 1 + serving.steps_in_flight
     peak = 0
-    for index in range(min(len(ends), _CHUNKS_LOOKED_AT)):
+    for index in range(min(len(ends), _MOST_CHUNKS)):
         # What is given back before a chunk starts: tokens of chunks whose results have come in.
         earlier = ends[index + 1 : index + 1 + overlap]
         processed = earlier[-1] if len(earlier) == overlap else 0
@@ -82,7 +76,7 @@ def _last_chunk_ends(layout: CacheLayout, prompt_tokens: int, serving: ServingTe
     block = _state_block(layout) if serving.state_cache_mode is StateCacheMode.ALIGN else None
     unit = prompt_tokens if block is None else max(block, chunk // block * block)
     ends = [prompt_tokens]
-    while ends[-1] > 0 and len(ends) < _CHUNKS_LOOKED_AT + 1 + serving.steps_in_flight:
+    while ends[-1] > 0 and len(ends) < _MOST_CHUNKS + 1 + serving.steps_in_flight:
         last = ends[-1] - 1
         start = last // unit * unit
         before = start + (last - start) // chunk * chunk
@@ -172,8 +166,3 @@ def _held_states(page: PageSpec, tokens: int, processed: int, serving: ServingTe
             last = (tokens - 1) // page.block_size_tokens
             kept_from = max(0, processed - 1) // page.block_size_tokens
             return running + min(1, max(0, last - kept_from))
-
-
-def _check_tokens(tokens: int) -> None:
-    if not 1 <= tokens <= 1 << 30:
-        raise KvModelError(f"{tokens} tokens; it must lie between 1 and {1 << 30}", "tokens")

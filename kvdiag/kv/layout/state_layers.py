@@ -4,9 +4,10 @@ Shapes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalc
 MambaStateDtypeCalculator. A state does not grow with the request, so there is no token in this file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import check_range
 
 _LARGEST = 1 << 28
 
@@ -33,22 +34,12 @@ class StateShape:
     prefill_checkpoints: int = 0
 
     def __post_init__(self) -> None:
-        sizes = {
-            "conv_channels": self.conv_channels,
-            "conv_steps": self.conv_steps,
-            "recurrent_heads": self.recurrent_heads,
-            "recurrent_head_elements": self.recurrent_head_elements,
-            "conv_groups": self.conv_groups,
-            "conv_group_channels": self.conv_group_channels,
-            "prefill_checkpoints": self.prefill_checkpoints,
-        }
-        for name, value in sizes.items():
-            if not 0 <= value <= _LARGEST:
-                raise KvModelError(f"{name} of a state layer is {value}; it must lie between 0 and {_LARGEST}", name)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                check_range(field.name, value, 0, _LARGEST)
         if self.conv_channels * self.conv_steps + self.recurrent_heads * self.recurrent_head_elements == 0:
-            raise KvModelError(
-                "a state layer without a state: neither a convolution nor a recurrent matrix", "recurrent_heads"
-            )
+            raise KvModelError("a state layer has neither a convolution nor a recurrent state", "recurrent_heads")
 
     def rank_bytes(
         self,
@@ -75,7 +66,5 @@ class StateShape:
 
 def _share(value: int, parts: int, what: str) -> int:
     if value % parts:
-        raise KvModelError(
-            f"tensor parallel {parts} does not divide the {value} {what} of a state layer", "tensor_parallel"
-        )
+        raise KvModelError(f"tensor_parallel {parts} does not divide the {value} {what}", "tensor_parallel")
     return value // parts

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import MOST_RANKS, check_range
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.linear_layers import LayerParameters, Parameters
 from kvdiag.kv.weights.quantization import Quantization
 
@@ -33,10 +34,7 @@ class RankWeights:
     weights_bytes: int
 
     def __post_init__(self) -> None:
-        if self.stage < 0 or self.weights_bytes < 0:
-            raise KvModelError(
-                f"stage {self.stage} with {self.weights_bytes} bytes of weights is impossible", "weights"
-            )
+        check_range("weights", min(self.stage, self.weights_bytes), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +46,7 @@ class CheckpointTensor:
     elements: int
 
     def __post_init__(self) -> None:
-        if self.stored_bytes < 0 or self.elements < 0:
-            raise KvModelError(
-                f"tensor {self.name} of {self.elements} elements in {self.stored_bytes} bytes is impossible", self.name
-            )
+        check_range(self.name, min(self.stored_bytes, self.elements), 0)
 
 
 def weights_from_config(
@@ -62,7 +57,7 @@ def weights_from_config(
     `stage_ends` holds the first layer beyond each stage. Embeddings and the output layer stay in 16 bits and are
     divided (vocab_parallel_embedding.py); the first stage has the embedding, the last the output layer.
     """
-    _check_ranks(tensor_parallel)
+    check_range("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     ends = tuple(stage_ends)
     plain, head = quantization.plain_bits, quantization.head_bits
     totals = [0.0] * len(ends)
@@ -97,13 +92,13 @@ def read_headers(headers: Sequence[Mapping[str, object]]) -> tuple[CheckpointTen
         fields = Fields(header)
         names = [name for name in fields.names() if name != "__metadata__"]
         if len(tensors) + len(names) > _MOST_TENSORS:
-            raise KvModelError(f"the headers name more than {_MOST_TENSORS} tensors", "safetensors")
+            raise KvModelError(f"the safetensors headers have more than {_MOST_TENSORS:,} tensors", "safetensors")
         for name in names:
             entry = fields.child(name)
             if entry is not None:
                 tensors.append(_tensor(name, entry))
     if not tensors:
-        raise KvModelError("the safetensors headers name no tensor", "safetensors")
+        raise KvModelError("the safetensors headers have no tensor", "safetensors")
     return tuple(tensors)
 
 
@@ -112,13 +107,12 @@ def _tensor(name: str, entry: Fields) -> CheckpointTensor:
     offsets = entry.integers("data_offsets", high=1 << 50)
     dtype = entry.text("dtype")
     if shape is None or len(shape) > _MOST_RANK or dtype not in _SAFETENSORS_BITS:
-        field = entry.path("shape" if shape is None or len(shape) > _MOST_RANK else "dtype")
-        raise KvModelError(f"{field[:120]} is not what a safetensors header holds", field)
+        field = "shape" if shape is None or len(shape) > _MOST_RANK else "dtype"
+        raise entry.error(field, "is not that of a safetensors tensor")
     elements = math.prod(shape)
     stored = elements * _SAFETENSORS_BITS[dtype] // 8
     if offsets is not None and (not offsets or offsets[-1] - offsets[0] != stored):
-        field = entry.path("data_offsets")
-        raise KvModelError(f"{field[:120]} does not span the {stored} bytes of shape {list(shape)} in {dtype}", field)
+        raise entry.error("data_offsets", f"must span {stored:,} bytes: shape {list(shape)} in {dtype}")
     return CheckpointTensor(name=name, stored_bytes=stored, elements=elements)
 
 
@@ -133,7 +127,7 @@ def weights_from_tensors(
     """Weight bytes of each pipeline stage on one rank, from a checkpoint's tensors: norms, routers and latent
     down-projections are on every rank, KV projections on as many as there are KV heads, the rest is divided.
     """
-    _check_ranks(tensor_parallel)
+    check_range("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     ends = tuple(stage_ends)
     totals = [0.0] * len(ends)
     for tensor in tensors:
@@ -166,10 +160,3 @@ def _stage(name: str, ends: tuple[int, ...]) -> int:
         return len(ends) - 1 if "lm_head" in name or name.endswith("model.norm.weight") else 0
     number = int(found.group(1))
     return next((stage for stage, end in enumerate(ends) if number < end), len(ends) - 1)
-
-
-def _check_ranks(tensor_parallel: int) -> None:
-    if not 1 <= tensor_parallel <= 1 << 12:
-        raise KvModelError(
-            f"tensor_parallel is {tensor_parallel}; it must lie between 1 and {1 << 12}", "tensor_parallel"
-        )

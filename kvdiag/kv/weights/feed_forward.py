@@ -7,7 +7,6 @@ from kvdiag.kv.families.base import MOST_LAYERS
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, block
 
 MOST_WIDTH = 1 << 24
@@ -144,8 +143,7 @@ def _each_kind(text: Fields, name: str, default: int | None) -> tuple[int, int]:
         return value, value
     values = text.integers(name, high=MOST_WIDTH) or ()
     if len(values) != 2:  # noqa: PLR2004 - text and images
-        field = text.path(name)
-        raise KvModelError(f"{field} has {len(values)} entries, not one for text and one for images", field)
+        raise text.error(name, f"has {len(values)} entries: it must have two, for text and images")
     return values[0], values[1]
 
 
@@ -216,8 +214,7 @@ def _expert_width(text: Fields, index: int) -> int:
         widths = text.integers("moe_intermediate_size", low=1) or ()
         if index < len(widths):
             return widths[index]
-        field = text.path("moe_intermediate_size")
-        raise KvModelError(f"{field} has {len(widths)} entries and there is a layer {index}", field)
+        raise text.error("moe_intermediate_size", f"has {len(widths)} entries, but the model has a layer {index}")
     return text.integer(
         "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", high=MOST_WIDTH
     )
@@ -230,8 +227,7 @@ def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
         return None
     numbers = [part.strip() for part in listed[: 8 * MOST_LAYERS].split(",")]
     if not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in numbers):
-        field = text.path("moe_layers_enum")
-        raise KvModelError(f"{field} {listed[:40]!a} is not a list of layer numbers", field)
+        raise text.error("moe_layers_enum", f"{listed[:40]!a} is not a list of layer numbers")
     return frozenset(int(number) for number in numbers)
 
 

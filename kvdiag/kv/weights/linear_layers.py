@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
+from kvdiag.kv.bounds import check_range
 
 
-class Spread(StrEnum):
+class Sharding(StrEnum):
     """What tensor-parallel ranks share of a linear layer: a part each, as many parts as KV heads, or nothing."""
 
     DIVIDED = "divided"
@@ -23,24 +24,22 @@ class Linear:
 
     name: str
     parameters: int
-    spread: Spread = Spread.DIVIDED
+    spread: Sharding = Sharding.DIVIDED
     kv_heads: int = 1
     padded_parameters: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.parameters, self.padded_parameters) < 0:
-            raise KvModelError(f"{self.name} has a negative number of parameters", "num_hidden_layers")
-        if self.kv_heads < 1:
-            raise KvModelError(f"{self.name} is spread over {self.kv_heads} KV heads", "num_key_value_heads")
+        check_range("parameters", min(self.parameters, self.padded_parameters), 0)
+        check_range("num_key_value_heads", self.kv_heads, 1)
 
     def share(self, tensor_parallel: int) -> int:
         """Into how many parts the ranks divide it."""
         match self.spread:
-            case Spread.DIVIDED:
+            case Sharding.DIVIDED:
                 return tensor_parallel
-            case Spread.KV_HEADS:
+            case Sharding.KV_HEADS:
                 return min(tensor_parallel, self.kv_heads)
-            case Spread.REPLICATED:
+            case Sharding.REPLICATED:
                 return 1
 
 
@@ -53,8 +52,7 @@ class LayerParameters:
     plain: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.index, self.plain) < 0:
-            raise KvModelError(f"layer {self.index} has a negative number of parameters", "num_hidden_layers")
+        check_range("parameters", min(self.index, self.plain), 0)
 
     def __add__(self, other: "LayerParameters") -> "LayerParameters":
         """Both, under this one's number."""
@@ -77,7 +75,7 @@ class Parameters:
 
     def __post_init__(self) -> None:
         if min(self.embedding, self.head, self.other) < 0 or not self.layers:
-            raise KvModelError("a model has an embedding, layers, and no negative number of parameters", "vocab_size")
+            raise KvModelError("a model needs layers and no negative number of parameters", "vocab_size")
 
     @property
     def total(self) -> int:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.errors import KvModelError
 
 _BEFORE_LAYERS = re.compile(r"^(?:\w+\.)*?(?:layers|h|blocks|block)\.")
 _NUMBERED = re.compile(r"^layers\.(\d{1,4})(?=[.*]|$)")
@@ -66,7 +66,7 @@ class ModuleNames:
 
     def __post_init__(self) -> None:
         if any(number < 0 for number in self.numbered):
-            raise KvModelError("a layer's number cannot be negative", "ignore")
+            raise KvModelError("a layer number is negative", "ignore")
 
     def match(self, index: int, name: str) -> bool:
         """Whether the linear layer of that name in layer `index` is meant."""
@@ -128,11 +128,13 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
             wild.append(_wildcard(plain, field))
     most = max(len(wild), *(len(found) for found in numbered.values()), 0)
     if most > _MOST_WILDCARDS:
-        raise KvModelError(f"{field} has {most} wildcards; at most {_MOST_WILDCARDS} patterns are read", field)
+        raise KvModelError(
+            f"{field} has {most} wildcards, at most {_MOST_WILDCARDS} are supported: pass --weights", field
+        )
     for layered, limit in ((False, _MOST_STEPS), (True, _MOST_STEPS_PER_LAYER)):
         if sum(_NAME_LETTERS ** max(0, _repeats(one.pattern) - 1) for one in expressions[layered]) > limit:
             raise KvModelError(
-                f"{field} has {len(expressions[layered])} patterns that take too long to read; pass --weights BYTES",
+                f"{field} has {len(expressions[layered])} patterns, too slow to match: pass --weights BYTES",
                 field,
             )
     return ModuleNames(
@@ -161,7 +163,7 @@ def spellings(name: str) -> tuple[str, ...]:
 def _wildcard(entry: str, field: str) -> re.Pattern[str]:
     """A wildcard begins and ends where a part of a name does, and all below what it names is meant."""
     if len(entry) > _LONGEST_EXPRESSION or entry.count("*") > _MOST_REPEATS:
-        raise KvModelError(f"{field} has the wildcard {entry[:60]!a}, which is not read; pass --weights BYTES", field)
+        raise KvModelError(f"{field} has an unsupported wildcard {entry[:60]!a}: pass --weights BYTES", field)
     # Without the frame that `translate` puts around it: "(?s:" and ")\Z", or ")\z" from Python 3.14 on.
     body = fnmatch.translate(entry)[len("(?s:") : -len(r")\Z")]
     before = "" if entry.startswith("*") else r"(?:.*\.)?"
@@ -175,9 +177,9 @@ def _repeats(text: str) -> int:
 def _expression(text: str, field: str) -> re.Pattern[str]:
     if len(text) > _LONGEST_EXPRESSION or _UNREADABLE.search(text) or _repeats(text) > _MOST_REPEATS:
         raise KvModelError(
-            f"{field} has the pattern {text[:60]!a}, which is not read; pass --weights FORMAT or --weights BYTES", field
+            f"{field} has an unsupported pattern {text[:60]!a}: pass --weights FORMAT or --weights BYTES", field
         )
     try:
         return re.compile(text)
     except re.error as error:
-        raise KvModelError(f"{field} has the pattern {text[:60]!a}: {error}", field) from error
+        raise KvModelError(f"{field} has an invalid pattern {text[:60]!a}: {error}", field) from error

@@ -13,7 +13,7 @@ from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.weights.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
-from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Spread, block
+from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
 from kvdiag.kv.weights.non_layer_parameters import beside_layers
 
 _OUTPUT_GATED = frozenset(
@@ -95,7 +95,7 @@ def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> Lay
     plain = 0
     size = text.integer("hidden_size_per_layer_input", default=0, low=0, high=1 << 14)
     if size:
-        linears += (Linear(name="per_layer_input_gate", parameters=2 * hidden * size, spread=Spread.REPLICATED),)
+        linears += (Linear(name="per_layer_input_gate", parameters=2 * hidden * size, spread=Sharding.REPLICATED),)
     if model_type == "gemma3n_text":
         rank = text.integer("laurel_rank", default=64, high=1 << 14)
         linears += (Linear(name="laurel.linear_left", parameters=2 * hidden * rank),)
@@ -132,13 +132,13 @@ def _projections(
             Linear(
                 name="self_attn.k_proj",
                 parameters=hidden * kv_heads * key_size,
-                spread=Spread.KV_HEADS,
+                spread=Sharding.KV_HEADS,
                 kv_heads=kv_heads,
             ),
             Linear(
                 name="self_attn.v_proj",
                 parameters=hidden * kv_heads * value_size,
-                spread=Spread.KV_HEADS,
+                spread=Sharding.KV_HEADS,
                 kv_heads=kv_heads,
             ),
             Linear(name="self_attn.o_proj", parameters=output),
@@ -169,7 +169,7 @@ def _attention(text: Fields, architecture: Architecture, layer: AttentionLayer, 
         values = Linear(
             name="self_attn.v_experts.0",
             parameters=max(0, more) * hidden * layer.kv_heads * layer.head_size,
-            spread=Spread.KV_HEADS,
+            spread=Sharding.KV_HEADS,
             kv_heads=layer.kv_heads,
         )
         return projections + LayerParameters(index=layer.index, linears=(values,))
@@ -261,15 +261,15 @@ def _latent(text: Fields, index: int, latent_size: int, hidden: int, *, sparse: 
     query_in = hidden if query_rank is None else query_rank
     query_size = query_in * heads * (nope + latent_size - rank)
     down: tuple[Linear, ...] = (
-        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * latent_size, spread=Spread.REPLICATED),
+        Linear(name="self_attn.kv_a_proj_with_mqa", parameters=hidden * latent_size, spread=Sharding.REPLICATED),
     )
     if query_rank is not None:
-        down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Spread.REPLICATED),)
+        down += (Linear(name="self_attn.q_a_proj", parameters=hidden * query_rank, spread=Sharding.REPLICATED),)
     if sparse:
         size = text.integer("index_head_dim")
         index_heads = text.integer("index_n_heads", default=64, high=MOST_HEADS)
         indexer = query_in * index_heads * size + hidden * size + hidden * index_heads
-        down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Spread.REPLICATED),)
+        down += (Linear(name="self_attn.indexer.wq_b", parameters=indexer, spread=Sharding.REPLICATED),)
     return LayerParameters(
         index=index,
         linears=(
@@ -348,7 +348,7 @@ def _delta_attention(text: Fields, layer: StateLayer, hidden: int) -> LayerParam
     if not text.flag("no_kda_lora", default=False):
         gates = (
             Linear(name="self_attn.f_b_proj", parameters=2 * size * width),
-            Linear(name="self_attn.f_a_proj", parameters=2 * hidden * size, spread=Spread.REPLICATED),
+            Linear(name="self_attn.f_a_proj", parameters=2 * hidden * size, spread=Sharding.REPLICATED),
         )
     return LayerParameters(
         index=layer.index,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.linear_layers import Linear
 from kvdiag.kv.weights.module_names import ModuleNames, parse_module_names
 
@@ -99,7 +99,7 @@ _ALGORITHMS: Mapping[str, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class FormatOverride:
     """Linear layers stored in another way than the rest."""
 
     names: ModuleNames
@@ -119,7 +119,7 @@ class Quantization:
     linear_bits: float
     plain_bits: float = _PLAIN_BITS
     head_bits: float = _PLAIN_BITS
-    exceptions: tuple[Apart, ...] = ()
+    exceptions: tuple[FormatOverride, ...] = ()
     experts_only: bool = False
     padded_experts: bool = False
 
@@ -144,7 +144,7 @@ class Quantization:
 
 def _check_bits(bits: float) -> None:
     if not 1 <= bits <= 64:  # noqa: PLR2004 - fp64 is the widest there is
-        raise KvModelError(f"{bits} bits per weight is impossible", "weights")
+        raise KvModelError(f"{bits} bits per weight: it must be between 1 and 64", "weights")
 
 
 def parse_weight_format(name: str) -> WeightFormat | None:
@@ -154,9 +154,7 @@ def parse_weight_format(name: str) -> WeightFormat | None:
         return _ALIASES[lowered]
     if lowered not in {member.value for member in WeightFormat}:
         known = ", ".join([*_ALIASES, *WeightFormat])
-        raise KvModelError(
-            f"weight format {name[:40]!r} is not known; known are {known}, or pass the weights in bytes", "weights"
-        )
+        raise KvModelError(f"unknown weight format {name[:40]!r}: give a size in bytes or one of {known}", "weights")
     return WeightFormat(lowered)
 
 
@@ -214,17 +212,16 @@ def _declared(declared: Fields) -> Quantization:
             return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=left)
         case "compressed-tensors":
             return _compressed(declared, left)
-    field = declared.path("quant_method")
-    raise KvModelError(f"{field} {method[:40]!a} is not a format whose size is known; {_OVERRIDE}", field)
+    raise declared.error("quant_method", f"{method[:40]!a} is a format of unknown size: {_OVERRIDE}")
 
 
-def _left_alone(declared: Fields) -> Iterator[Apart]:
+def _left_alone(declared: Fields) -> Iterator[FormatOverride]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
     for holder in (declared, declared.child("quantization")):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
             entries = None if holder is None else holder.strings(key, most=_MOST_NAMES)
             if holder is not None and entries:
-                yield Apart(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
+                yield FormatOverride(names=parse_module_names(entries, field=holder.path(key)), bits=_PLAIN_BITS)
 
 
 def _grouped(
@@ -234,20 +231,20 @@ def _grouped(
     bits = _integer_bits(fields, "bits", "w_bit", default=default_bits)
     group = fields.maybe_integer("group_size", "q_group_size", low=-1, high=1 << 20)
     if group == 0:
-        field = fields.path("group_size")
-        raise KvModelError(f"{field} is 0; it must be -1 (a whole channel) or a number of weights", field)
+        raise fields.error("group_size", "is 0: it must be -1 (a whole channel) or a number of weights")
     return bits + _per_group(_SCALE_BITS + (bits if zeros else 0), default_group if group is None else group)
 
 
 def _integer_bits(fields: Fields, *names: str, default: int | None = None) -> int:
     bits = fields.maybe_integer(*names, low=1, high=64)
     if bits is None and default is None:
-        field = fields.path(names[0])
-        raise KvModelError(f"config has no {field}; the weights cannot be counted without it: {_OVERRIDE}", field)
+        raise fields.error(names[0], f"is missing: {_OVERRIDE}")
     chosen = default if bits is None else bits
     if chosen not in _INTEGER_BITS:
-        field = fields.path(next(name for name in names if fields.has(name)))
-        raise KvModelError(f"{field} is {chosen}; weights of 2, 3, 4 or 8 bits are known: {_OVERRIDE}", field)
+        raise fields.error(
+            next(name for name in names if fields.has(name)),
+            f"is {chosen}, not 2, 3, 4 or 8: {_OVERRIDE}",
+        )
     return chosen
 
 
@@ -261,12 +258,11 @@ def _block_scale(fields: Fields, name: str) -> float:
     if not sides:
         return 0.0
     if len(sides) != 2:  # noqa: PLR2004 - a block has two sides
-        field = fields.path(name)
-        raise KvModelError(f"{field} has {len(sides)} sides, not two", field)
+        raise fields.error(name, f"has {len(sides)} sides, not two")
     return _BLOCK_SCALE_BITS / (sides[0] * sides[1])
 
 
-def _per_layer(declared: Fields) -> Iterator[Apart]:
+def _per_layer(declared: Fields) -> Iterator[FormatOverride]:
     """GPTQModel's `dynamic` ("-:EXPRESSION" leaves layers alone, "+:EXPRESSION" has settings of its own) and
     AutoRound's `extra_config`, which has settings for names.
     """
@@ -290,7 +286,7 @@ def _per_layer(declared: Fields) -> Iterator[Apart]:
             alike.setdefault(bits, []).append(entry)
         for bits, entries in alike.items():
             field = declared.path("dynamic" if holder is dynamic else "extra_config")
-            yield Apart(names=parse_module_names(entries, field=field), bits=bits)
+            yield FormatOverride(names=parse_module_names(entries, field=field), bits=bits)
 
 
 def _bitsandbytes_bits(declared: Fields) -> float:
@@ -308,27 +304,24 @@ def _modelopt_bits(declared: Fields, method: str) -> float:
     inner = declared.child("quantization") or declared
     holder = inner if inner.has("quant_algo") else declared
     algorithm = holder.text("quant_algo") or {"modelopt-fp4": "NVFP4", "modelopt-mxfp8": "MXFP8"}.get(method, "FP8")
-    field = holder.path("quant_algo")
     if algorithm.upper() == "MIXED_PRECISION" or method == "modelopt-mixed":
-        raise KvModelError(
-            f"{field} MIXED_PRECISION gives every layer a format of its own; pass --weights BYTES", field
-        )
+        raise holder.error("quant_algo", "MIXED_PRECISION has a format for each layer: pass --weights BYTES")
     known = _ALGORITHMS.get(algorithm.upper())
     if known is None:
-        raise KvModelError(f"{field} {algorithm[:40]!a} is not a format whose size is known; {_OVERRIDE}", field)
+        raise holder.error("quant_algo", f"{algorithm[:40]!a} is a format of unknown size: {_OVERRIDE}")
     bits, scale_bits, group = known
     if bits == _FOUR_BITS:
         group = holder.integer("group_size", default=group, high=1 << 20)
     return bits + _per_group(scale_bits, group)
 
 
-def _compressed(declared: Fields, left: tuple[Apart, ...]) -> Quantization:
+def _compressed(declared: Fields, left: tuple[FormatOverride, ...]) -> Quantization:
     """compressed-tensors: groups of layers with settings of their own; a target is a class of layers, a name or an
     expression.
     """
     groups = declared.child("config_groups")
     whole: float | None = None
-    named: list[Apart] = []
+    named: list[FormatOverride] = []
     for name in () if groups is None else groups.names():
         group = groups.child(name) if groups is not None else None
         weights = None if group is None else group.child("weights")
@@ -339,10 +332,9 @@ def _compressed(declared: Fields, left: tuple[Apart, ...]) -> Quantization:
         if "Linear" in targets:
             whole = bits if whole is None else whole
         else:
-            named.append(Apart(names=parse_module_names(targets, field=group.path("targets")), bits=bits))
+            named.append(FormatOverride(names=parse_module_names(targets, field=group.path("targets")), bits=bits))
     if whole is None and not named:
-        field = declared.path("config_groups")
-        raise KvModelError(f"{field} declares no weights; {_OVERRIDE}", field)
+        raise declared.error("config_groups", f"has no weights: {_OVERRIDE}")
     return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*left, *named))
 
 
@@ -354,15 +346,13 @@ def _compressed_bits(weights: Fields) -> float:
     if kind == "float":
         bits = weights.integer("num_bits", low=1, high=64)
         if bits not in _FLOAT_BITS:
-            field = weights.path("num_bits")
-            raise KvModelError(f"{field} is {bits}; floats of 4 or 8 bits are known: {_OVERRIDE}", field)
+            raise weights.error("num_bits", f"is {bits}, not 4 or 8: {_OVERRIDE}")
         if strategy == "block":
             return bits + _block_scale(weights, "block_structure")
         # NVFP4 and the MX formats have 8-bit scales.
         return bits + (_per_group(8, group) if group and group > 0 else 0.0)
     if kind != "int":
-        field = weights.path("type")
-        raise KvModelError(f"{field} {kind[:40]!a} is neither int nor float; {_OVERRIDE}", field)
+        raise weights.error("type", f"{kind[:40]!a} is neither int nor float: {_OVERRIDE}")
     bits = _integer_bits(weights, "num_bits")
     if strategy in ("channel", "tensor") or not group or group < 0:
         return float(bits)

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.outputs.terminal.text import grid, heading, plain, readable
@@ -206,10 +206,10 @@ def _number(figure: Figure, value: float) -> float:
     return value if figure is Figure.CONCURRENCY else int(value)
 
 
-def _sizes(rank: RankReport) -> dict[str, Size]:
+def _sizes(rank: RankReport) -> dict[str, PrintedSize]:
     told = {name: getattr(rank, name) for name in _SIZES}
     return {name: size for name, size in told.items() if size is not None}
 
 
-def _bytes(size: Size | None) -> int | None:
+def _bytes(size: PrintedSize | None) -> int | None:
     return None if size is None else size.nominal_bytes

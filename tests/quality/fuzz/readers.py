@@ -84,17 +84,17 @@ def _log(data: bytes) -> None:
 
 
 def _config(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_architecture(_object(data))
 
 
 def _specs(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_page_specs(_object(data))
 
 
 def _profiles(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, KvdiagError):
         parse_profiles(_json(data))
 
 
@@ -180,9 +180,9 @@ def _options(data: bytes) -> None:
     for option in (Size(4 * 2**20), Duration(60.0, 7200.0)):
         with contextlib.suppress(click.BadParameter):
             option.convert(text, None, None)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(KvdiagError):
         parse_module_names(text.splitlines(), field="it")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(KvdiagError):
         parse_weight_format(text)
     parse_version(text)
 

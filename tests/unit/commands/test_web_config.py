@@ -180,7 +180,8 @@ def test_tls_and_passwords_guard_every_page(path: Path, certificate: Certificate
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             try:
                 writer.write(
-                    f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {header}\r\nConnection: close\r\n\r\n".encode()
+                    f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {header}\r\n"
+                    "Connection: close\r\n\r\n".encode()
                 )
                 return await asyncio.wait_for(reader.read(), 20)
             except OSError:

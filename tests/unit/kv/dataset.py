@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import CacheLayout, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.layout.pages import StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvdiag.kv.calibration.engine_report import Size
+from kvdiag.kv.calibration.engine_report import PrintedSize
 from kvdiag.kv.calibration.profiles import ModelKey, Profile, ProfileQuery
 
 MODEL = ModelKey(digest="0123456789abcdef", name="a model")
@@ -33,6 +33,6 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def size(nominal_bytes: int) -> Size:
+def size(nominal_bytes: int) -> PrintedSize:
     """A size without rounding."""
-    return Size(nominal_bytes=nominal_bytes)
+    return PrintedSize(nominal_bytes=nominal_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 
@@ -29,11 +29,11 @@ def rank(
     name: str = "rank", *, stage: int | None = None, pool: int | None = None, weights: int | None = None
 ) -> RankReport:
     """A rank that tells these bytes to the last."""
-    sizes = [None if size is None else Size(nominal_bytes=size) for size in (pool, weights)]
+    sizes = [None if size is None else PrintedSize(nominal_bytes=size) for size in (pool, weights)]
     return RankReport(name=name, stage=stage, pool=sizes[0], weights=sizes[1])
 
 
 def report(*ranks: RankReport, version: str | None = None, **figures: Any) -> EngineReport:
     """A report for requests of 100 tokens."""
-    known = EngineReport(settings=Settings(version=version), ranks=ranks, concurrency_context_tokens=100)
+    known = EngineReport(settings=EngineSettings(version=version), ranks=ranks, concurrency_context_tokens=100)
     return replace(known, **figures)

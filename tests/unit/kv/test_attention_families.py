@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 
 LETTERS = {
     LayerKind.FULL: "F",
@@ -86,7 +86,7 @@ def refused(config: dict[str, Any]) -> tuple[str | None, str]:
     try:
         parse_architecture(config)
     except KvModelError as error:
-        return error.field, error.message
+        return error.field, str(error)
     return None, ""
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.non_layer_parameters import beside_layers
 
 H = 60
@@ -149,7 +149,7 @@ def test_sizes_beyond_belief_are_refused_by_name(
     model_type: str, top: dict[str, Any], text: dict[str, Any], field: str
 ) -> None:
     """One more than the largest size is an error that names the field."""
-    with pytest.raises(KvModelError, match="must lie between") as caught:
+    with pytest.raises(KvModelError) as caught:
         beside(model_type, top=top, **text)
 
     assert field == caught.value.field

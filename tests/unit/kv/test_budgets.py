@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.fit.plan import Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 
 PIB = 1 << 50
 LAYER_BYTES = 64 << 10
@@ -156,7 +156,7 @@ def test_the_stage_with_the_least_room_limits(pools: tuple[int, ...], stage: int
 @pytest.mark.parametrize("budgets", [[budget(BLOCK)], [budget(BLOCK)] * 3])
 def test_each_stage_has_one_budget(budgets: list[Budget]) -> None:
     """Neither fewer nor more."""
-    with pytest.raises(KvModelError, match=f"{len(budgets)} budgets were given for 2 pipeline stages") as caught:
+    with pytest.raises(KvModelError) as caught:
         make_plan(MODEL, STAGES, budgets=budgets, demand=Demand(context_tokens=16, requests=1))
 
     assert "pipeline_parallel" == caught.value.field
@@ -226,81 +226,3 @@ def test_every_part_takes_from_the_pool(part: str) -> None:
 
     # THEN
     assert 493 == replace(before, **{part: getattr(before, part) + 7}).pool_bytes
-
-
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("gpu", {"total_bytes": 0}),
-        ("gpu", {"total_bytes": PIB + 1}),
-        ("memory_fraction", {"memory_fraction_ratio": 0.0}),
-        ("memory_fraction", {"memory_fraction_ratio": 1.0000001}),
-        *(
-            (name, {name: size})
-            for name in ("weights_bytes", "context_bytes", "overhead_bytes")
-            for size in (-1, PIB + 1)
-        ),
-        *((name, {name: size}) for name in ("activation_bytes", "graph_bytes") for size in (-1, PIB + 1)),
-    ],
-)
-def test_a_budget_beyond_its_bounds_names_the_field(field: str, change: dict[str, Any]) -> None:
-    """No GPU, none of it, more than a pebibyte, or less than nothing."""
-    with pytest.raises(KvModelError, match="must") as caught:
-        replace(budget(0), **change)
-
-    assert field == caught.value.field
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"total_bytes": 1},
-        {"total_bytes": PIB},
-        {"memory_fraction_ratio": 1e-9},
-        *({name: PIB} for name in ("weights_bytes", "context_bytes", "activation_bytes", "graph_bytes")),
-        {"weights_bytes": 0, "context_bytes": 0, "activation_bytes": 0, "graph_bytes": 0, "overhead_bytes": PIB},
-    ],
-)
-def test_the_bounds_themselves_are_budgets(change: dict[str, Any]) -> None:
-    """The least and the most of each part."""
-    actual = replace(budget(0), **change)
-
-    assert change == {name: getattr(actual, name) for name in change}
-
-
-@pytest.mark.parametrize(
-    ("context", "requests", "field"),
-    [
-        (1, 1, None),
-        (1 << 30, 1 << 24, None),
-        (0, 1, "context"),
-        ((1 << 30) + 1, 1, "context"),
-        (1, 0, "concurrency"),
-        (1, (1 << 24) + 1, "concurrency"),
-    ],
-)
-def test_a_demand_has_bounds(context: int, requests: int, field: str | None) -> None:
-    """From one token and one request to 2**30 tokens and 2**24 requests."""
-    if field is None:
-        assert context == Demand(context_tokens=context, requests=requests).context_tokens
-        return
-    most = 1 << (30 if field == "context" else 24)
-    with pytest.raises(KvModelError, match=f"must lie between 1 and {most}") as caught:
-        Demand(context_tokens=context, requests=requests)
-
-    assert field == caught.value.field
-
-
-@pytest.mark.parametrize(("stage", "possible"), [(0, True), (1, True), (2, False), (-1, False)])
-def test_the_limiting_stage_is_one_of_the_stages(stage: int, possible: bool) -> None:
-    """Of two stages the first is 0 and the last is 1."""
-    # GIVEN
-    of = plan(9 * BLOCK, 9 * BLOCK)
-
-    # THEN
-    if possible:
-        assert stage == replace(of, limiting_stage=stage).limiting_stage
-        return
-    with pytest.raises(KvModelError) as caught:
-        replace(of, limiting_stage=stage)
-    assert "pipeline_parallel" == caught.value.field

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.calibration.drift_reasons import explain, settled_batches
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import (
     Calibration,
     Comparison,
@@ -30,9 +30,9 @@ BLOCK_BYTES = 16 * 131_072
 """Of Llama 3.1 8B: 131,072 bytes a token, 16 tokens a block."""
 
 
-def printed(gib: float) -> Size:
+def printed(gib: float) -> PrintedSize:
     """A size as a log prints it."""
-    return Size(nominal_bytes=round(gib * GIB), slack_bytes=round(0.005 * GIB))
+    return PrintedSize(nominal_bytes=round(gib * GIB), slack_bytes=round(0.005 * GIB))
 
 
 def exact_report(
@@ -43,8 +43,8 @@ def exact_report(
     per_request = layout.admission_blocks(context, deployment.request_terms(architecture))
     concurrency = blocks / per_request
     return EngineReport(
-        settings=Settings(version="0.32.0"),
-        ranks=(RankReport(name="rank", pool=Size(nominal_bytes=blocks * layout.bytes_per_block[0])),),
+        settings=EngineSettings(version="0.32.0"),
+        ranks=(RankReport(name="rank", pool=PrintedSize(nominal_bytes=blocks * layout.bytes_per_block[0])),),
         num_blocks=blocks,
         tokens=int(concurrency * context),
         concurrency=concurrency,
@@ -91,7 +91,7 @@ def test_a_printed_pool_is_an_interval() -> None:
     """18.69 GiB is 9,569.28 blocks: with two decimals between 9,566 and 9,571, which all are exact."""
     # GIVEN
     report = EngineReport(
-        settings=Settings(version="0.9.1"), ranks=(RankReport(name="", pool=printed(18.69)),), num_blocks=9567
+        settings=EngineSettings(version="0.9.1"), ranks=(RankReport(name="", pool=printed(18.69)),), num_blocks=9567
     )
 
     # WHEN
@@ -227,7 +227,7 @@ def test_weights_and_pool_are_compared_by_stage() -> None:
 )
 def test_another_architecture_is_a_contradiction(config: dict[str, Any], served: str | None, word: str | None) -> None:
     """What the engine resolved against what MODEL's config lists."""
-    found = contradiction(config, LLAMA, Settings(architecture=served))
+    found = contradiction(config, LLAMA, EngineSettings(architecture=served))
 
     assert (word is None) is (found is None)
     assert word is None or word in (found or "")
@@ -238,7 +238,7 @@ def test_another_architecture_is_a_contradiction(config: dict[str, Any], served:
 )
 def test_the_default_fraction_is_the_versions(version: str | None, expected: float) -> None:
     """0.90 up to 0.19, 0.92 since."""
-    assert expected == Settings(version=version).fraction_ratio
+    assert expected == EngineSettings(version=version).fraction_ratio
 
 
 _FIGURES = {
@@ -264,7 +264,7 @@ def test_published_logs_have_no_drift(row: dict[str, Any]) -> None:
     version = (row["engine_version"] or "").split(" ")[0].removesuffix("+")
     v0 = "V0" in (row["engine_version"] or "")
     report = EngineReport(
-        settings=Settings(version=version),
+        settings=EngineSettings(version=version),
         ranks=(RankReport(name="rank 0", pool=printed(row["available_kv_gib"])),) if row["available_kv_gib"] else (),
         num_blocks=row["num_blocks"],
         tokens=row["kv_tokens"],

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.kv.layout.capacity import CacheLayout, Capacity, longest_context_tokens, plan_layout, pool_capacity
-from kvdiag.kv.layout.groups import PageGroup
+from kvdiag.errors import KvModelError
+from kvdiag.kv.layout.capacity import Capacity, longest_context_tokens, plan_layout, pool_capacity
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms
-from kvdiag.kv.model_error import KvModelError
 
 PIB = 1 << 50
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512)
@@ -50,15 +49,6 @@ def test_requests_that_fit(blocks: int, per_request: int, concurrency: float, wh
 
     # THEN
     assert (concurrency, whole, admits) == (capacity.max_concurrency, capacity.whole_requests, capacity.admits_one)
-
-
-@pytest.mark.parametrize("change", [{"num_blocks": -1}, {"blocks_per_request": -1}, {"bytes_per_block": (0, -1)}])
-def test_a_capacity_is_never_negative(change: dict[str, int]) -> None:
-    """Nor any part of it."""
-    with pytest.raises(KvModelError) as caught:
-        replace(CAPACITY, **change)  # type: ignore[arg-type]
-
-    assert "num_blocks" == caught.value.field
 
 
 @pytest.mark.parametrize(
@@ -113,18 +103,6 @@ def test_a_stage_without_pages_does_not_decide() -> None:
 
     # THEN
     assert (3, (PAGE_BYTES, 0, PAGE_BYTES), 8) == (layout.ranks, capacity.bytes_per_block, capacity.num_blocks)
-
-
-@pytest.mark.parametrize("stages", [[0], [0, 0, 0]])
-def test_each_layer_has_one_stage(stages: list[int]) -> None:
-    """Neither fewer nor more."""
-    with pytest.raises(KvModelError) as caught:
-        plan_layout([FULL] * 2, stages=stages)
-    assert "pipeline_parallel" == caught.value.field
-
-    with pytest.raises(KvModelError) as caught:
-        CacheLayout(groups=(PageGroup(layers=(0, 1), pages=(FULL, FULL)),), stages=tuple(stages))
-    assert "pipeline_parallel" == caught.value.field
 
 
 @pytest.mark.parametrize(

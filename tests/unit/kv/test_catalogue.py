@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.model_catalogue import Catalogue, CatalogueEntry, parse_catalogue
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.models import catalogue, served
 
 

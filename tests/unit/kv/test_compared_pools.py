@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.calibration.engine_report import RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import Expected, Figure, capacity_comparisons, compare
 from kvdiag.kv.layout.deployment import Deployment
 from tests.unit.kv.reckoned import MODEL, PAGE, STAGED, STAGES, rank, report
@@ -25,9 +25,11 @@ from tests.unit.kv.reckoned import MODEL, PAGE, STAGED, STAGES, rank, report
 def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, expected: tuple[int, int, int]) -> None:
     """--kv-cache-memory-bytes, where what is printed agrees with it: 70 pages give or take 5 bytes."""
     # GIVEN
-    printed = Size(nominal_bytes=70 * PAGE, slack_bytes=5)
+    printed = PrintedSize(nominal_bytes=70 * PAGE, slack_bytes=5)
     of = report(
-        RankReport(name="", pool=printed), num_blocks=70, settings=Settings(version="0.32.0", pool_bytes=told_bytes)
+        RankReport(name="", pool=printed),
+        num_blocks=70,
+        settings=EngineSettings(version="0.32.0", pool_bytes=told_bytes),
     )
 
     # WHEN

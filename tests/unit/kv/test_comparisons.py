@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.errors import KvModelError
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import (
     DRIFT_LIMIT_RATIO,
     Comparison,
@@ -22,7 +23,6 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 )
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.reckoned import HYBRID, MODEL, PAGE, STAGED, STAGES, rank, report
 
 
@@ -101,10 +101,10 @@ def test_the_old_count_divides_blocks_by_groups_and_multiplies_by_ranks() -> Non
         ({"num_blocks": 69, "ranks": (rank(pool=70 * PAGE),)}, {"num_blocks": 70}),
         ({"tokens": 1000, "ranks": (rank(pool=70 * PAGE),)}, {"capacity_tokens": 1000}),
         (
-            {"num_blocks": 69, "ranks": (rank(pool=1 * PAGE),), "settings": Settings(blocks_override=70)},
+            {"num_blocks": 69, "ranks": (rank(pool=1 * PAGE),), "settings": EngineSettings(blocks_override=70)},
             {"num_blocks": 70},
         ),
-        ({"num_blocks": 69, "settings": Settings(blocks_override=70)}, {"num_blocks": 70}),
+        ({"num_blocks": 69, "settings": EngineSettings(blocks_override=70)}, {"num_blocks": 70}),
         ({"num_blocks": 70, "tokens": 1000, "concurrency_context_tokens": None}, {}),
     ],
     ids=[
@@ -191,7 +191,7 @@ def test_on_one_stage_every_rank_counts() -> None:
             ('"Model loading took"',),
         ),
         (report(rank(weights=5), num_blocks=9, concurrency=1.0), Expected(total_bytes=5, weights_bytes=(5,)), ()),
-        (report(num_blocks=9, concurrency=1.0, settings=Settings(device="cpu")), Expected(), ()),
+        (report(num_blocks=9, concurrency=1.0, settings=EngineSettings(device="cpu")), Expected(), ()),
     ],
 )
 def test_what_was_not_told_is_named(of: EngineReport, expected: Expected, missing: tuple[str, ...]) -> None:
@@ -219,7 +219,7 @@ def test_a_figure_lies_between_its_ends(low: float, nominal: float, high: float)
     assert "interval" == caught.value.field
 
     assert (5, 5, 5) == (exactly(5).low, exactly(5).nominal, exactly(5).high)
-    size = Size(nominal_bytes=5, slack_bytes=2)
+    size = PrintedSize(nominal_bytes=5, slack_bytes=2)
     assert (3, 5, 7) == (between(size).low, between(size).nominal, between(size).high)
 
 
@@ -267,10 +267,10 @@ def test_what_the_engine_serves_is_named_briefly() -> None:
 
     # THEN
     assert f"the engine serves Qwen2ForCausalLM, and MODEL is {'X' * 80}" == contradiction(
-        listed, MODEL, Settings(architecture="Qwen2ForCausalLM")
+        listed, MODEL, EngineSettings(architecture="Qwen2ForCausalLM")
     )
-    assert contradiction(listed, MODEL, Settings(architecture="LlamaForCausalLM")) is None
+    assert contradiction(listed, MODEL, EngineSettings(architecture="LlamaForCausalLM")) is None
     assert "the engine serves Qwen2ForCausalLM, and MODEL is of type llama" == contradiction(
-        {"architectures": [5]}, MODEL, Settings(architecture="Qwen2ForCausalLM")
+        {"architectures": [5]}, MODEL, EngineSettings(architecture="Qwen2ForCausalLM")
     )
-    assert contradiction({}, MODEL, Settings(architecture="LlamaForCausalLM")) is None
+    assert contradiction({}, MODEL, EngineSettings(architecture="LlamaForCausalLM")) is None

@@ -11,7 +11,6 @@ from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_to
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.kv.layout.residency import ServingTerms
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.by_hand import DENSE, HYBRID
 
 MOST_TOKENS = 1 << 30
@@ -32,52 +31,6 @@ MOST_TOKENS = 1 << 30
 def test_tokens_batched_by_default(gpu_bytes: int, gpu: str, expected: int) -> None:
     """EngineArgs.get_batch_defaults: by the GPU's memory from 70 GiB and from 160 GiB on, an A100 as a small one."""
     assert expected == default_batched_tokens(gpu_bytes, gpu)
-
-
-@pytest.mark.parametrize(
-    ("setting", "named", "least", "most"),
-    [
-        ("tensor_parallel", "tensor_parallel", 1, 4096),
-        ("pipeline_parallel", "pipeline_parallel", 1, 4096),
-        ("max_num_batched_tokens", "max_num_batched_tokens", 1, MOST_TOKENS),
-        ("block_size_tokens", "block_size", 1, 1 << 20),
-        ("kernel_block_tokens", "kernel_block_tokens", 1, 1 << 20),
-        ("max_in_flight_tokens", "max_in_flight_tokens", 1, MOST_TOKENS),
-        ("speculative_tokens", "num_speculative_tokens", 0, 1024),
-    ],
-)
-def test_settings_have_bounds(setting: str, named: str, least: int, most: int) -> None:
-    """Each end is a setting, what lies beyond it is refused, and the message says between what it must lie."""
-    assert [least, most] == [getattr(Deployment(**{setting: value}), setting) for value in (least, most)]  # type: ignore[arg-type]
-    for value in (least - 1, most + 1):
-        with pytest.raises(
-            KvModelError, match=f"{named} is {value}; it must lie between {least} and {most}$"
-        ) as caught:
-            Deployment(**{setting: value})  # type: ignore[arg-type]
-        assert named == caught.value.field
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"tensor_parallel": 4, "decode_context_parallel": 4}, None),
-        ({"tensor_parallel": 4, "decode_context_parallel": 3}, "decode_context_parallel"),
-        ({"tensor_parallel": 4, "decode_context_parallel": 8}, "decode_context_parallel"),
-        ({"decode_context_parallel": 0}, "decode_context_parallel"),
-        ({"pipeline_parallel": 2, "pipeline_partition": (3, 1)}, None),
-        ({"pipeline_parallel": 2, "pipeline_partition": (4,)}, "pipeline_partition"),
-        ({"pipeline_parallel": 2, "pipeline_partition": (2, 1, 1)}, "pipeline_partition"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], field: str | None) -> None:
-    """Context parallel divides the tensor-parallel ranks; a partition has one entry for each stage."""
-    if field is None:
-        assert settings == {name: getattr(Deployment(**settings), name) for name in settings}
-        return
-    with pytest.raises(KvModelError) as caught:
-        Deployment(**settings)
-
-    assert field == caught.value.field
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.calibration.drift_reasons import explain, settled_batches
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Expected, Figure, compare, exactly
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
@@ -45,8 +45,8 @@ def report_of(architecture: Architecture, deployment: Deployment, **settings: An
     layout = deployed_layout(architecture, deployment)
     per_request = layout.admission_blocks(65_536, deployment.request_terms(architecture))
     return EngineReport(
-        settings=Settings(version="0.32.0", **settings),
-        ranks=(RankReport(name="rank", pool=Size(nominal_bytes=100_000 * layout.bytes_per_block[0])),),
+        settings=EngineSettings(version="0.32.0", **settings),
+        ranks=(RankReport(name="rank", pool=PrintedSize(nominal_bytes=100_000 * layout.bytes_per_block[0])),),
         num_blocks=100_000,
         tokens=int(100_000 / per_request * 65_536),
         concurrency=100_000 / per_request,
@@ -145,7 +145,8 @@ def test_three_reasons_are_enough() -> None:
     """Of five kinds of what cannot be excluded the likeliest are given."""
     # GIVEN
     report = EngineReport(
-        settings=Settings(model="m", speculative_tokens=2), ranks=(RankReport(name="", pool=Size(nominal_bytes=1)),)
+        settings=EngineSettings(model="m", speculative_tokens=2),
+        ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),),
     )
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(200), reported=exactly(100))
 
@@ -209,7 +210,7 @@ def test_what_cannot_be_excluded(
         Calibration(comparisons=(one,)),
         LLAMA,
         Deployment(),
-        EngineReport(settings=Settings(**settings)),
+        EngineReport(settings=EngineSettings(**settings)),
         Expected(pool_source="estimate"),
     )
 
@@ -230,7 +231,7 @@ def test_what_cannot_be_excluded(
 def test_fewer_blocks_than_reported(architecture: Architecture, v0: bool, told: int, expected: str) -> None:
     """Less predicted than there is: a token costs less, where the pool's bytes are told."""
     # GIVEN
-    ranks = (RankReport(name="", pool=Size(nominal_bytes=1)),) * told
+    ranks = (RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(90), reported=exactly(100))
 
     # WHEN
@@ -250,7 +251,7 @@ def test_fewer_blocks_than_reported(architecture: Architecture, v0: bool, told: 
 def test_a_rank_that_does_not_tell_may_have_less(ranks: int, stages: int, told: int, expected: bool) -> None:
     """Where some of them tell their pool and some do not."""
     # GIVEN
-    report = EngineReport(ranks=(RankReport(name="", pool=Size(nominal_bytes=1)),) * told)
+    report = EngineReport(ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told)
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(110), reported=exactly(100))
 
     # WHEN
@@ -266,7 +267,7 @@ def test_the_name_of_another_model_is_cut_short(figure: Figure) -> None:
     """80 characters of what the engine was started with."""
     # GIVEN
     one = Comparison(figure=figure, predicted=exactly(200), reported=exactly(100))
-    report = EngineReport(settings=Settings(model="m" * 90, speculative_tokens=0))
+    report = EngineReport(settings=EngineSettings(model="m" * 90, speculative_tokens=0))
 
     # WHEN
     (found,) = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(), report, Expected()).comparisons

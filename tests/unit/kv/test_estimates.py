@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.fit.overheads import Overheads, architecture_note, generic_overheads, vllm_overheads
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.fit.overheads import architecture_note, generic_overheads, vllm_overheads
 
 GIB = 2**30
 # Llama 3.1 8B.
@@ -54,33 +53,6 @@ def test_graphs_take_half_a_gib_unless_there_are_none() -> None:
     eager = vllm_overheads(**SHAPE, tensor_parallel=1, batched_tokens=8192, graphs=False)
 
     assert (GIB // 2, 0, "estimate") == (usual.graph_bytes, eager.graph_bytes, usual.source)
-
-
-@pytest.mark.parametrize(
-    "name", ["hidden_size", "feed_forward_size", "vocabulary", "tensor_parallel", "batched_tokens", "sequences"]
-)
-def test_a_shape_is_at_least_one(name: str) -> None:
-    """One of each is possible, none of any is not."""
-    smallest: dict[str, Any] = dict.fromkeys([*SHAPE, "tensor_parallel", "batched_tokens", "sequences"], 1)
-
-    with pytest.raises(KvModelError) as caught:
-        vllm_overheads(**{**smallest, name: 0})
-
-    assert "overheads" == caught.value.field
-    # A token of 2 * (6 + 3) bytes is more than 3 copies of a logit of 4 bytes.
-    assert 18 + GIB // 4 == vllm_overheads(**smallest).activation_bytes
-
-
-@pytest.mark.parametrize("name", ["context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"])
-def test_no_overhead_is_negative(name: str) -> None:
-    """None at all is possible, less than none is not."""
-    nothing: dict[str, Any] = dict.fromkeys(["context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes"], 0)
-
-    with pytest.raises(KvModelError) as caught:
-        Overheads(**{**nothing, name: -1}, source="measured")
-
-    assert "overheads" == caught.value.field
-    assert 0 == Overheads(**nothing, source="measured").context_bytes
 
 
 def test_models_with_states_have_a_caution() -> None:

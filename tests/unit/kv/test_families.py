@@ -1,7 +1,7 @@
 """Which family a model type or a class belongs to: one config with every field, read by each as its own.
 
 Model types are those of published configs: of transformers' classes, or of code that comes with the checkpoint. Whose a
-class is comes from transformers and vLLM (data/class_defaults.json), or from a published config (data/published.json).
+class is comes from transformers and vLLM (data/class_layers.json), or from a published config (data/published.json).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
 from tests.unit.kv.vectors import DATA
 
-RECORD: dict[str, Any] = json.loads((DATA / "class_defaults.json").read_text())["model_classes"]
+RECORD: dict[str, Any] = json.loads((DATA / "class_layers.json").read_text())["model_classes"]
 PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
 
 LETTERS = {

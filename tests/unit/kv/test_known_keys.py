@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvdiag.diagnosis.growth.host_caches import MEDIA
 
+from kvdiag.diagnosis.growth.host_caches import MEDIA
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.known_keys import FREELY_NAMED, KNOWN_KEYS, MOST_DEPTH, known_part
-from kvdiag.kv.hf_defaults import HF_DEFAULTS
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.families.registry import FAMILIES
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv.models import catalogue
@@ -35,7 +36,7 @@ def outcome(judged: Callable[[Any], object], config: Any) -> object:
     try:
         return judged(config)
     except KvModelError as error:
-        return type(error), error.message
+        return type(error), str(error)
 
 
 @pytest.mark.parametrize("config", configs())
@@ -92,7 +93,7 @@ def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     # THEN
     assert len(asked) > 100
     assert set() == asked - KNOWN_KEYS
-    assert set() == {name for fields in HF_DEFAULTS.values() for name in fields} - KNOWN_KEYS
+    assert set() == {name for model_type in FAMILIES for name in class_defaults(model_type)} - KNOWN_KEYS
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.latent import latent
 from kvdiag.kv.families.registry import FAMILIES
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer
-from kvdiag.kv.model_error import KvModelError
 
 DEEPSEEK = {
     "model_type": "deepseek_v3",

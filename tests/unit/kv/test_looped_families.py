@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import AttentionLayer
-from kvdiag.kv.model_error import KvModelError
 
 HRM = {
     "model_type": "hrm_text",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 
 PIB = 1 << 50
 PAGE = PageSpec(kind=PageKind.FULL, block_size_tokens=1, heads=8, row_bytes=512)
@@ -65,7 +64,7 @@ def test_a_window_that_is_not_shared_goes_with_context_parallel() -> None:
 
     # THEN
     assert 101 == replace(SLIDING, dcp_sharded=False).admission_blocks(100, terms)
-    with pytest.raises(KvModelError, match="pass --dcp 1"):
+    with pytest.raises(KvModelError):
         SLIDING.admission_blocks(100, terms)
 
 
@@ -96,79 +95,3 @@ def test_states_of_a_request(mode: StateCacheMode, expected: int) -> None:
 def test_bytes_of_a_page(change: dict[str, Any], page_bytes: int) -> None:
     """Heads x tokens x row, or padded; a state is one row however many tokens a block has."""
     assert page_bytes == replace(PAGE, **change).page_bytes
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"block_size_tokens": 0}, "block_size"),
-        ({"block_size_tokens": (1 << 30) + 1, "row_bytes": 1}, "block_size"),
-        ({"heads": 0}, "row_bytes"),
-        ({"row_bytes": 0}, "row_bytes"),
-        ({"heads": -1, "row_bytes": -1}, "row_bytes"),
-        ({"heads": 1, "row_bytes": PIB + 1}, "row_bytes"),
-        ({"padded_page_bytes": 4095}, "padded_page_bytes"),
-        ({"kind": PageKind.SLIDING}, "sliding_window"),
-        ({"kind": PageKind.SLIDING, "window_tokens": 0}, "sliding_window"),
-        ({"kind": PageKind.CHUNKED}, "attention_chunk_size"),
-        ({"kind": PageKind.CHUNKED, "chunk_tokens": 0}, "attention_chunk_size"),
-        ({"retained_tokens": -1}, "speculative_blocks"),
-        ({"speculative_blocks": -1}, "speculative_blocks"),
-        ({"checkpoint_blocks": -1}, "speculative_blocks"),
-    ],
-)
-def test_pages_that_cannot_be_name_the_field(change: dict[str, Any], field: str) -> None:
-    """A page without tokens, bytes, window or chunk, one too large, one padded to less than it holds."""
-    with pytest.raises(KvModelError) as caught:
-        replace(PAGE, **change)
-
-    assert field == caught.value.field
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"block_size_tokens": 1 << 30, "heads": 1, "row_bytes": 1},
-        {"heads": 1, "row_bytes": PIB},
-        {"heads": 1, "row_bytes": 1},
-        {"kind": PageKind.SLIDING, "window_tokens": 1},
-        {"kind": PageKind.CHUNKED, "chunk_tokens": 1},
-    ],
-)
-def test_the_bounds_themselves_are_pages(change: dict[str, Any]) -> None:
-    """A block of 2**30 tokens, a page of a pebibyte, a window and a chunk of one token."""
-    # GIVEN
-    page = replace(PAGE, **change)
-
-    # THEN
-    assert change == {name: getattr(page, name) for name in change}
-
-
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("max_in_flight_tokens", 1, 1 << 30),
-        ("max_encoder_tokens", 0, 1 << 30),
-        ("decode_context_parallel", 1, 4096),
-    ],
-)
-def test_terms_have_bounds(name: str, least: int, most: int) -> None:
-    """Each end is allowed, what lies beyond it is refused, and the message names both ends."""
-    assert [least, most] == [getattr(terms(**{name: value}), name) for value in (least, most)]
-    for value in (least - 1, most + 1):
-        with pytest.raises(KvModelError, match=f"{name} is {value}; it must lie between {least} and {most}$") as caught:
-            terms(**{name: value})
-        assert name == caught.value.field
-
-
-@pytest.mark.parametrize("tokens", [0, (1 << 30) + 1])
-def test_a_block_that_cannot_be_is_told_its_bounds(tokens: int) -> None:
-    """Both ends that the message names are allowed themselves."""
-    # WHEN
-    with pytest.raises(KvModelError, match=f"block size is {tokens} tokens; it must lie between") as caught:
-        replace(PAGE, block_size_tokens=tokens, heads=1, row_bytes=1)
-
-    # THEN
-    *_, least, most = map(int, re.findall(r"\d+", caught.value.message))
-    sizes = [replace(PAGE, block_size_tokens=end, heads=1, row_bytes=1).block_size_tokens for end in (least, most)]
-    assert ([1, 1 << 30], "block_size") == (sizes, caught.value.field)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings
-from kvdiag.kv.calibration.profiles import Measured, measure
-from kvdiag.kv.model_error import KvModelError
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
+from kvdiag.kv.calibration.profiles import MeasuredOverheads as Measured
+from kvdiag.kv.calibration.profiles import measure
 from tests.unit.kv.profiled import PROFILE, size
 
 PIB = 1 << 50
@@ -47,9 +47,24 @@ PIB = 1 << 50
             {"activation": 50, "weights": 480, "consumed": 490},
             Measured(activation_bytes=50, context_bytes=10),
         ),
-        (500, 300, {"activation": 50, "weights": 480, "consumed": 470}, Measured(activation_bytes=50, context_bytes=0)),
-        (500, 300, {"peak_torch": 530, "weights": 480, "non_torch": 7}, Measured(activation_bytes=50, context_bytes=7)),
-        (500, 300, {"peak_torch": 470, "weights": 480, "non_torch": 7}, Measured(activation_bytes=0, context_bytes=7)),
+        (
+            500,
+            300,
+            {"activation": 50, "weights": 480, "consumed": 470},
+            Measured(activation_bytes=50, context_bytes=0),
+        ),
+        (
+            500,
+            300,
+            {"peak_torch": 530, "weights": 480, "non_torch": 7},
+            Measured(activation_bytes=50, context_bytes=7),
+        ),
+        (
+            500,
+            300,
+            {"peak_torch": 470, "weights": 480, "non_torch": 7},
+            Measured(activation_bytes=0, context_bytes=7),
+        ),
         (500, 300, {"peak_torch": 530, "consumed": 510}, Measured(overhead_bytes=100)),
     ],
     ids=[
@@ -80,7 +95,7 @@ def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int
     # GIVEN
     sizes: dict[str, Any] = {name: size(nominal_bytes) for name, nominal_bytes in told.items()}
     rank = RankReport(name="", pool=size(pool), **sizes)
-    report = EngineReport(settings=Settings(memory_fraction_ratio=0.9), ranks=(rank,))
+    report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9), ranks=(rank,))
 
     # THEN
     assert expected == measure(report, total_bytes=1000, weights_bytes=planned, pool_bytes=pool)
@@ -101,7 +116,7 @@ def test_graphs_count_where_the_release_keeps_them(
     split = replace(bare, activation=size(50), non_torch=size(7))
 
     def taken(rank: RankReport) -> Measured | None:
-        settings = Settings(version=version, memory_fraction_ratio=0.92)
+        settings = EngineSettings(version=version, memory_fraction_ratio=0.92)
         report = EngineReport(settings=settings, ranks=(rank,))
         return measure(report, total_bytes=1000, weights_bytes=500, pool_bytes=300)
 
@@ -116,7 +131,7 @@ def test_graphs_count_where_the_release_keeps_them(
 
 def test_a_fraction_of_a_gpu_is_rounded_up() -> None:
     """0.9 x 1,001 = 900.9: 101 of 901 bytes are left beside 800."""
-    report = EngineReport(settings=Settings(memory_fraction_ratio=0.9))
+    report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9))
 
     assert Measured(overhead_bytes=101) == measure(report, total_bytes=1001, weights_bytes=500, pool_bytes=300)
 
@@ -145,45 +160,3 @@ def test_what_a_plan_takes_of_a_profile(change: dict[str, Any], expected: tuple[
         overheads.graph_bytes,
         overheads.overhead_bytes,
     )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(
-            {name: size_bytes}
-            for name in ("context_bytes", "activation_bytes", "graph_bytes", "overhead_bytes")
-            for size_bytes in (-1, PIB + 1)
-        ),
-        {"gpu_total_bytes": 0},
-        {"gpu_total_bytes": PIB + 1},
-        {"tensor_parallel": 0},
-        {"pipeline_parallel": 0},
-        {"max_num_batched_tokens": -1},
-        {"context_bytes": None},
-        {"activation_bytes": None},
-    ],
-)
-def test_profiles_that_cannot_be(change: dict[str, Any]) -> None:
-    """Sizes beyond a pebibyte or below nothing, no GPU, no ranks, and parts that are missing."""
-    with pytest.raises(KvModelError) as caught:
-        replace(PROFILE, **change)
-
-    assert "profile" == caught.value.field
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"gpu_total_bytes": 1},
-        {"gpu_total_bytes": PIB},
-        {"context_bytes": PIB, "activation_bytes": 0, "graph_bytes": PIB, "overhead_bytes": 0},
-        {"tensor_parallel": 1, "max_num_batched_tokens": 1},
-        {"context_bytes": None, "activation_bytes": None, "graph_bytes": None, "overhead_bytes": 1},
-    ],
-)
-def test_the_bounds_themselves_are_profiles(change: dict[str, Any]) -> None:
-    """One byte, a pebibyte, one rank, one token, one overhead."""
-    actual = replace(PROFILE, **change)
-
-    assert change == {name: getattr(actual, name) for name in change}

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, RankReport, Settings
+from kvdiag.errors import KvModelError
+from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings, RankReport
 from kvdiag.kv.calibration.profiles import (
     MOST_PROFILES,
-    Measured,
+    MeasuredOverheads,
     ModelKey,
     Profile,
     ProfileQuery,
@@ -24,11 +25,10 @@ from kvdiag.kv.calibration.profiles import (
     with_profile,
 )
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
 
-def measured(rank: RankReport, settings: Settings) -> Measured | None:
+def measured(rank: RankReport, settings: EngineSettings) -> MeasuredOverheads | None:
     """What a report of one rank gives on a GPU of 80 GiB, with a pool of 50 and planned weights of 15."""
     report = EngineReport(settings=settings, ranks=(replace(rank, pool=size(50 * GIB)),))
     return measure(report, total_bytes=80 * GIB, weights_bytes=15 * GIB, pool_bytes=50 * GIB)
@@ -45,8 +45,8 @@ def test_consumed_memory_gives_the_context() -> None:
         graphs_actual=size(2 * GIB),
     )
 
-    assert Measured(context_bytes=GIB, activation_bytes=2 * GIB, graph_bytes=GIB) == measured(
-        rank, Settings(version="0.32.0")
+    assert MeasuredOverheads(context_bytes=GIB, activation_bytes=2 * GIB, graph_bytes=GIB) == measured(
+        rank, EngineSettings(version="0.32.0")
     )
 
 
@@ -56,15 +56,15 @@ def test_v0_tells_every_part() -> None:
         name="", weights=size(15 * GIB), non_torch=size(GIB), activation=size(3 * GIB), graphs_actual=size(2 * GIB)
     )
 
-    assert Measured(
+    assert MeasuredOverheads(
         context_bytes=GIB, activation_bytes=3 * GIB, graph_bytes=2 * GIB, graphs_in_fraction=False
-    ) == measured(rank, Settings(version="0.8.5"))
+    ) == measured(rank, EngineSettings(version="0.8.5"))
 
 
 def test_a_peak_of_torch_is_weights_and_activation() -> None:
     """0.6.4 tells the peak alone."""
     rank = RankReport(name="", weights=size(15 * GIB), peak_torch=size(17 * GIB), non_torch=size(GIB))
-    found = measured(rank, Settings(version="0.6.4"))
+    found = measured(rank, EngineSettings(version="0.6.4"))
 
     assert found is not None
     assert (GIB, 2 * GIB) == (found.context_bytes, found.activation_bytes)
@@ -72,21 +72,21 @@ def test_a_peak_of_torch_is_weights_and_activation() -> None:
 
 def test_what_is_not_told_apart_stays_one_figure() -> None:
     """Weights and pool alone: 0.9 x 80 - 15 - 50 = 7 GiB of overhead, and no split is made up."""
-    found = measured(RankReport(name="", weights=size(15 * GIB)), Settings(memory_fraction_ratio=0.9))
+    found = measured(RankReport(name="", weights=size(15 * GIB)), EngineSettings(memory_fraction_ratio=0.9))
 
-    assert Measured(overhead_bytes=7 * GIB) == found
+    assert MeasuredOverheads(overhead_bytes=7 * GIB) == found
 
 
 def test_planned_weights_serve_where_the_engine_tells_none() -> None:
     """A metrics page has no weights."""
-    found = measured(RankReport(name=""), Settings(memory_fraction_ratio=0.9))
+    found = measured(RankReport(name=""), EngineSettings(memory_fraction_ratio=0.9))
 
-    assert Measured(overhead_bytes=7 * GIB) == found
+    assert MeasuredOverheads(overhead_bytes=7 * GIB) == found
 
 
 def test_more_than_the_fraction_gives_measures_nothing() -> None:
     """15 + 50 GiB in 0.5 x 80: one of the figures is another GPU's."""
-    assert measured(RankReport(name=""), Settings(memory_fraction_ratio=0.5)) is None
+    assert measured(RankReport(name=""), EngineSettings(memory_fraction_ratio=0.5)) is None
 
 
 def test_overheads_of_a_profile_name_their_source() -> None:
@@ -215,7 +215,7 @@ def refusal(document: object) -> str:
     try:
         parse_profiles(document)
     except KvModelError as error:
-        return error.message
+        return str(error)
     return ""
 
 

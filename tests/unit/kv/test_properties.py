@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.overheads import generic_overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
@@ -14,7 +15,6 @@ from kvdiag.kv.layout.capacity import pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.residency import decode_blocks, prefill_peak_blocks
-from kvdiag.kv.model_error import KvModelError
 
 settings.register_profile("kv", max_examples=60, deadline=None)
 settings.load_profile("kv")
@@ -263,6 +263,6 @@ def test_no_config_gets_past_the_reader_but_as_a_model_or_one_error(model_type: 
     try:
         deployed_layout(parse_architecture(config), Deployment())
     except KvModelError as error:
-        lines = len(error.message.splitlines()) if error.field else 0
+        lines = len(str(error).splitlines()) if error.field else 0
 
     assert 1 == lines

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import AttentionLayer
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv.vectors import DATA
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.checkpoint import weights_from_config
 from kvdiag.kv.weights.linear_layers import Linear
 from kvdiag.kv.weights.module_names import parse_module_names, spellings
@@ -307,7 +307,7 @@ def test_other_families_names_are_known() -> None:
 )
 def test_what_cannot_be_counted_names_its_field(quantization: dict[str, Any], field: str) -> None:
     """A format that is not known is an error that names the field and what to pass instead."""
-    with pytest.raises(KvModelError, match=r"--weights|must lie|sides|-1|pattern") as caught:
+    with pytest.raises(KvModelError) as caught:
         declared(**quantization)
 
     assert f"quantization_config.{field}" == caught.value.field
@@ -318,12 +318,6 @@ def test_a_text_config_may_declare_it() -> None:
     config = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
 
     assert (8, 16) == (declared_quantization(config).linear_bits, declared_quantization({}).linear_bits)
-
-
-def test_impossible_bits_cannot_be_made() -> None:
-    """A quantization has a possible number of bits."""
-    with pytest.raises(KvModelError):
-        Quantization(linear_bits=0.5)
 
 
 def test_names_alone_stand_for_usual_settings() -> None:

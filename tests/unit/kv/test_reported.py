@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size, page_report
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport, page_report
 from kvdiag.model import Facts, KvPool
 
 POOL = KvPool(
@@ -29,7 +29,7 @@ FACTS = Facts(
 def test_a_page_tells_capacity_and_settings() -> None:
     """On a GPU it has no sizes at all."""
     expected = EngineReport(
-        settings=Settings(
+        settings=EngineSettings(
             version="0.32.0",
             model="m",
             kv_dtype="fp8",
@@ -54,7 +54,7 @@ def test_the_size_of_a_pool_is_of_every_rank() -> None:
     """Where --kv-cache-memory-bytes set it, or the engine is on the CPU."""
     report = page_report(replace(FACTS, pools=(replace(POOL, pool_bytes=1 << 30),)))
 
-    assert (RankReport(name="each rank", pool=Size(nominal_bytes=1 << 30)),) == report.ranks
+    assert (RankReport(name="each rank", pool=PrintedSize(nominal_bytes=1 << 30)),) == report.ranks
     assert 1 << 30 == report.settings.pool_bytes
 
 

@@ -11,7 +11,6 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.overheads import Overheads, generic_overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.fit.scenario import (
-    CheckpointWeights,
     CountedWeights,
     GivenWeights,
     Lever,
@@ -25,8 +24,6 @@ from kvdiag.kv.fit.scenario import (
 )
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
-from kvdiag.kv.model_error import KvModelError
-from kvdiag.kv.weights.checkpoint import CheckpointTensor
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import WeightFormat, usual_quantization
 from tests.unit.kv.models import served
@@ -103,16 +100,6 @@ def test_given_weights_are_spread_over_layers_and_ranks(deployment: Deployment, 
     assert expected == [weights.weights_bytes for weights in rank_weights(of)]
     assert list(range(len(expected))) == [weights.stage for weights in rank_weights(of)]
     assert gpus == of.gpus
-
-
-def test_a_checkpoint_without_tensors_is_none() -> None:
-    """One with a tensor is."""
-    tensor = CheckpointTensor(name="a", stored_bytes=0, elements=0)
-
-    assert (tensor,) == CheckpointWeights(tensors=(tensor,), kv_heads=1, tied=False).tensors
-    with pytest.raises(KvModelError, match="without tensors") as caught:
-        CheckpointWeights(tensors=(), kv_heads=1, tied=False)
-    assert "weights" == caught.value.field
 
 
 @pytest.mark.parametrize(("context", "expected"), [(16, 0.0), (8, 0.5), (17, 15 / 32), (160, 0.0)])

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.vectors import vectors
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.model_error import KvModelError
 from kvdiag.kv.weights.checkpoint import read_headers, weights_from_config, weights_from_tensors
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.parameters import count_parameters

@@ -1,7 +1,7 @@
 """Families with windows and chunks: which layers have one, how wide it is, and the heads of either kind.
 
-Without a list of its own a config's pattern is the class's: data/class_defaults.json has what each class makes of 19
-layers (recorded_defaults.py).
+Without a list of its own a config's pattern is the class's: data/class_layers.json has what each class makes of 19
+layers (record_class_defaults.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.families.class_defaults import class_defaults
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
-from kvdiag.kv.model_error import KvModelError
 from tests.unit.kv.vectors import DATA
 
-CLASSES: dict[str, Any] = json.loads((DATA / "class_defaults.json").read_text())["classes"]
+CLASS_LAYERS: dict[str, list[str]] = json.loads((DATA / "class_layers.json").read_text())["layer_types"]
 DEPTH = 19
 OF_NAME = {"full_attention": "F", "sliding_attention": "W", "chunked_attention": "C"}
 LETTERS = {
@@ -34,10 +35,8 @@ NOT_OF_THE_CLASS = {
 }
 PATTERNED = sorted(
     name
-    for name, told in CLASSES.items()
-    if told["layer_types"]
-    and set(told["layer_types"]) <= set(OF_NAME)
-    and name not in {"modernbert", *NOT_OF_THE_CLASS}
+    for name, types in CLASS_LAYERS.items()
+    if set(types) <= set(OF_NAME) and name not in {"modernbert", *NOT_OF_THE_CLASS}
 )
 
 TEXT: dict[str, Any] = {
@@ -95,15 +94,11 @@ def refused(config: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize("model_type", PATTERNED)
 def test_without_a_list_the_pattern_is_the_classs(model_type: str) -> None:
     """Each of 19 layers is of the kind that the config class gives it."""
-    # GIVEN
-    told = CLASSES[model_type]
-    config = {**told["defaults"], "model_type": model_type, "architectures": ["Served"], "num_hidden_layers": DEPTH}
+    config = {**class_defaults(model_type), "model_type": model_type, "architectures": ["Served"]}
 
-    # WHEN
-    actual = letters({**config, "num_kv_shared_layers": 0})
+    actual = letters({**config, "num_hidden_layers": DEPTH, "num_kv_shared_layers": 0})
 
-    # THEN
-    assert "".join(OF_NAME[name] for name in told["layer_types"]) == actual
+    assert "".join(OF_NAME[name] for name in CLASS_LAYERS[model_type]) == actual
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree, asked_for, evidence, serving
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Engine, Sample, Timeline
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import Work
@@ -274,7 +274,7 @@ def test_rank_is_the_one_that_failed_else_the_one_with_least() -> None:
     """By its name in the log; where none has it, the smallest pool decides what every rank gets."""
     # GIVEN
     ranks = tuple(
-        RankReport(name=f"Worker_TP{number}", pool=None if size is None else Size(nominal_bytes=size * GIB))
+        RankReport(name=f"Worker_TP{number}", pool=None if size is None else PrintedSize(nominal_bytes=size * GIB))
         for number, size in enumerate((None, 60, 50))
     )
     report = EngineReport(ranks=ranks)
@@ -293,7 +293,7 @@ def test_rank_is_the_one_that_failed_else_the_one_with_least() -> None:
 def test_total_is_the_messages_else_the_logs() -> None:
     """The log's, of the device with least, where the message has none."""
     # GIVEN
-    report = EngineReport(ranks=(RankReport(name="", total=Size(nominal_bytes=79 * GIB)),))
+    report = EngineReport(ranks=(RankReport(name="", total=PrintedSize(nominal_bytes=79 * GIB)),))
 
     # THEN
     assert 80 * GIB == Case(accounts=(account(),), report=report).total_bytes
@@ -305,14 +305,14 @@ def test_total_is_the_messages_else_the_logs() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (Settings(memory_fraction_ratio=0.8), 0.8),
-        (Settings(version="0.19.1"), 0.9),
-        (Settings(version="0.20.0"), 0.92),
-        (Settings(), None),
-        (Settings(version="0.20.0", pool_bytes=GIB), None),
+        (EngineSettings(memory_fraction_ratio=0.8), 0.8),
+        (EngineSettings(version="0.19.1"), 0.9),
+        (EngineSettings(version="0.20.0"), 0.92),
+        (EngineSettings(), None),
+        (EngineSettings(version="0.20.0", pool_bytes=GIB), None),
     ],
 )
-def test_fraction_in_force_is_the_printed_one_or_the_versions(settings: Settings, expected: float | None) -> None:
+def test_fraction_in_force_is_the_printed_one_or_the_versions(settings: EngineSettings, expected: float | None) -> None:
     """A version that is not known has no default, and a pool in bytes has no fraction."""
     assert expected == Case(report=EngineReport(settings=settings)).fraction_ratio
     assert Case().fraction_ratio is None

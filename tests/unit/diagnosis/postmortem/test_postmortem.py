@@ -6,7 +6,7 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.postmortem import Case, postmortem
-from kvdiag.kv.calibration.engine_report import EngineReport, Settings
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Facts, Gap, Mark, Outcome, Sample, Timeline
 from tests.builders.runs import run
 from tests.builders.values import NO_NVML, OOM, engine
@@ -161,7 +161,9 @@ def test_gaps_of_all_that_was_read_are_told_once() -> None:
 def test_facts_are_the_traces_else_the_logs() -> None:
     """What the engine printed of itself at start, where no trace has its facts."""
     # GIVEN
-    settings = Settings(version="0.32.0", model="m", max_model_len_tokens=4096, tensor_parallel=2, pipeline_parallel=3)
+    settings = EngineSettings(
+        version="0.32.0", model="m", max_model_len_tokens=4096, tensor_parallel=2, pipeline_parallel=3
+    )
     report = EngineReport(settings=settings)
 
     # WHEN

@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.remedies import fraction_that_fits, joined, lower_fraction, raise_fraction, scaled
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account
 
 TOTAL = 100 * GIB
@@ -15,8 +15,8 @@ TOTAL = 100 * GIB
 
 def report_of(fraction: float | None = 0.9, *, pool_gib: int = 50, tokens: int | None = 500_000) -> EngineReport:
     """An engine's log with a pool of so many GiB."""
-    rank = RankReport(name="", pool=Size(nominal_bytes=pool_gib * GIB), total=Size(nominal_bytes=TOTAL))
-    return EngineReport(settings=Settings(memory_fraction_ratio=fraction), ranks=(rank,), tokens=tokens)
+    rank = RankReport(name="", pool=PrintedSize(nominal_bytes=pool_gib * GIB), total=PrintedSize(nominal_bytes=TOTAL))
+    return EngineReport(settings=EngineSettings(memory_fraction_ratio=fraction), ranks=(rank,), tokens=tokens)
 
 
 def case_with(report: EngineReport | None = None, **figures: Any) -> Case:

@@ -4,7 +4,7 @@ import pytest
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import Case, postmortem
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Finding
 from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run
@@ -13,14 +13,14 @@ from tests.builders.worlds import facts as facts_of
 from tests.unit.diagnosis.postmortem.cases import GIB, MIB, account, case_of, finding, split
 
 REPORT = EngineReport(
-    settings=Settings(version="0.32.0", memory_fraction_ratio=0.95, max_num_batched_tokens=8192),
+    settings=EngineSettings(version="0.32.0", memory_fraction_ratio=0.95, max_num_batched_tokens=8192),
     ranks=(
         RankReport(
             name="Worker_TP0",
-            weights=Size(nominal_bytes=10 * GIB),
-            pool=Size(nominal_bytes=60 * GIB),
-            activation=Size(nominal_bytes=4 * GIB),
-            total=Size(nominal_bytes=80 * GIB),
+            weights=PrintedSize(nominal_bytes=10 * GIB),
+            pool=PrintedSize(nominal_bytes=60 * GIB),
+            activation=PrintedSize(nominal_bytes=4 * GIB),
+            total=PrintedSize(nominal_bytes=80 * GIB),
         ),
     ),
     tokens=600_000,
@@ -65,7 +65,7 @@ class TestActivation:
     def test_pool_that_was_set_by_hand_is_lowered_by_hand(self) -> None:
         """With --kv-cache-memory-bytes the fraction decides nothing."""
         # GIVEN
-        report = EngineReport(settings=Settings(pool_bytes=60 * GIB))
+        report = EngineReport(settings=EngineSettings(pool_bytes=60 * GIB))
 
         # WHEN
         actual = finding(self.ID, account(phase="decode"), report=report)

@@ -8,7 +8,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.transients import judge_activation
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Diagnosis, Facts, Finding
 from kvdiag.oom.log import Work
 from tests.builders.answers import ANY_TEXT
@@ -41,7 +41,7 @@ class TestCapture:
     def test_room_that_the_engine_had_kept_is_told(self) -> None:
         """Its own estimate, where the log has it, and the settings that make the graphs smaller."""
         # GIVEN
-        rank = RankReport(name="", graphs_estimate=Size(nominal_bytes=768 * MIB))
+        rank = RankReport(name="", graphs_estimate=PrintedSize(nominal_bytes=768 * MIB))
         one = account(phase="graph_capture", max_num_seqs=512)
 
         # WHEN
@@ -190,7 +190,7 @@ class TestActivation:
     def test_setting_is_that_of_the_step(self, figures: dict[str, object]) -> None:
         """What the failed allocation grows with, scaled by the quarter of it that was free."""
         # GIVEN
-        report = EngineReport(settings=Settings(max_num_batched_tokens=8192))
+        report = EngineReport(settings=EngineSettings(max_num_batched_tokens=8192))
 
         # WHEN
         one = account(**{"max_num_seqs": 512, **figures})  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ class TestActivation:
         finding(
             ACTIVATION,
             account(phase="prefill", work=step),
-            report=EngineReport(settings=Settings(max_num_batched_tokens=8192)),
+            report=EngineReport(settings=EngineSettings(max_num_batched_tokens=8192)),
         )
         finding(ACTIVATION, account(phase="profile"))
 

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.prior_growth import judge_host, judge_torch
-from kvdiag.kv.calibration.engine_report import EngineReport, RankReport, Settings, Size
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from tests.unit.diagnosis.postmortem.cases import GIB, account, finding
 
 FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfigured", "capacity.long_context"
@@ -17,9 +17,9 @@ FOREIGN, MISCONFIGURED, CONTEXT = "baseline.foreign_memory", "baseline.misconfig
 
 def report_of(fraction: float | None = 0.95, **sizes_gib: int | None) -> EngineReport:
     """A log of the start in which one rank tells its sizes."""
-    told = {name: None if size is None else Size(nominal_bytes=size * GIB) for name, size in sizes_gib.items()}
+    told = {name: None if size is None else PrintedSize(nominal_bytes=size * GIB) for name, size in sizes_gib.items()}
     rank = RankReport(name="Worker_TP0", **told)  # type: ignore[arg-type]
-    return EngineReport(settings=Settings(memory_fraction_ratio=fraction), ranks=(rank,))
+    return EngineReport(settings=EngineSettings(memory_fraction_ratio=fraction), ranks=(rank,))
 
 
 class TestForeign:

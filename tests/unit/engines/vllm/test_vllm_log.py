@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvdiag.engines.vllm.startup_log import parse_log
-from kvdiag.kv.calibration.engine_report import GIB, Size
+from kvdiag.kv.calibration.engine_report import GIB, PrintedSize
 from tests.unit.engines.vllm.vllm_logs import AUDIT, CONSUMED, USAGE, gib, rank
 
 PROFILING = (
@@ -56,7 +56,7 @@ WEIGHED = (
         ("Free memory on device cuda:0 (27.28/31.86 GiB) on startup is less than desired", "total", gib(31.86)),
     ],
 )
-def test_every_wording_of_a_size(line: str, field: str, expected: Size | None) -> None:
+def test_every_wording_of_a_size(line: str, field: str, expected: PrintedSize | None) -> None:
     """Each version's sentence gives the size it prints, with the rounding of its last digit."""
     assert expected == getattr(rank(f"INFO 01-01 00:00:00 [worker.py:1] {line}"), field)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvdiag.engines.vllm.startup_log import parse_log
-from kvdiag.kv.calibration.engine_report import GIB, RankReport, Size
+from kvdiag.kv.calibration.engine_report import GIB, PrintedSize, RankReport
 
 LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
 
 
-def gib(value: float, slack: float = 0.005) -> Size:
+def gib(value: float, slack: float = 0.005) -> PrintedSize:
     """A figure as printed with two decimals."""
-    return Size(nominal_bytes=round(value * GIB), slack_bytes=round(slack * GIB))
+    return PrintedSize(nominal_bytes=round(value * GIB), slack_bytes=round(slack * GIB))
 
 
 def rank(line: str) -> RankReport:

@@ -1,0 +1,55 @@
+"""What a model's config class fills in where a config.json leaves a field out.
+
+Published configs leave fields out: a nested text config holds only what differs from its class (gemma-3-4b names
+neither heads nor head size nor vocabulary). The class is the one that vLLM 0.32.0 loads: its own
+(transformers_utils/configs/NAME.py) where it has one, else that of transformers 5.19.0
+(models/NAME/configuration_NAME.py). class_defaults.json is recorded from the classes
+(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used stand here, with the reason.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+
+_UNUSABLE_CLASSES = frozenset(
+    {
+        # ChatGLM's one KV head counts only with multi_query_attention, which is false by default (chatglm.py).
+        "chatglm",
+        # Two layers of eight heads are a placeholder, and falcon-40b's first config is read differently.
+        "RefinedWeb",
+        "RefinedWebModel",
+        # The sizes of Whisper tiny, for a config that is never nested and must state its width.
+        "whisper",
+    }
+)
+_UNUSABLE_FIELDS = {
+    # A published config leaves its window out on purpose: families/windowed.py::mistral decides.
+    "mistral": {"sliding_window"},
+    "ministral": {"sliding_window"},
+}
+# Only the weights depend on these. They are filled in for the types whose published configs leave them out; for any
+# other type a missing size is an error, not an estimate.
+_WEIGHT_FIELDS = frozenset({"intermediate_size", "ff_dim", "vocab_size"})
+_FILLED_WEIGHT_FIELDS = {
+    "llama": {"intermediate_size"},
+    "mistral": {"intermediate_size"},
+    "gemma3_text": {"intermediate_size", "vocab_size"},
+    "moondream3": {"ff_dim", "vocab_size"},
+}
+
+
+@functools.cache
+def class_defaults(model_type: str) -> Mapping[str, object]:
+    """The defaults of a model type's config class; empty where it has none that can be used."""
+    if model_type in _UNUSABLE_CLASSES:
+        return {}
+    unusable = _UNUSABLE_FIELDS.get(model_type, set()) | (_WEIGHT_FIELDS - _FILLED_WEIGHT_FIELDS.get(model_type, set()))
+    return {name: value for name, value in _recorded().get(model_type, {}).items() if name not in unusable}
+
+
+@functools.cache
+def _recorded() -> Mapping[str, Mapping[str, object]]:
+    text = resources.files("kvdiag.kv.families").joinpath("class_defaults.json").read_text(encoding="utf-8")
+    defaults: Mapping[str, Mapping[str, object]] = json.loads(text)["defaults"]
+    return defaults
