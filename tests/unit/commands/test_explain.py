@@ -52,7 +52,7 @@ def test_document_of_one_and_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "hint"),
+    ("asked", "hint"),
     [("leak.kv_block", "; did you mean leak.kv_blocks?"), ("nothing\nlike it", ""), ("", "")],
 )
 def test_unknown_verdict_is_one_line(asked: str, hint: str) -> None:
