@@ -9,7 +9,7 @@ from dashboards.queries import ANNOTATIONS, GPU, VARIABLES
 BOARD = Board(
     uid="kvdiag",
     title="vLLM / GPU memory (kvdiag)",
-    description="Is the GPU memory of a vLLM server healthy; if not, what is wrong, since when, and what holds it.",
+    description="Whether the GPU memory of a vLLM server is healthy; if not, what is wrong and since when.",
     variables=(*VARIABLES, GPU),
     annotations=ANNOTATIONS,
     rows=(

@@ -1,4 +1,4 @@
-"""The board `kvdiag-fleet`: every replica in one list, the worst first, each a link to its own board."""
+"""The board `kvdiag-fleet`: every replica in one list, the worst first, each with a link to its own board."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def _count(title: str, description: str, status: str, steps: Json) -> Panel:
 
 def _counts() -> Row:
     return Row(
-        title="How many are well?",
+        title="How many replicas are healthy?",
         panels=(
-            _count("Fault", "Replicas with a verdict that is a fault.", "fault", ANY_IS_BAD),
+            _count("Fault", "Replicas with at least one fault.", "fault", ANY_IS_BAD),
             _count("Suspect", "Replicas whose worst verdict is suspect.", "suspect", ANY),
             _count(
                 "Unknown",
-                "Replicas that kvdiag cannot judge: no diagnosis of the last minutes, or engine or driver not read.",
+                "Replicas without a current diagnosis, or whose engine or driver kvdiag cannot read.",
                 "unknown",
                 ANY_UNKNOWN,
             ),
-            _count("Nothing found", "Replicas that were judged, and nothing was found.", "ok", PLAIN),
+            _count("Nothing found", "Replicas with a current diagnosis and no fault.", "ok", PLAIN),
             stat(
                 "Silent",
-                "Replicas whose kvdiag answered within the time range and does not now: scaled down, or dead. They are "
-                "in no other number here.\n\nMetric: `kvdiag_build_info`",
+                "Replicas whose kvdiag answered within the time range and no longer does: scaled down or crashed. They "
+                "are in no other number here.\n\nMetric: `kvdiag_build_info`",
                 f"count({gone()}) or 0 * count({own('build_info')})",
                 unit="none",
                 steps=ANY,
@@ -62,7 +62,7 @@ def _counts() -> Row:
                 no_value="Unknown",
             ),
             stat(
-                "Room in all pools",
+                "Free KV tokens",
                 "Tokens that still fit into the KV pools.\n\n"
                 "Metrics: `kvdiag_kv_capacity_tokens`, `kvdiag_kv_usage_ratio`",
                 f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
@@ -85,12 +85,12 @@ def _replicas() -> Row:
     )
     words: dict[str, Any] = {"color": {"mode": "thresholds"}, "custom_cellOptions": {"type": "color-text"}}
     return Row(
-        title="Which ones are not?",
+        title="Which replicas are not?",
         panels=(
             table(
                 "Replicas now",
-                "One line for each replica: a pod, or a host where there are no pods. A click on it opens its own "
-                "board. *In flight* is what runs and waits against what the pool holds at once.\n\n"
+                "One line per replica: a pod, or a host where there are no pods. Click it to open its own "
+                "board. *In flight* is running and waiting requests relative to the pool's capacity.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_finding`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_kv_usage_ratio`, "
@@ -125,7 +125,7 @@ def _replicas() -> Row:
             ),
             timeline(
                 "Verdict of each replica over time",
-                "The worst verdict of each replica. A hole: its kvdiag did not answer.\n\n"
+                "The worst verdict of each replica. A gap: its kvdiag did not answer.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`",
                 Target(expr=_BY_REPLICA, legend="{{replica}}"),
@@ -155,7 +155,7 @@ def _replicas() -> Row:
 BOARD = Board(
     uid="kvdiag-fleet",
     title="vLLM / GPU memory of the fleet (kvdiag)",
-    description="Every vLLM replica that has kvdiag beside it: which are well, which are not, which cannot be judged.",
+    description="Every vLLM replica that kvdiag monitors: which are healthy, which are not, which are unknown.",
     variables=VARIABLES,
     annotations=ANNOTATIONS,
     rows=(_counts(), _replicas()),

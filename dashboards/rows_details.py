@@ -1,4 +1,4 @@
-"""The lower rows: which rank or process, what it costs, and how kvdiag itself does."""
+"""The lower rows: which rank or process, what it costs, and the health of kvdiag itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dashboards.states import UP_MAPPINGS, UP_STEPS
 
 
 def holders() -> Row:
-    """Who holds it: by GPU, rank and process."""
+    """Memory by GPU, rank and process."""
     used = replica(gpu("gpu_memory_used_bytes"))
     spread = f"(max by (replica) ({used}) - min by (replica) ({used}))"
     return Row(
@@ -25,7 +25,7 @@ def holders() -> Row:
         panels=(
             graph(
                 "Used, by GPU",
-                "Used bytes of each device. The ranks of one model hold the same; the fullest bounds them all.\n\n"
+                "Used bytes of each device. The ranks of one model use the same; the fullest limits them all.\n\n"
                 "Metric: `kvdiag_gpu_memory_used_bytes`",
                 Target(expr=each("max", "gpu", gpu("gpu_memory_used_bytes")), legend="{{replica}} GPU {{gpu}}"),
                 unit="bytes",
@@ -33,15 +33,15 @@ def holders() -> Row:
             ),
             graph(
                 "Spread between the GPUs of a replica, in tokens",
-                "The fullest device over the emptiest, as the KV cache that it costs every rank. 0 with one GPU.\n\n"
+                "Fullest minus emptiest device, as the KV cache that it costs every rank. 0 with one GPU.\n\n"
                 "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_kv_bytes_per_token`",
                 Target(expr=ratio(spread, each("max", "", own("kv_bytes_per_token"))), legend="{{replica}}"),
                 unit="short",
                 width=8,
             ),
             graph(
-                "On the GPUs, by process",
-                "What each process holds of the devices. One that is not the server's is foreign memory.\n\n"
+                "GPU memory by process",
+                "Device memory of each process. A process that is not the server's is foreign memory.\n\n"
                 "Metric: `kvdiag_gpu_process_memory_bytes`",
                 Target(
                     expr=each("sum", "gpu, process", gpu("gpu_process_memory_bytes")),
@@ -52,8 +52,7 @@ def holders() -> Row:
             ),
             graph(
                 "Allocated by torch, by rank",
-                "What lives in torch's allocator in each rank's process. Needs the agent.\n\n"
-                "Metric: `kvdiag_torch_allocated_bytes`",
+                "Live tensors in each rank's process. Needs the agent.\n\nMetric: `kvdiag_torch_allocated_bytes`",
                 Target(
                     expr=each("max", "gpu, rank, process", gpu("torch_allocated_bytes")),
                     legend="{{replica}} rank {{rank}} {{process}}",
@@ -62,7 +61,7 @@ def holders() -> Row:
             ),
             graph(
                 "Reserved by torch, by rank",
-                "What torch's allocator has taken from the driver in each rank's process. Needs the agent.\n\n"
+                "Bytes that torch has reserved from the driver in each rank's process. Needs the agent.\n\n"
                 "Metric: `kvdiag_torch_reserved_bytes`",
                 Target(
                     expr=each("max", "gpu, rank, process", gpu("torch_reserved_bytes")),
@@ -75,10 +74,10 @@ def holders() -> Row:
 
 
 def speed() -> Row:
-    """What a pool that is too small costs: kept short, because vLLM has boards for it."""
+    """The cost of a pool that is too small; kept short, because vLLM has boards for it."""
     itl = rate(vllm("inter_token_latency_seconds_bucket"))
     return Row(
-        title="What it costs: speed and caching (vLLM's own series)",
+        title="What does it cost: speed and caching (vLLM's own series)",
         collapsed=True,
         panels=(
             graph(
@@ -91,7 +90,7 @@ def speed() -> Row:
             ),
             graph(
                 "Inter-token latency",
-                "Median and 95th percentile. When it rises with long prompts, make prefill chunks smaller.\n\n"
+                "Median and 95th percentile. If it rises with long prompts, use smaller prefill chunks.\n\n"
                 "Metric: `vllm:inter_token_latency_seconds`",
                 Target(expr=f"histogram_quantile(0.5, {each('sum', 'le', itl)})", legend="{{replica}} p50"),
                 Target(expr=f"histogram_quantile(0.95, {each('sum', 'le', itl)})", legend="{{replica}} p95"),
@@ -100,7 +99,7 @@ def speed() -> Row:
             ),
             graph(
                 "Prefix cache hit rate",
-                "Share of the prompt tokens looked up that were cached. It falls when the pool is too small to keep "
+                "Ratio of prompt tokens that were cached. It falls when the pool is too small to keep "
                 "prefixes.\n\nMetrics: `vllm:prefix_cache_hits_total`, `vllm:prefix_cache_queries_total`",
                 Target(
                     expr=ratio(
@@ -118,7 +117,7 @@ def speed() -> Row:
 
 
 def itself() -> Row:
-    """Whether kvdiag itself can be believed."""
+    """Whether kvdiag itself is working."""
     return Row(
         title="kvdiag itself",
         collapsed=True,
@@ -145,7 +144,7 @@ def itself() -> Row:
                 unit="s",
             ),
             graph(
-                "Age of what is shown",
+                "Age of the data",
                 "Time since the newest sample and the newest diagnosis.\n\n"
                 "Metrics: `kvdiag_sample_timestamp_seconds`, `kvdiag_diagnosis_timestamp_seconds`",
                 Target(

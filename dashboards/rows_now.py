@@ -1,4 +1,4 @@
-"""The upper rows of a board: is it healthy, what is wrong and since when, where is the memory."""
+"""The upper rows of a board: is it healthy, what is wrong and since when, where the memory is."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ _CAPACITY = by_name(
 
 
 def health() -> Row:
-    """One number each: verdict, pressure, time left, room, and how much of it kvdiag can see."""
+    """One number each: verdict, pressure, time to exhaustion, free tokens, and what kvdiag cannot read."""
     return Row(
         title="Is it healthy?",
         panels=(
             stat(
                 "Verdict",
-                "The worst verdict on the chosen replicas. *Unknown*: kvdiag has no diagnosis, or none of the last "
-                f"{STALE_SECONDS // 60} minutes, or does not read the engine or the driver.\n\n"
+                "The worst verdict of the chosen replicas. *Unknown*: kvdiag has no diagnosis of the last "
+                f"{STALE_SECONDS // 60} minutes, or cannot read the engine or the driver.\n\n"
                 "Metrics: `kvdiag_diagnosis_status`, `kvdiag_source_up`, `kvdiag_server_state`, "
                 "`kvdiag_diagnosis_timestamp_seconds`",
                 f"max({verdict_codes()})",
@@ -77,8 +77,8 @@ def health() -> Row:
             ),
             stat(
                 "Memory pressure",
-                "How full the fullest device really is: the pool's usage, or the device without what can be used "
-                "again. 1 while requests wait for capacity.\n\nMetric: `kvdiag_memory_pressure_ratio`",
+                "Of the fullest device: the KV pool's usage, or the device's without reusable bytes, whichever is "
+                "higher. 1 while requests wait for capacity.\n\nMetric: `kvdiag_memory_pressure_ratio`",
                 f"max({gpu('memory_pressure_ratio')})",
                 unit="percentunit",
                 steps=FULL,
@@ -87,7 +87,7 @@ def health() -> Row:
             ),
             stat(
                 "Time to exhaustion",
-                "How long the room lasts at the growth that a verdict found; the shortest.\n\n"
+                "Time until memory is exhausted at the growth found; the shortest.\n\n"
                 "Metric: `kvdiag_time_to_exhaustion_seconds`",
                 f"min({own('time_to_exhaustion_seconds')})",
                 unit="s",
@@ -97,7 +97,7 @@ def health() -> Row:
                 no_value_color="text",
             ),
             stat(
-                "Room in the pool",
+                "Free KV tokens",
                 "Tokens that still fit into the KV pools.\n\nMetrics: `kvdiag_kv_capacity_tokens`, "
                 "`kvdiag_kv_usage_ratio`",
                 f"sum({own('kv_capacity_tokens')} * (1 - {own('kv_usage_ratio')}))",
@@ -107,8 +107,8 @@ def health() -> Row:
                 no_value="Unknown",
             ),
             stat(
-                "Not judged",
-                "Verdicts whose evidence is missing, over all chosen replicas: neither healthy nor sick. The list "
+                "Unknown verdicts",
+                "Verdicts whose data is missing, over all chosen replicas: neither healthy nor faulty. The list "
                 "below names them.\n\nMetric: `kvdiag_finding`",
                 f"sum({own('finding', UNKNOWN)})",
                 unit="none",
@@ -117,7 +117,7 @@ def health() -> Row:
                 no_value="Unknown",
             ),
             stat(
-                "Sources lost",
+                "Sources down",
                 "Sources that kvdiag cannot read: the driver, the engine, the agent, the host.\n\n"
                 "Metric: `kvdiag_source_up`",
                 f"sum(1 - {own('source_up')})",
@@ -128,7 +128,7 @@ def health() -> Row:
             ),
             stat(
                 "Diagnosis age",
-                "Time since the oldest newest diagnosis; seconds when all is well.\n\n"
+                "Age of the newest diagnosis, of the replica where it is oldest; seconds if all is well.\n\n"
                 "Metric: `kvdiag_diagnosis_timestamp_seconds`",
                 f"max(time() - {own('diagnosis_timestamp_seconds')})",
                 unit="s",
@@ -141,7 +141,7 @@ def health() -> Row:
 
 
 def wrong() -> Row:
-    """What is suspect or fault now, and every verdict over time."""
+    """Suspects and faults now, and every verdict over time."""
     bad = f"{own('finding', WRONG)} == 1"
     first = each("min", "id, status", f"min_over_time(timestamp({bad})[$__range:1m])")
     left = f"{own('time_to_exhaustion_seconds')} * on (instance, id) group_left (status) ({bad})"
@@ -149,22 +149,22 @@ def wrong() -> Row:
     coloured: list[Json] = [
         by_name("Status", mappings=_WORDS, custom_cellOptions={"type": "color-text"}),
         by_name("First seen in this range", unit="dateTimeFromNow"),
-        by_name("Lasts", unit="s", noValue="-"),
+        by_name("Exhausted in", unit="s", noValue="-"),
     ]
     return Row(
         title="What is wrong, and since when?",
         panels=(
             table(
                 "Wrong now",
-                "Verdicts that are suspect or fault now, since when in the time range they were first seen so, and how "
-                "long the room lasts. An empty list is not health: see *Verdict* and *Not judged*. The runbook of a "
-                "verdict is `alerts/runbooks/<verdict>.md`.\n\n"
+                "Verdicts that are suspect or fault now, since when within the time range, and the time until memory "
+                "is exhausted. An empty list alone is not healthy: see *Verdict* and *Unknown verdicts*. The runbook "
+                "of a verdict is `alerts/runbooks/<verdict>.md`.\n\n"
                 "Metrics: `kvdiag_finding`, `kvdiag_finding_holder_info`, `kvdiag_time_to_exhaustion_seconds`",
-                keys={"replica": "Replica", "id": "Verdict", "status": "Status", "holder": "Who"},
+                keys={"replica": "Replica", "id": "Verdict", "status": "Status", "holder": "Holder"},
                 columns={
                     "Now": each("max", "id, status", bad),
                     "First seen in this range": (f"1000 * {first} and {each('max', 'id, status', bad)}"),
-                    "Lasts": each("min", "id, status", left),
+                    "Exhausted in": each("min", "id, status", left),
                     "Holder": each("max", "id, status, holder", holder),
                 },
                 width=10,
@@ -176,7 +176,7 @@ def wrong() -> Row:
             ),
             timeline(
                 "Verdicts over time",
-                "Every verdict's status, the worst of the chosen replicas. A hole: kvdiag did not answer.\n\n"
+                "Every verdict's status, the worst of the chosen replicas. A gap: kvdiag did not answer.\n\n"
                 "Metric: `kvdiag_finding`",
                 Target(expr=finding_codes("id"), legend="{{id}}"),
                 mappings=MAPPINGS,
@@ -191,9 +191,9 @@ def wrong() -> Row:
 def ledger_graph(width: int) -> Panel:
     """The ledger of the chosen GPUs over time."""
     return graph(
-        "Where the memory is",
-        "The parts of the devices' used bytes, on one another, against what the devices have. *unaccounted* is what "
-        "nothing explains; *other_process* is not the server's.\n\n"
+        "Memory by component",
+        "Used bytes of the devices by component, stacked, with the capacity. *unaccounted* is the unexplained "
+        "rest; *other_process* does not belong to the server.\n\n"
         "Metrics: `kvdiag_memory_component_bytes`, `kvdiag_gpu_memory_total_bytes`",
         Target(expr=f"sum by (component) ({gpu('memory_component_bytes')})", legend="{{component}}"),
         Target(expr=f"sum({gpu('gpu_memory_total_bytes')})", legend="capacity"),
@@ -219,7 +219,7 @@ def memory() -> Row:
             ledger_graph(12),
             table(
                 "Each GPU now",
-                "Used bytes of each device and what of them is what. *Pressure* leaves out what can be used again.\n\n"
+                "Used bytes of each device by component. *Pressure* excludes reusable bytes.\n\n"
                 "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_gpu_memory_total_bytes`, "
                 "`kvdiag_memory_pressure_ratio`, `kvdiag_memory_component_bytes`",
                 keys={"replica": "Replica", "gpu": "GPU"},
@@ -230,7 +230,7 @@ def memory() -> Row:
                     "Weights": of("weights"),
                     "KV pool": of("kv_.+"),
                     "torch": of("torch_.+"),
-                    "Not the server's": of("other_process|process"),
+                    "Other processes": of("other_process|process"),
                     "Unaccounted": of("unaccounted"),
                 },
                 width=12,
@@ -247,7 +247,7 @@ def memory() -> Row:
                     by_name("Used", unit="percentunit"),
                     *(
                         by_name(name, unit="bytes")
-                        for name in ("Capacity", "Weights", "KV pool", "torch", "Not the server's", "Unaccounted")
+                        for name in ("Capacity", "Weights", "KV pool", "torch", "Other processes", "Unaccounted")
                     ),
                 ),
             ),

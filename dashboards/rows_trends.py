@@ -1,4 +1,4 @@
-"""The middle rows: does it leak or fragment, is the pool too small."""
+"""The middle rows: is memory leaking or fragmenting, is the pool too small."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _LIMIT_80 = by_name(
 
 
 def growth() -> Row:
-    """What grows, what does not return, and what no allocation fits in."""
+    """Growth, memory that is not released, and memory that no allocation fits in."""
     gap = f"{gpu('torch_reserved_bytes')} - {gpu('torch_allocated_bytes')}"
     return Row(
         title="Is it leaking or fragmenting?",
         panels=(
             graph(
-                "KV cache held while nothing runs",
-                "Bytes of the pool that are in use although no request runs or waits. Returns to 0 on a healthy "
-                "server; a floor that rises is a leak of blocks. Holes are times under load.\n\n"
+                "KV cache in use while idle",
+                "Bytes of the pool in use although no request is running or waiting. 0 on a healthy "
+                "server; a rising minimum is a leak of blocks. Gaps are times under load.\n\n"
                 "Metrics: `kvdiag_kv_used_bytes`, `kvdiag_requests_running`, `kvdiag_requests_waiting`",
                 Target(expr=each("max", "engine", _IDLE), legend="{{replica}} engine {{engine}}"),
                 unit="bytes",
@@ -42,9 +42,9 @@ def growth() -> Row:
             ),
             graph(
                 "Growth per hour",
-                "Slope of the last hour of each device's used bytes, of what torch has allocated, and of the host "
-                "memory of the largest process. A pool that was taken at start does not grow: what stays above 0 for "
-                "hours does. Growth of a minute is load.\n\n"
+                "Slope over the last hour of each device's used bytes, of torch's allocated bytes, and of the host "
+                "memory of the largest process. A pool that is allocated at start does not grow: a line above 0 for "
+                "hours is growth; above 0 for minutes is load.\n\n"
                 "Metrics: `kvdiag_gpu_memory_used_bytes`, `kvdiag_torch_allocated_bytes`, "
                 "`kvdiag_host_anonymous_bytes`",
                 Target(
@@ -65,7 +65,7 @@ def growth() -> Row:
             ),
             graph(
                 "Time to exhaustion",
-                "How long the room lasts at the growth that was found, and the least that it can last. No line: no "
+                "Time until memory is exhausted at the growth found, with its lower bound. No line: no "
                 "verdict has found growth.\n\n"
                 "Metrics: `kvdiag_time_to_exhaustion_seconds`, `kvdiag_time_to_exhaustion_low_seconds`",
                 Target(expr=each("min", "id", own("time_to_exhaustion_seconds")), legend="{{replica}} {{id}}"),
@@ -77,8 +77,8 @@ def growth() -> Row:
                 steps=TIME_LEFT,
             ),
             graph(
-                "Growth that was found",
-                "How fast what a verdict calls grows, with the least and the most that it can be.\n\n"
+                "Growth found",
+                "Growth of the memory that a verdict is about, with its lower and upper bound.\n\n"
                 "Metrics: `kvdiag_growth_bytes_per_second`, `kvdiag_growth_low_bytes_per_second`, "
                 "`kvdiag_growth_high_bytes_per_second`",
                 *(
@@ -93,8 +93,8 @@ def growth() -> Row:
             ),
             graph(
                 "Reserved by torch and not allocated",
-                "The gap between what torch's allocator took from the driver and what lives in it. Most of it is cache "
-                "that is used again; only *stranded* is fragmentation. The line is at 2 GiB. Needs the agent.\n\n"
+                "Reserved minus allocated bytes. Most of it is cache "
+                "that torch reuses; only *stranded* is fragmentation. The line is at 2 GiB. Needs the agent.\n\n"
                 "Metrics: `kvdiag_torch_reserved_bytes`, `kvdiag_torch_allocated_bytes`, `kvdiag_torch_stranded_bytes`",
                 Target(expr=each("max", "gpu, rank", gap), legend="{{replica}} GPU {{gpu}} gap"),
                 Target(
@@ -109,8 +109,8 @@ def growth() -> Row:
                 },
             ),
             graph(
-                "Allocations that failed, or failed at first",
-                "*retries*: torch had to give its cache back to the driver first. *out of memory*: it was not enough. "
+                "Failed and retried allocations",
+                "*retries*: torch had to flush its cache first. *out of memory*: that was not enough. "
                 "Needs the agent.\n\n"
                 "Metrics: `kvdiag_torch_alloc_retries_total`, `kvdiag_torch_ooms_total`",
                 Target(
@@ -125,8 +125,8 @@ def growth() -> Row:
                 width=8,
             ),
             graph(
-                "The last allocation that failed",
-                "What it asked for, and what was free on the device then: more free than asked for is fragmentation. "
+                "Last failed allocation",
+                "Its size, and the device's free memory at that moment: more free than requested is fragmentation. "
                 "Needs the agent.\n\nMetrics: `kvdiag_oom_asked_bytes`, `kvdiag_oom_free_bytes`",
                 Target(
                     expr=each("max", "gpu, process", gpu("oom_asked_bytes")), legend="{{replica}} {{process}} asked"
@@ -137,7 +137,7 @@ def growth() -> Row:
             ),
             graph(
                 "Host memory",
-                "The server's own memory on the host, without file-backed pages: the most common real leak.\n\n"
+                "Anonymous memory of the server's processes, without file-backed pages: the most common leak.\n\n"
                 "Metrics: `kvdiag_host_anonymous_bytes`, `kvdiag_host_resident_bytes`",
                 Target(expr=each("max", "process", own("host_anonymous_bytes")), legend="{{replica}} {{process}}"),
                 Target(expr=each("sum", "", own("host_resident_bytes")), legend="{{replica}} resident, all processes"),
@@ -149,14 +149,14 @@ def growth() -> Row:
 
 
 def pool() -> Row:
-    """Occupancy, waiting, preemptions, and concurrency against its limit."""
+    """Usage, waiting requests, preemptions, and concurrency with its limit."""
     tokens = vllm("request_prompt_tokens_bucket")
     return Row(
         title="Is the pool too small?",
         panels=(
             graph(
                 "Pool in use",
-                "Share of each engine's KV pool that requests hold, and memory pressure, which is 1 as soon as "
+                "Usage of each engine's KV pool, and memory pressure, which is 1 as soon as "
                 "requests wait for capacity.\n\nMetrics: `kvdiag_kv_usage_ratio`, `kvdiag_memory_pressure_ratio`",
                 Target(expr=each("max", "engine", own("kv_usage_ratio")), legend="{{replica}} engine {{engine}}"),
                 Target(expr=each("max", "", gpu("memory_pressure_ratio")), legend="{{replica}} pressure"),
@@ -166,9 +166,9 @@ def pool() -> Row:
                 steps=FULL,
             ),
             graph(
-                "Requests against the limit",
-                "Requests that run and wait, over all chosen replicas, and how many the pools hold at once: of their "
-                "present length where kvdiag knows it, else of the longest that are admitted.\n\n"
+                "Requests and their limit",
+                "Running and waiting requests of all chosen replicas, and how many fit into the pools: at their "
+                "current length if kvdiag knows it, else at full context length.\n\n"
                 "Metrics: `kvdiag_requests_running`, `kvdiag_requests_waiting`, `kvdiag_requests_concurrency_limit`, "
                 "`kvdiag_requests_max_concurrency`",
                 Target(expr=f"sum({own('requests_running')})", legend="running"),
@@ -186,7 +186,7 @@ def pool() -> Row:
             ),
             graph(
                 "Waiting, by reason",
-                "*capacity*: for room in the pool or the batch. *deferred*: for something else that passes.\n\n"
+                "*capacity*: for room in the pool or the batch. *deferred*: for another, temporary reason.\n\n"
                 "Metric: `vllm:num_requests_waiting_by_reason`",
                 Target(
                     expr=each("sum", "reason", vllm("num_requests_waiting_by_reason")),
@@ -197,7 +197,7 @@ def pool() -> Row:
             ),
             graph(
                 "Preemptions per second",
-                "Requests that were put out of the pool to make room, and are computed again.\n\n"
+                "Requests evicted from the pool to make room; they are computed again.\n\n"
                 "Metric: `vllm:num_preemptions_total`",
                 Target(
                     expr=each("sum", "engine", rate(vllm("num_preemptions_total"))),
@@ -208,8 +208,8 @@ def pool() -> Row:
             ),
             graph(
                 "Prompt length",
-                "Mean, and the bucket that 99 % of the finished requests stay within. A long tail fills a pool that "
-                "the mean fits in.\n\nMetric: `vllm:request_prompt_tokens`",
+                "Mean and 99th percentile of the finished requests. A long tail fills a pool that "
+                "the mean fits into.\n\nMetric: `vllm:request_prompt_tokens`",
                 Target(
                     expr=ratio(
                         each("sum", "", rate(vllm("request_prompt_tokens_sum"))),
@@ -222,8 +222,8 @@ def pool() -> Row:
                 width=8,
             ),
             graph(
-                "Context of what runs",
-                "Tokens in the pool for each request that runs, those generated so far among them, and the most within "
+                "Context of running requests",
+                "Mean tokens in the pool per running request, including generated ones, and their maximum within "
                 "5 minutes: a document of ten pages is a step here.\n\nMetric: `kvdiag_context_mean_tokens`",
                 Target(expr=each("max", "engine", own("context_mean_tokens")), legend="{{replica}} engine {{engine}}"),
                 Target(
@@ -234,8 +234,8 @@ def pool() -> Row:
                 width=8,
             ),
             graph(
-                "Waste in the blocks held",
-                "Share of the blocks that requests hold which no token fills. A few per cent at most with paging.\n\n"
+                "Wasted block space",
+                "Ratio of the used blocks that holds no token. A few percent at most with paging.\n\n"
                 "Metric: `kvdiag_kv_waste_ratio`",
                 Target(expr=each("max", "engine", own("kv_waste_ratio")), legend="{{replica}} engine {{engine}}"),
                 unit="percentunit",
@@ -243,7 +243,7 @@ def pool() -> Row:
             ),
             graph(
                 "Further requests that fit",
-                "Requests as long as those that run now that the free blocks still hold.\n\n"
+                "Requests of the current mean length that fit into the free blocks.\n\n"
                 "Metric: `kvdiag_kv_headroom_requests`",
                 Target(expr=each("sum", "engine", own("kv_headroom_requests")), legend="{{replica}} engine {{engine}}"),
                 unit="short",

@@ -1,4 +1,4 @@
-"""How statuses look: one text and one colour each, the same on both boards."""
+"""The text and the colour of each status, the same on both boards."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ UP_STEPS: Json = thresholds((None, "red"), (1, "green"))
 
 PLAIN: Json = thresholds((None, "blue"))
 FULL: Json = thresholds((None, "green"), (0.8, "orange"), (0.9, "red"))
-"""The mission's 80 and 90 %, of memory pressure and of what the pool admits."""
+"""80 and 90 %, of memory pressure and of requests in flight."""
 
 ANY: Json = thresholds((None, "green"), (1, "orange"))
 ANY_UNKNOWN: Json = thresholds((None, "green"), (1, TEXTS["unknown"][1]))
 ANY_IS_BAD: Json = thresholds((None, "green"), (1, "red"))
 TIME_LEFT: Json = thresholds((None, "red"), (6 * 3600, "orange"), (7 * 86_400, "green"))
-AGE: Json = thresholds((None, "green"), (60, "orange"), (300, "red"))
+AGE: Json = thresholds((None, "green"), (60, "orange"), (900, "red"))

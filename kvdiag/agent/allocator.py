@@ -87,7 +87,7 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
     """
     blocks = sum(int(statistics.get(name, {}).get("current", 0)) for name in ("active", "inactive_split"))
     if blocks > MOST_BLOCKS:
-        raise TooManyBlocksError(f"{blocks} blocks are too many to look at beside the server")
+        raise TooManyBlocksError(f"{blocks} blocks are too many to inspect in a running server")
     library = sys.modules["torch._C"]
     accepted = inspect.signature(cuda.memory_snapshot).parameters
     if "include_traces" in accepted:

@@ -91,7 +91,7 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     if problem is None and pids is None:
         return Check(id="engine.processes", outcome="skip", found="no server reachable")
     if pids is None:
-        fix = "run kvdiag beside the server, in its PID namespace (shareProcessNamespace: true) and as its user or root"
+        fix = "run kvdiag on the server's host, in its PID namespace (shareProcessNamespace: true), as its user"
         return Check(id="engine.processes", outcome="warn", found=problem or "not visible", fix=fix)
     found = f"{plural(len(pids), 'process', 'processes')}, memory readable for {readable}"
     if readable < len(pids):

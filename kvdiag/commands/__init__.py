@@ -128,8 +128,10 @@ def settings(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
     defaults: dict[str, dict[str, Any]] = {}
     for name, options in found.items():
         command = cli.get_command(context, name)
-        if command is None or not isinstance(options, dict):
+        if command is None:
             raise KvdiagError(f"{path}: unknown command {name!r}; tables are named after commands, such as [run]")
+        if not isinstance(options, dict):
+            raise KvdiagError(f"{path}: {name!r} must be a table of options, [{name}]")
         # Options that are read before the file, such as --config itself, would come too late in it.
         known = {parameter.name: parameter for parameter in command.params if not parameter.is_eager}
         for option, value in options.items():

@@ -1,9 +1,10 @@
-"""`kvdiag fit`: will it fit, what is the largest that does, and what to change when it does not."""
+"""`kvdiag fit`: whether a model fits on a GPU, the most that fits, and what to change where it does not."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,22 @@ from kvdiag.commands.fitting.fit_inputs import (
     profile_of,
     weights_of,
 )
+from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.options.common import output_option, server_options
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.errors import KvdiagError
+from kvdiag.formatting import format_bytes, plural
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
 from kvdiag.kv.fit.overheads import architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
-from kvdiag.kv.layout.capacity import CacheLayout, plan_layout, pool_capacity
+from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
 from kvdiag.kv.layout.deployment import Platform, block_note, default_batched_tokens, deployed_layout
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
 from kvdiag.outputs.documents.fit_document import capacity_document, fit_document, grid_document
 from kvdiag.outputs.terminal.fit_text import render_fit, render_grid
-from kvdiag.outputs.terminal.text import readable
 from kvdiag.sources.model_files import ModelFiles, catalogue, read_model
 
 EXIT_CODES: Mapping[Outcome, int] = {Outcome.FITS: 0, Outcome.TIGHT: 1, Outcome.DOES_NOT_FIT: 2}
@@ -47,47 +49,53 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.command()
 @click.argument("model", required=False)
 @click.option("--list", "list_models", is_flag=True, help="List the models known by name.")
-@click.option("--gpu", default="h100", show_default=True, help="GPU by name, or its memory: 80GB, 80GiB, bytes.")
-@click.option("--tp", default=1, show_default=True, help="Tensor-parallel GPUs.")
-@click.option("--pp", default=1, show_default=True, help="Pipeline stages.")
-@click.option("--dcp", default=1, show_default=True, help="Decode context parallel ranks.")
-@click.option("--context", type=int, help="Tokens of one request, prompt and output together.")
-@click.option("--concurrency", type=int, help="Requests at once.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="--kv-cache-dtype of the engine.")
-@click.option("--weights", default="auto", show_default=True, help="Format (fp8, awq, ...) or size of the weights.")
-@click.option("--memory-fraction", type=float, help=f"Share of the GPU for the engine [{DEFAULT_MEMORY_FRACTION}].")
+@click.option("--gpu", default="h100", show_default=True, help="GPU name, or its memory: 80GB, 80GiB, bytes.")
+@click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
+@click.option("--pp", default=1, show_default=True, help="Pipeline-parallel size.")
+@click.option("--dcp", default=1, show_default=True, help="Decode-context-parallel size.")
+@click.option("--context", type=int, help="Tokens per request: prompt plus output.")
+@click.option("--concurrency", type=int, help="Concurrent requests.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="KV-cache number format (--kv-cache-dtype).")
+@click.option("--weights", default="auto", show_default=True, help="Weight format (fp8, awq, ...) or total size.")
+@click.option("--memory-fraction", type=float, help=f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
 @click.option("--engine", type=click.Choice(["vllm", "generic"]), default="vllm", show_default=True)
-@click.option("--request-rate", type=float, help="Requests a second, instead of --concurrency.")
-@click.option("--prompt-tokens", type=float, help="Mean prompt length of that traffic.")
-@click.option("--output-tokens", type=float, help="Mean output length of that traffic.")
-@click.option("--lengths", type=click.Path(path_type=Path), help="JSON: [[prompt, output, weight], ...] instead.")
+@click.option("--request-rate", type=float, help="Requests per second, instead of --concurrency.")
+@click.option("--prompt-tokens", type=float, help="Mean prompt length with --request-rate.")
+@click.option("--output-tokens", type=float, help="Mean output length with --request-rate.")
+@click.option("--lengths", type=click.Path(path_type=Path), help="JSON of lengths: [[prompt, output, weight], ...].")
 @click.option("--seconds-per-token", type=float, default=0.03, show_default=True, help="Seconds per output token.")
 @click.option("--seconds-to-first", type=float, default=0.5, show_default=True, help="Seconds to the first token.")
-@click.option("--grid", is_flag=True, help="A table over context and concurrency.")
-@click.option("--kv-pool-bytes", type=int, help="The capacity of a pool of so many bytes per rank, and nothing else.")
-@click.option("--kv-bytes-per-token", type=int, help="Bytes a token takes on one GPU, for unknown architectures.")
-@click.option("--block-size", type=int, help="Tokens of a block.")
-@click.option("--max-num-batched-tokens", type=int, help="Tokens of one engine step.")
-@click.option("--max-in-flight-tokens", type=int, help="Tokens of all steps in flight, instead.")
-@click.option("--mamba-cache-mode", type=click.Choice([mode.value for mode in StateCacheMode]), help="State blocks.")
-@click.option("--mamba-ssm-cache-dtype", help="Number format of recurrent states, where it is not the model's.")
-@click.option("--no-prefix-caching", is_flag=True, help="The engine runs without prefix caching.")
+@click.option("--grid", is_flag=True, help="Print a table over context and concurrency.")
+@click.option("--kv-pool-bytes", type=int, help="Only compute the capacity of a pool of this size per rank.")
+@click.option("--kv-bytes-per-token", type=int, help="KV bytes per token and GPU, for unknown architectures.")
+@click.option("--block-size", type=int, help="Tokens per block.")
+@click.option("--max-num-batched-tokens", type=int, help="Tokens per engine step.")
+@click.option("--max-in-flight-tokens", type=int, help="Tokens in all steps in flight, instead.")
 @click.option(
-    "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager", default=None, help="Whether windows free their blocks."
+    "--mamba-cache-mode",
+    type=click.Choice([mode.value for mode in StateCacheMode]),
+    help="State caching.",
 )
-@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens; a model's MTP layers are counted.")
+@click.option("--mamba-ssm-cache-dtype", help="Number format of recurrent states [the model's].")
+@click.option("--no-prefix-caching", is_flag=True, help="Assume prefix caching is off.")
+@click.option(
+    "--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager",
+    default=None,
+    help="Sliding-window layers free old blocks (vLLM's default).",
+)
+@click.option("--num-speculative-tokens", type=int, default=0, help="Draft tokens per step (MTP layers count).")
 @click.option("--platform", type=click.Choice([one.value for one in Platform]), default="cuda", show_default=True)
-@click.option("--calibrate", metavar="URL", help="Compare with a running server, and keep what it takes.")
-@click.option(
-    "--from-log", type=click.Path(path_type=Path), help="Compare with a vLLM startup log (- is stdin) instead."
-)
-@click.option("--profile", type=click.Path(path_type=Path), help="File of measured profiles, instead of the usual one.")
-@click.option("--no-profile", is_flag=True, help="Plan with estimates, and keep no measured profile.")
+@click.option("--calibrate", metavar="URL", help="Compare with a running server and save its overheads.")
+@click.option("--from-log", type=click.Path(path_type=Path), help="Compare with a vLLM startup log (- for stdin).")
+@click.option("--profile", type=click.Path(path_type=Path), help="File of measured profiles [the default file].")
+@click.option("--no-profile", is_flag=True, help="Use estimates; read and save no profile.")
 @server_options
-@click.option("--offline", is_flag=True, help="Do not ask the Hub.")
+@click.option("--offline", is_flag=True, help="Do not contact the Hugging Face Hub.")
 @output_option
-def command(model: str | None, **options: Any) -> int:
-    """Say whether MODEL fits: a folder, a config.json, a Hub id, or a name such as llama_70b.
+def command(model: str | None, **given: Any) -> int:
+    """Check whether MODEL fits on a GPU, and what would make it fit.
+
+    MODEL is a folder, a config.json, a Hub id, or a name such as llama_70b.
 
     \b
     kvdiag fit llama_70b --gpu a100 --tp 4 --context 8192 --concurrency 32
@@ -95,88 +103,90 @@ def command(model: str | None, **options: Any) -> int:
     kvdiag fit ./model --kv-pool-bytes 10737418240 --context 131072 --output json
     kvdiag fit Qwen/Qwen3-32B --gpu h100 --from-log startup.log
 
-    Exit codes: 0 fits, 1 fits with less than a tenth of the pool to spare, 2 does not fit, 3 cannot say. With
-    --calibrate or --from-log: 0 all within 2 % of what the engine reports, 1 something drifts, 3 nothing to compare.
+    Exit codes: 0 fits, 1 fits with less than 10 % of the pool free, 2 does not fit, 3 unknown. With --calibrate or
+    --from-log: 0 all figures within 2 % of what the engine reports, 1 a figure is off, 3 nothing to compare.
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    if options["list_models"]:
+    options = FitOptions(**given)
+    if options.list_models:
         print_text("\n".join(catalogue().names))
         return 0
     if model is not None and not model.strip():
-        raise click.UsageError("MODEL is empty: name a folder, a config.json, a Hub id, or one of --list")
+        raise click.UsageError("MODEL is empty: pass a folder, a config.json, a Hub id, or a name from --list")
     check_options(options)
-    if options["calibrate"] is not None or options["from_log"] is not None:
+    if options.calibrate is not None or options.from_log is not None:
         calibrate = importlib.import_module("kvdiag.commands.fitting.calibrate")
         result: int = calibrate.calibrate(model, options)
         return result
     if model is None:
-        raise click.UsageError("name a MODEL: a folder, a config.json, a Hub id, or one of --list")
-    files = read_model(model, offline=options["offline"])
-    return _fit(files, options) if options["kv_pool_bytes"] is None else _capacity(files, options)
+        raise click.UsageError("MODEL is missing: pass a folder, a config.json, a Hub id, or a name from --list")
+    files = read_model(model, offline=options.offline)
+    return _fit(files, options) if options.kv_pool_bytes is None else _capacity(files, options)
 
 
-def _capacity(files: ModelFiles, options: Mapping[str, Any]) -> int:
+def _capacity(files: ModelFiles, options: FitOptions) -> int:
     """The capacity model alone: a pool's blocks, tokens and concurrency."""
     notes: Iterable[str] = ()
     if is_spec_document(files.config):
         deployment = deployment_of(None, options)
         layout = plan_layout(
-            parse_page_specs(files.config), hybrid_manager=options["hybrid_kv_cache_manager"] is not False
+            parse_page_specs(files.config), hybrid_manager=options.hybrid_kv_cache_manager is not False
         )
-        mode = options["mamba_cache_mode"]
+        mode = options.mamba_cache_mode
         terms = RequestTerms(
             max_in_flight_tokens=deployment.in_flight_tokens,
             max_encoder_tokens=deployment.encoder_tokens,
             decode_context_parallel=deployment.decode_context_parallel,
             state_cache_mode=StateCacheMode.NONE if mode is None else StateCacheMode(mode),
         )
-        context = DEFAULT_CONTEXT_TOKENS if options["context"] is None else options["context"]
+        context = DEFAULT_CONTEXT_TOKENS if options.context is None else options.context
     else:
         architecture = architecture_of(files, options)
         deployment = deployment_of(architecture, options)
         check_asked(architecture, deployment, options)
         layout = deployed_layout(architecture, deployment)
         if not layout.groups:
-            raise KvdiagError(f"{files.origin} keeps no KV cache: a pool holds nothing of it")
+            raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
         terms = deployment.request_terms(architecture)
         context = context_of(architecture, options)
         notes = filter(None, [block_note(architecture, deployment)])
-    capacity = pool_capacity(layout, pool_bytes=options["kv_pool_bytes"], context_tokens=context, terms=terms)
+    capacity = pool_capacity(layout, pool_bytes=options.kv_pool_bytes or 0, context_tokens=context, terms=terms)
     document = capacity_document(layout, capacity, deployment, origin=files.origin, notes=tuple(notes))
-    if options["output"] == "json":
+    if options.output == "json":
         print_json(document)
     else:
-        print_text("\n".join(_capacity_lines(layout, document)))
+        print_text("\n".join(_capacity_lines(document)))
     return 0 if capacity.admits_one else EXIT_CODES[Outcome.DOES_NOT_FIT]
 
 
-def _capacity_lines(layout: CacheLayout, document: Mapping[str, Any]) -> Sequence[str]:
+def _capacity_lines(document: Mapping[str, Any]) -> Sequence[str]:
     per_token = document["kv_bytes_per_token"]
-    groups = "1 group" if len(layout.groups) == 1 else f"{len(layout.groups)} groups"
+    blocks, request = plural(document["num_blocks"], "block"), plural(document["blocks_per_request"], "block")
     return (
-        f"{document['num_blocks']:,} blocks of {document['bytes_per_block']:,} bytes, {groups}",
-        f"{document['blocks_per_request']:,} blocks a request, {document['max_concurrency']:.2f} at once",
-        f"{document['capacity_tokens']:,} tokens, as the engine counts them",
-        "no single bytes per token" if per_token is None else f"{per_token:,} bytes per token on each GPU",
+        f"{blocks} of {document['bytes_per_block']:,} bytes, in {plural(document['groups'], 'group')}",
+        f"{request} per request, {document['max_concurrency']:.2f} requests at once",
+        f"{plural(document['capacity_tokens'], 'token')} of capacity, as vLLM reports it",
+        "bytes per token depend on length" if per_token is None else f"{per_token:,} bytes per token and GPU",
         *document["notes"],
     )
 
 
-def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
+def _fit(files: ModelFiles, options: FitOptions) -> int:
     architecture = architecture_of(files, options)
-    total = gpu_bytes(options["gpu"])
-    chosen = dict(options)
+    total = gpu_bytes(options.gpu)
+    chosen = options
     profile = profile_of(files, architecture, deployment_of(architecture, options), options)
-    if chosen["max_num_batched_tokens"] is None and chosen["max_in_flight_tokens"] is None:
+    if chosen.max_num_batched_tokens is None and chosen.max_in_flight_tokens is None:
         measured_with = None if profile is None else profile.max_num_batched_tokens
-        chosen["max_num_batched_tokens"] = measured_with or default_batched_tokens(total, options["gpu"])
+        batched = measured_with or default_batched_tokens(total, options.gpu)
+        chosen = replace(options, max_num_batched_tokens=batched)
     deployment = deployment_of(architecture, chosen)
     check_asked(architecture, deployment, options)
-    fraction = options["memory_fraction"]
+    fraction = options.memory_fraction
     scenario = Scenario(
         architecture=architecture,
         deployment=deployment,
         gpu_bytes=total if profile is None else profile.gpu_total_bytes,
-        memory_fraction_ratio=fraction_of(fraction, options["engine"]),
+        memory_fraction_ratio=fraction_of(fraction, options.engine),
         weights=weights_of(files, architecture, options),
         overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
         demand=demand_of(architecture, options),
@@ -192,8 +202,8 @@ def _fit(files: ModelFiles, options: Mapping[str, Any]) -> int:
         ),
     ]
     waste = block_waste_ratio(scenario) if plan.keeps_cache else None
-    rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options["grid"] else ()
-    if options["output"] == "json":
+    rows = demand_grid(scenario, contexts=GRID_CONTEXTS, concurrencies=GRID_REQUESTS) if options.grid else ()
+    if options.output == "json":
         document = fit_document(scenario, plan, levers, origin=files.origin, notes=notes, block_waste_ratio=waste)
         if rows:
             document["grid"] = grid_document(rows)
@@ -219,6 +229,6 @@ def _profile_notes(profile: Profile | None) -> Iterator[str]:
     """What a measured profile changes in a plan besides the overheads."""
     if profile is None:
         return
-    yield f"the GPU has {readable(profile.gpu_total_bytes)} as that engine saw it"
+    yield f"GPU memory as that engine reported it: {format_bytes(profile.gpu_total_bytes)}"
     if profile.graph_bytes and not profile.graphs_in_fraction:
-        yield f"graphs of {readable(profile.graph_bytes)} come on top, outside the memory fraction"
+        yield f"CUDA graphs take another {format_bytes(profile.graph_bytes)}, outside the memory fraction"

@@ -41,23 +41,23 @@ class _ClientGoneError(ConnectionError):
 class Api:
     """One server: its engine on its GPU, and the answers that it gives."""
 
-    def __init__(self, story: Scenario, root: Path) -> None:
-        """Put the story's processes on a new GPU, the server last; `root` is the model's folder."""
+    def __init__(self, scenario: Scenario, root: Path) -> None:
+        """Start the scenario's processes on a new GPU, the server last; `root` is the model's directory."""
         self._root = root
         self._started_seconds = time.time()
         self._limits = ModelLimits(
-            name=MODEL_NAME, vocab=story.model.vocab, max_model_len_tokens=story.max_model_len_tokens
+            name=MODEL_NAME, vocab=scenario.model.vocab, max_model_len_tokens=scenario.max_model_len_tokens
         )
         gpu = Gpu(
             uuid=GPU_UUID,
             name=GPU_NAME,
-            total_bytes=story.device_bytes,
-            driver_reserved_bytes=story.driver_reserved_bytes,
+            total_bytes=scenario.device_bytes,
+            driver_reserved_bytes=scenario.driver_reserved_bytes,
         )
-        for foreign in story.foreign:
+        for foreign in scenario.foreign:
             gpu.take(gpu.join(foreign.pid, foreign.name), foreign.used_bytes)
-        self.engine = Engine(story, gpu, pid=os.getpid())
-        self._cache_config = cache_config(story, self.engine.total_blocks)
+        self.engine = Engine(scenario, gpu, pid=os.getpid())
+        self._cache_config = cache_config(scenario, self.engine.total_blocks)
         self._routes: Mapping[str, tuple[str, Callable[[HttpRequest], Response]]] = {
             "/health": ("GET", lambda _: Response()),
             "/version": ("GET", lambda _: Response.json({"version": VLLM_VERSION})),
@@ -158,7 +158,7 @@ class Api:
                 max_tokens=completion.max_tokens,
                 min_tokens=completion.min_tokens,
                 ignore_eos=completion.ignore_eos,
-                cache_salt=None if self.engine.story.salts_ignored else completion.cache_salt,
+                cache_salt=None if self.engine.scenario.salts_ignored else completion.cache_salt,
                 arrived_seconds=now,
             ): index
             for index, prompt in enumerate(completion.prompts)
@@ -189,27 +189,27 @@ class Api:
         }
 
 
-def cache_config(story: Scenario, total_blocks: int) -> dict[str, str]:
+def cache_config(scenario: Scenario, total_blocks: int) -> dict[str, str]:
     """Labels of vllm:cache_config_info, all that 0.32 has. A value that is not set reads "None"."""
     # kv_cache_utils.py: get_kv_cache_capacity; the null block is not subtracted there.
-    concurrency = total_blocks / blocks_for(story.max_model_len_tokens, story.block_tokens)
+    concurrency = total_blocks / blocks_for(scenario.max_model_len_tokens, scenario.block_tokens)
     return {
         "_block_size_resolved": "True",
-        "block_size": str(story.block_tokens),
+        "block_size": str(scenario.block_tokens),
         "cache_dtype": "auto",
         "cache_hit_alignment_tokens": "None",
-        "effective_attention_block_size": str(story.block_tokens),
+        "effective_attention_block_size": str(scenario.block_tokens),
         "enable_mamba_shared_prefix_checkpoint": "False",
-        "enable_prefix_caching": str(story.prefix_caching),
+        "enable_prefix_caching": str(scenario.prefix_caching),
         "engine": "0",
-        "gpu_memory_utilization": str(story.memory_fraction_ratio),
+        "gpu_memory_utilization": str(scenario.memory_fraction_ratio),
         "hash_block_size": "None",
         "is_attention_free": "False",
         "kv_cache_dtype_skip_layers": "[]",
         "kv_cache_layout": "None",
         "kv_cache_max_concurrency": str(concurrency),
-        "kv_cache_memory_bytes": str(story.kv_cache_memory_bytes),
-        "kv_cache_size_tokens": str(int(concurrency * story.max_model_len_tokens)),
+        "kv_cache_memory_bytes": str(scenario.kv_cache_memory_bytes),
+        "kv_cache_size_tokens": str(int(concurrency * scenario.max_model_len_tokens)),
         "kv_offloading_backend": "native",
         "kv_offloading_size": "None",
         "kv_sharing_fast_prefill": "False",

@@ -1,7 +1,7 @@
 """The engine: a scheduler whose steps take time, and whose model, pool and activations take the GPU's memory.
 
-Single-threaded: everything here runs in the event loop that also serves HTTP. Whatever a story does wrong, it does here
-or in the scheduler by really keeping a block or a piece of memory; counters only count.
+Single-threaded: everything here runs in the event loop that also serves HTTP. A scenario's faults are real: here or in
+the scheduler a block or a piece of memory is kept; counters only count.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Outputs = asyncio.Queue[Output | None]
 class Engine:
     """One vLLM-like engine on one simulated GPU; `run` is its step loop."""
 
-    def __init__(self, story: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
+    def __init__(self, scenario: Scenario, gpu: Gpu, *, pid: int, seed: int = 0) -> None:
         """Take all the memory that a server takes before it serves; `seed` decides what tokens the model samples."""
-        self.story = story
+        self.scenario = scenario
         self.gpu = gpu
         self.process = gpu.join(pid, "VLLM::EngineCore")
         self.allocator = CachingAllocator(gpu, self.process)
@@ -65,15 +65,15 @@ class Engine:
         self._work = asyncio.Event()
         self.total_blocks = self._load()
         self.scheduler = Scheduler(
-            BlockPool(self.total_blocks, prefix_caching=story.prefix_caching),
+            BlockPool(self.total_blocks, prefix_caching=scenario.prefix_caching),
             SchedulerLimits(
-                max_batched_tokens=story.max_batched_tokens,
-                max_running=story.max_running,
-                max_model_len_tokens=story.max_model_len_tokens,
-                block_tokens=story.block_tokens,
-                reserve_full_prompt=story.reserve_full_prompt,
+                max_batched_tokens=scenario.max_batched_tokens,
+                max_running=scenario.max_running,
+                max_model_len_tokens=scenario.max_model_len_tokens,
+                block_tokens=scenario.block_tokens,
+                reserve_full_prompt=scenario.reserve_full_prompt,
             ),
-            blocks_kept_at_finish=story.blocks_kept_per_request,
+            blocks_kept_at_finish=scenario.blocks_kept_per_request,
         )
         self.statistics = Statistics()
         self.statistics.see(self.scheduler)
@@ -81,7 +81,7 @@ class Engine:
     @property
     def block_bytes(self) -> int:
         """Device bytes of one KV block, all layers."""
-        return self.story.block_tokens * self.story.model.kv_bytes_per_token
+        return self.scenario.block_tokens * self.scenario.model.kv_bytes_per_token
 
     def submit(self, request: Request, outputs: Outputs) -> None:
         """Queue a request for the next step; what becomes of it arrives in `outputs`."""
@@ -140,7 +140,7 @@ class Engine:
 
     def _take_results(self, batch: Batch) -> None:
         now = time.monotonic()
-        sampled = {request: self._random.randrange(self.story.model.vocab) for request in batch.sampling()}
+        sampled = {request: self._random.randrange(self.scenario.model.vocab) for request in batch.sampling()}
         before = {request: request.last_token_seconds for request in sampled}
         finished = self.scheduler.complete(batch, sampled, eos_token=EOS_TOKEN, now_seconds=now)
         self.statistics.sampled(before, now)
@@ -162,25 +162,25 @@ class Engine:
 
     def _load(self) -> int:
         """Take all that a server takes before it serves; returns the pool's number of blocks."""
-        story = self.story
-        self.gpu.take(self.process, story.context_bytes)
+        scenario = self.scenario
+        self.gpu.take(self.process, scenario.context_bytes)
         # vLLM takes its first memory snapshot once the context is there (gpu_worker.py: init_device).
         free_at_start = self.gpu.free_bytes
-        for _ in range(story.weight_copies):
-            for _name, shape in story.model.tensors():
+        for _ in range(scenario.weight_copies):
+            for _name, shape in scenario.model.tensors():
                 self._keep(math.prod(shape) * BFLOAT16_BYTES)
-        if story.comb is not None:
-            self._comb(story.comb)
+        if scenario.comb is not None:
+            self._comb(scenario.comb)
         self._profile()
-        if story.kv_cache_memory_bytes is not None:
-            available = story.kv_cache_memory_bytes
+        if scenario.kv_cache_memory_bytes is not None:
+            available = scenario.kv_cache_memory_bytes
         else:
-            requested = math.ceil(self.gpu.usable_bytes * story.memory_fraction_ratio)
+            requested = math.ceil(self.gpu.usable_bytes * scenario.memory_fraction_ratio)
             consumed = free_at_start - self.gpu.free_bytes
             available = requested - consumed - sum(self._profiled_activations())
         blocks = available // self.block_bytes
-        for _ in range(story.model.layers):
-            self._keep(blocks * story.block_tokens * story.model.kv_bytes_per_token_per_layer)
+        for _ in range(scenario.model.layers):
+            self._keep(blocks * scenario.block_tokens * scenario.model.kv_bytes_per_token_per_layer)
         return blocks
 
     def _keep(self, size_bytes: int) -> None:
@@ -205,26 +205,26 @@ class Engine:
         self.allocator.empty_cache()
 
     def _profiled_activations(self) -> Iterator[int]:
-        story = self.story
-        yield story.workspace_bytes
-        if story.activation_bytes_per_batched_token:
-            yield story.max_batched_tokens * story.activation_bytes_per_batched_token
+        scenario = self.scenario
+        yield scenario.workspace_bytes
+        if scenario.activation_bytes_per_batched_token:
+            yield scenario.max_batched_tokens * scenario.activation_bytes_per_batched_token
 
     def _activations(self, batch: Batch) -> Iterator[int]:
-        story = self.story
-        yield story.workspace_bytes
-        if story.activation_bytes_per_batched_token:
-            yield batch.total_tokens * story.activation_bytes_per_batched_token
-        if story.activation_bytes_per_context_token and batch.longest_prefill_tokens:
+        scenario = self.scenario
+        yield scenario.workspace_bytes
+        if scenario.activation_bytes_per_batched_token:
+            yield batch.total_tokens * scenario.activation_bytes_per_batched_token
+        if scenario.activation_bytes_per_context_token and batch.longest_prefill_tokens:
             context = round_up(batch.longest_prefill_tokens, CONTEXT_STEP_TOKENS)
-            yield context * story.activation_bytes_per_context_token
+            yield context * scenario.activation_bytes_per_context_token
 
     def _first_touch(self) -> None:
         """What a request makes libraries take outside torch: kernels once, and a leak each time."""
-        if self._requests_seen < len(self.story.lazy_bytes):
-            self.gpu.take(self.process, self.story.lazy_bytes[self._requests_seen])
+        if self._requests_seen < len(self.scenario.lazy_bytes):
+            self.gpu.take(self.process, self.scenario.lazy_bytes[self._requests_seen])
         self._requests_seen += 1
-        self._kept_bytes += self.story.device_bytes_kept_per_request
+        self._kept_bytes += self.scenario.device_bytes_kept_per_request
         if self._kept_bytes > self._kept_pages_bytes:
             # cudaMalloc serves what is small from a page that it has, and takes another when that is full.
             self._kept_pages_bytes += self.gpu.take(self.process, self._kept_bytes - self._kept_pages_bytes)

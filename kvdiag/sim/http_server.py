@@ -1,4 +1,7 @@
-"""HTTP/1.1 on asyncio streams, as much as a server on loopback needs: whole bodies in, bodies or event streams out."""
+"""HTTP/1.1 on asyncio streams, as much as a server on loopback needs: whole bodies in, bodies or event streams out.
+
+h11 parses and frames; limits, connections and the notice that a client has hung up are ours.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import h11
+
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_BODY_BYTES = 16 * 2**20
+READ_BYTES = 64 * 2**10
 SERVER_HEADER = "kvdiag-drill"
 
 
@@ -46,10 +52,6 @@ class Response:
 
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
-
-
-class BadRequestError(Exception):
-    """A request that cannot be read; the connection is of no more use."""
 
 
 class _Reader(asyncio.StreamReader):
@@ -108,86 +110,88 @@ class HttpServer:
         return asyncio.StreamReaderProtocol(reader, connected)
 
     async def _serve(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         try:
             with contextlib.suppress(ConnectionError):
-                while not writer.is_closing() and await self._serve_one(reader, writer):
-                    pass
+                while await self._serve_one(connection, reader, writer):
+                    connection.start_next_cycle()
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    async def _serve_one(self, reader: _Reader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; False when the connection is over."""
+    async def _serve_one(self, connection: h11.Connection, reader: _Reader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection can serve another."""
         try:
-            parsed = await _read_request(reader)
-        except BadRequestError as error:
-            await _write(writer, Response(str(error).encode(), status=400, content_type="text/plain"), keep_alive=False)
+            request = await _read_request(connection, reader, writer)
+        except h11.RemoteProtocolError as error:
+            refusal = Response(str(error).encode(), status=error.error_status_hint, content_type="text/plain")
+            if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                await _write(connection, writer, refusal)
             return False
-        if parsed is None:
+        if request is None:
             return False
-        request, keep_alive = parsed
         try:
             response = await self._handler(request)
         except ConnectionError:
             return False
         except Exception:  # noqa: BLE001 - whatever it is, the client must get an answer
             response = Response(b"Internal Server Error", status=500, content_type="text/plain; charset=utf-8")
-        await _write(writer, response, keep_alive=keep_alive, head_only=request.method == "HEAD")
-        return keep_alive
+        await _write(connection, writer, response, head_only=request.method == "HEAD")
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
 
-async def _read_request(reader: _Reader) -> tuple[HttpRequest, bool] | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    except asyncio.LimitOverrunError as error:
-        raise BadRequestError("header too large") from error
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, target, version
-        raise BadRequestError("malformed request line")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    length = headers.get("content-length", "0")
-    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-        raise BadRequestError("a body must have a Content-Length of at most 16 MiB")
-    try:
-        body = await reader.readexactly(int(length))
-    except asyncio.IncompleteReadError:
-        return None
-    target = urlsplit(words[1])
-    query = tuple(parse_qsl(target.query, keep_blank_values=True))
-    keep_alive = words[2] != "HTTP/1.0" and headers.get("connection", "").lower() != "close"
-    return HttpRequest(words[0], target.path, query, body, reader.gone), keep_alive
+async def _read_request(
+    connection: h11.Connection, reader: _Reader, writer: asyncio.StreamWriter
+) -> HttpRequest | None:
+    """Read a whole request; `None` where the client is done.
+
+    Raises:
+        h11.RemoteProtocolError: it is malformed or too large.
+
+    """
+    head: h11.Request | None = None
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            if connection.they_are_waiting_for_100_continue:
+                writer.write(connection.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            connection.receive_data(await reader.read(READ_BYTES))
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise h11.RemoteProtocolError("a body may have at most 16 MiB", error_status_hint=413)
+        elif isinstance(event, h11.EndOfMessage) and head is not None:
+            target = urlsplit(head.target.decode("latin-1"))
+            query = tuple(parse_qsl(target.query, keep_blank_values=True))
+            return HttpRequest(head.method.decode(), target.path, query, bytes(body), reader.gone)
+        else:
+            return None
 
 
 async def _write(
-    writer: asyncio.StreamWriter, response: Response, *, keep_alive: bool, head_only: bool = False
+    connection: h11.Connection, writer: asyncio.StreamWriter, response: Response, *, head_only: bool = False
 ) -> None:
-    head = [
-        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}",
-        f"Date: {formatdate(usegmt=True)}",
-        f"Server: {SERVER_HEADER}",
-        *(f"{name}: {value}" for name, value in response.headers.items()),
-    ]
+    headers = [("Date", formatdate(usegmt=True)), ("Server", SERVER_HEADER), *response.headers.items()]
     if response.content_type is not None:
-        head.append(f"Content-Type: {response.content_type}")
+        headers.append(("Content-Type", response.content_type))
     if response.stream is None:
-        head.append(f"Content-Length: {len(response.body)}")
-    else:
-        head.append("Transfer-Encoding: chunked")
-    if not keep_alive:
-        head.append("Connection: close")
-    writer.write("\r\n".join([*head, "", ""]).encode("latin-1"))
-    if response.stream is None:
-        if not head_only:
-            writer.write(response.body)
-    else:
+        headers.append(("Content-Length", str(len(response.body))))
+
+    def send(event: h11.Event) -> None:
+        writer.write(connection.send(event) or b"")
+
+    reason = HTTPStatus(response.status).phrase
+    send(h11.Response(status_code=response.status, headers=headers, reason=reason.encode()))
+    if response.stream is not None:
         async with contextlib.aclosing(response.stream) as pieces:
             async for piece in pieces:
-                data = piece.encode()
-                writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+                send(h11.Data(data=piece.encode()))
                 await writer.drain()
-        writer.write(b"0\r\n\r\n")
+    elif not head_only:
+        send(h11.Data(data=response.body))
+    send(h11.EndOfMessage())
     await writer.drain()

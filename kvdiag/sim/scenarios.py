@@ -1,4 +1,4 @@
-"""What can be wrong with a server, as data: `SCENARIOS`. Engine and GPU act a story out; nothing here is a reading."""
+"""What can be wrong with a server, as data: `SCENARIOS`. Engine and GPU simulate it; nothing here is a sample."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Scenario:
 
 
 _ALL = (
-    Scenario(name="healthy", summary="Everything that a request takes comes back."),
+    Scenario(name="healthy", summary="Everything that a request takes is released."),
     Scenario(
         name="kv-leak",
         summary="Each finished request leaves four of its KV blocks behind.",
@@ -140,5 +140,5 @@ _ALL = (
     ),
 )
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType({story.name: story for story in _ALL})
-"""Every story by its name, in the order in which they are told."""
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _ALL})
+"""Every scenario by name, in the order shown to users."""

@@ -220,7 +220,7 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         if self._blocks_kept_at_finish:
-            # The fault of the kv-leak story: the table forgets its first blocks without releasing them.
+            # The fault of the kv-leak scenario: the table forgets its first blocks without releasing them.
             del request.blocks[: self._blocks_kept_at_finish]
         self._give_back(request)
 

@@ -1,4 +1,4 @@
-"""A drill: an LLM server with a simulated GPU that acts out a story, on a loopback port, in a background thread.
+"""A drill: an LLM server with a simulated GPU and a chosen fault, on a loopback port, in a background thread.
 
 with Drill(SCENARIOS["kv-leak"]) as drill:
     ...  # drill.url answers as vLLM 0.32 does; RemoteNvml(drill.url) is its GPU's NVML
@@ -22,11 +22,11 @@ START_SECONDS = 10.0
 
 
 class Drill:
-    """A story being acted out for the length of a `with` block."""
+    """A scenario simulated for the length of a `with` block."""
 
-    def __init__(self, story: Scenario, port: int = 0) -> None:
-        """Choose a story and a port, 0 for any free one; entering the block starts it."""
-        self.story = story
+    def __init__(self, scenario: Scenario, port: int = 0) -> None:
+        """Choose a scenario and a port, 0 for a free one; entering the block starts it."""
+        self.scenario = scenario
         self.url = ""
         self._port = port
         self._thread = threading.Thread(target=self._run, name="kvdiag-drill", daemon=True)
@@ -77,8 +77,8 @@ class Drill:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with tempfile.TemporaryDirectory(prefix="kvdiag-drill-") as folder:
             root = Path(folder)
-            self.story.model.write(root, max_positions=self.story.max_model_len_tokens)
-            api = Api(self.story, root)
+            self.scenario.model.write(root, max_positions=self.scenario.max_model_len_tokens)
+            api = Api(self.scenario, root)
             # Kept open, as by a server that maps its weights.
             with (root / "model.safetensors").open("rb"):
                 server = HttpServer(api.handle)

@@ -73,8 +73,8 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
         return ModelFiles(origin=str(path), config=_json_file(path))
     if model.startswith((".", "/", "~")):
         raise KvdiagError(
-            f"there is no folder or file {model[:120]!a}: "
-            "give one with a config.json, a Hub id, or a name of `kvdiag fit --list`"
+            f"no such folder or file {model[:120]!a}: "
+            "pass a folder with a config.json, a Hub id, or a name from `kvdiag fit --list`"
         )
     known = catalogue()
     entry = known.find(model)
@@ -87,10 +87,10 @@ def read_model(model: str, *, offline: bool = False) -> ModelFiles:
         if not offline and os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0"):
             return _hub(model)
     near = known.similar(model)
-    hint = f"; near it are {', '.join(near)}" if near else ""
+    hint = f"; similar names: {', '.join(near)}" if near else ""
     raise KvdiagError(
-        f"there is no model {model[:120]!a}: no such file, catalogue name or cached Hub id{hint}. "
-        "Give a folder, a config.json, a Hub id, or one of `kvdiag fit --list`"
+        f"unknown model {model[:120]!a}: no such file, catalogue name or cached Hub id{hint}. "
+        "Pass a folder, a config.json, a Hub id, or a name from `kvdiag fit --list`"
     )
 
 
@@ -114,13 +114,13 @@ def _json_file(path: Path) -> Mapping[str, Any]:
 
 def _json(content: bytes, origin: str) -> Mapping[str, Any]:
     if len(content) > MAX_CONFIG_BYTES:
-        raise KvdiagError(f"{origin} is larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
+        raise KvdiagError(f"{origin} is larger than {MAX_CONFIG_BYTES // 2**20} MiB: it is not a model config")
     try:
         document = decode(content, max_values=MAX_CONFIG_VALUES)
     except TooManyValuesError as error:
         raise KvdiagError(f"{origin} is not a model's config: {error}") from error
     except ValueError as error:
-        raise KvdiagError(f"{origin} is not JSON: {' '.join(str(error).split())[:120]}") from error
+        raise KvdiagError(f"{origin} is not valid JSON: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(document, dict):
         raise KvdiagError(f"{origin} holds a {type(document).__name__}, not a model's config (a JSON object)")
     return document

@@ -44,7 +44,7 @@ def read_profiles(path: Path, *, required: bool) -> tuple[Profile, ...]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not required:
             return ()
-        raise KvdiagError(f"there is no profile file {path}: make one with kvdiag fit --from-log FILE") from error
+        raise KvdiagError(f"no such profile file {path}: create it with kvdiag fit --from-log FILE") from error
     except OSError as error:
         raise KvdiagError(f"cannot read the profiles in {path}: {error.strerror}; or pass --no-profile") from error
     if len(content) > MAX_FILE_BYTES:
@@ -74,4 +74,4 @@ def write_profiles(path: Path, profiles: Sequence[Profile]) -> None:
         files.replace(path, content.encode(), mode=0o600)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise KvdiagError(f"cannot write the profile to {path}: {reason}; give another --profile FILE") from error
+        raise KvdiagError(f"cannot write the profile to {path}: {reason}; pass another --profile FILE") from error

@@ -14,8 +14,10 @@ from click.core import ParameterSource
 
 from kvdiag.commands.fitting.calibrate_subject import Subject, subject_of_log, subject_of_server
 from kvdiag.commands.fitting.fit_inputs import architecture_of, deployment_of, known_profiles, overheads_of, weights_of
+from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.commands.printing import print_json, print_text
 from kvdiag.errors import KvdiagError, KvModelError
+from kvdiag.formatting import format_bytes, format_ratio
 from kvdiag.kv.calibration.drift_reasons import ANOTHER_MODEL_RATIO, explain, settled_batches
 from kvdiag.kv.calibration.engine_report import EngineReport
 from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare, contradiction
@@ -27,7 +29,6 @@ from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_to
 from kvdiag.kv.layout.dtypes import model_dtype_bytes
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
-from kvdiag.outputs.terminal.text import readable
 from kvdiag.sources.model_files import ModelFiles, read_model
 from kvdiag.sources.profile_file import default_path, write_profiles
 
@@ -52,28 +53,26 @@ _TOLD: Mapping[str, str] = {
 """Options to the settings that an engine tells of itself: where both are given they must agree."""
 
 
-def calibrate(model: str | None, options: Mapping[str, Any]) -> int:
+def calibrate(model: str | None, options: FitOptions) -> int:
     """Compare MODEL with the engine that the options name; print, keep the profile, and return the exit code.
 
     Raises:
         KvdiagError: the log or server cannot be read, contradicts MODEL or an option, or tells nothing to compare.
 
     """
-    if options["calibrate"] is not None and options["from_log"] is not None:
-        raise click.UsageError("give --calibrate URL or --from-log FILE, not both")
-    if options["kv_pool_bytes"] is not None or options["grid"]:
+    if options.calibrate is not None and options.from_log is not None:
+        raise click.UsageError("pass --calibrate URL or --from-log FILE, not both")
+    if options.kv_pool_bytes is not None or options.grid:
         raise click.UsageError(
-            "--calibrate and --from-log take the pool from the engine: no --kv-pool-bytes, no --grid"
+            "--calibrate and --from-log read the pool from the engine: omit --kv-pool-bytes and --grid"
         )
     subject = (
-        subject_of_log(options["from_log"])
-        if options["from_log"] is not None
-        else asyncio.run(subject_of_server(options))
+        subject_of_log(options.from_log) if options.from_log is not None else asyncio.run(subject_of_server(options))
     )
     return _calibrate(model, subject, options)
 
 
-def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) -> int:
+def _calibrate(model: str | None, subject: Subject, options: FitOptions) -> int:
     files = _files(model, subject, options)
     subject = _completed(subject, options)
     settings = subject.report.settings
@@ -82,22 +81,22 @@ def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) 
     if conflict is None and subject.files is not None and files is not subject.files:
         own = architecture_of(subject.files, options)
         if own.layers != architecture.layers:
-            conflict = f"the config in the server's folder gives {_kinds(own)}, and MODEL's {_kinds(architecture)}"
+            conflict = f"the server's config has {_kinds(own)}, MODEL has {_kinds(architecture)}"
     if conflict is not None:
-        raise KvdiagError(f"{subject.origin} is of another model than {files.origin}: {conflict}")
+        raise KvdiagError(f"{subject.origin} and {files.origin} are different models: {conflict}")
     architecture = _served(architecture, subject.report)
     chosen = _chosen(subject, options)
     total, name = _gpu(subject, options)
-    wanted = chosen["max_num_batched_tokens"]
-    if wanted is None and chosen["max_in_flight_tokens"] is None and total is not None:
-        chosen["max_num_batched_tokens"] = default_batched_tokens(total, name or "")
+    wanted = chosen.max_num_batched_tokens
+    if wanted is None and chosen.max_in_flight_tokens is None and total is not None:
+        chosen = replace(chosen, max_num_batched_tokens=default_batched_tokens(total, name or ""))
     deployment = _deployment(architecture, subject.report, chosen)
     notes: list[str] = []
     if not _given("max_num_batched_tokens") and not _given("max_in_flight_tokens"):
         settled = settled_batches(architecture, deployment, subject.report)
         if settled is not None:
             deployment = replace(deployment, max_num_batched_tokens=settled)
-            notes.append(f"max_num_batched_tokens is not told; {settled} gives exactly what is reported")
+            notes.append(f"max_num_batched_tokens is not reported; {settled:,} matches the reported figures exactly")
     known = known_profiles(options)
     key = None
     if total is not None:
@@ -116,11 +115,9 @@ def _calibrate(model: str | None, subject: Subject, options: Mapping[str, Any]) 
     )
     calibration = replace(calibration, notes=(*calibration.notes, *notes))
     if not calibration.comparisons:
-        raise KvdiagError(
-            f"{subject.origin} tells nothing that can be compared: missing {', '.join(calibration.missing)}"
-        )
+        raise KvdiagError(f"{subject.origin} reports nothing to compare: it lacks {', '.join(calibration.missing)}")
     new, why_not = _profile(architecture, deployment, subject, expected, key, calibration)
-    path = None if options["no_profile"] else options["profile"] or default_path()
+    path = None if options.no_profile else options.profile or default_path()
     if new is not None and path is not None:
         write_profiles(path, with_profile(known, new))
     saved = new if path is not None else None
@@ -137,14 +134,14 @@ def _show(
     calibration: Calibration,
     subject: Subject,
     files: ModelFiles,
-    options: Mapping[str, Any],
+    options: FitOptions,
     *,
     saved: Profile | None,
     path: Path | None,
     why_not: str,
 ) -> None:
-    note = f"profile kept in {path}" if saved is not None else why_not or "no profile kept: --no-profile"
-    if options["output"] == "json":
+    note = f"profile saved in {path}" if saved is not None else why_not or "no profile saved: --no-profile"
+    if options.output == "json":
         print_json(
             calibration_document(
                 calibration,
@@ -164,14 +161,14 @@ def _show(
         )
 
 
-def _files(model: str | None, subject: Subject, options: Mapping[str, Any]) -> ModelFiles:
+def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFiles:
     if model is not None:
-        return read_model(model, offline=options["offline"])
+        return read_model(model, offline=options.offline)
     if subject.files is not None:
         return subject.files
     named = subject.report.settings.model
-    hint = f"; the engine names it {named[:120]!r}" if named else ""
-    raise KvdiagError(f"{subject.origin} shows no config of its model: name MODEL as well, a folder or a Hub id{hint}")
+    hint = f"; the engine calls it {named[:120]!r}" if named else ""
+    raise KvdiagError(f"{subject.origin} does not show its model's config: pass MODEL too, a folder or a Hub id{hint}")
 
 
 def _served(architecture: Architecture, report: EngineReport) -> Architecture:
@@ -184,38 +181,38 @@ def _served(architecture: Architecture, report: EngineReport) -> Architecture:
     return architecture if dtype is None else replace(architecture, dtype=dtype)
 
 
-def _chosen(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
     """The options with what the engine tells of itself; where the user gave one too, they must agree."""
     settings = subject.report.settings
-    chosen = dict(options)
+    changes: dict[str, Any] = {}
     for option, name in _TOLD.items():
         told = getattr(settings, name)
         if told is None:
             continue
         if (
             _given(option)
-            and options[option] != told
-            and not (option == "kv_dtype" and "auto" in (told, options[option]))
+            and getattr(options, option) != told
+            and not (option == "kv_dtype" and "auto" in (told, getattr(options, option)))
         ):
             flag = f"--{option.replace('_', '-')}"
-            raise KvdiagError(f"{flag} is {options[option]}, and {subject.origin} says {told}: leave {flag} out")
+            raise KvdiagError(f"{flag} is {getattr(options, option)}, but {subject.origin} reports {told}: omit {flag}")
         if not (option == "kv_dtype" and told == "auto"):
-            chosen[option] = told
+            changes[option] = told
     if settings.prefix_caching is not None:
-        chosen["no_prefix_caching"] = not settings.prefix_caching
+        changes["no_prefix_caching"] = not settings.prefix_caching
     if settings.is_cpu:
-        chosen["platform"] = Platform.CPU.value
-    return chosen
+        changes["platform"] = Platform.CPU.value
+    return replace(options, **changes)
 
 
-def _completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
+def _completed(subject: Subject, options: FitOptions) -> Subject:
     """What the engine does not tell and the user does: the longest request, and the memory fraction."""
     report = subject.report
     settings = report.settings
-    if report.context_tokens is None and options["context"] is not None:
-        settings = replace(settings, max_model_len_tokens=options["context"])
-    if settings.memory_fraction_ratio is None and options["memory_fraction"] is not None:
-        settings = replace(settings, memory_fraction_ratio=options["memory_fraction"])
+    if report.context_tokens is None and options.context is not None:
+        settings = replace(settings, max_model_len_tokens=options.context)
+    if settings.memory_fraction_ratio is None and options.memory_fraction is not None:
+        settings = replace(settings, memory_fraction_ratio=options.memory_fraction)
     return replace(subject, report=replace(report, settings=settings))
 
 
@@ -226,7 +223,7 @@ def _given(option: str) -> bool:
     return source not in (None, ParameterSource.DEFAULT)
 
 
-def _deployment(architecture: Architecture, report: EngineReport, chosen: Mapping[str, Any]) -> Deployment:
+def _deployment(architecture: Architecture, report: EngineReport, chosen: FitOptions) -> Deployment:
     settings = report.settings
     deployment = deployment_of(architecture, chosen)
     release = settings.release
@@ -239,20 +236,20 @@ def _deployment(architecture: Architecture, report: EngineReport, chosen: Mappin
     return replace(deployment, async_scheduling=scheduling)
 
 
-def _gpu(subject: Subject, options: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def _gpu(subject: Subject, options: FitOptions) -> tuple[int | None, str | None]:
     """The device's memory and name: as the engine tells or NVML shows, else as --gpu says."""
     if subject.report.settings.is_cpu:
         return None, None
     told = subject.report.total_bytes or subject.gpu_total_bytes
     if not _given("gpu"):
         return told, subject.gpu_name
-    asked = gpu_bytes(options["gpu"])
+    asked = gpu_bytes(options.gpu)
     if told is not None and abs(asked - told) > _SAME_TOTAL_RATIO * asked:
         raise KvdiagError(
-            f"--gpu {options['gpu']} has {asked / 2**30:.2f} GiB, and {subject.origin} says {told / 2**30:.2f} GiB: "
-            "give the GPU that the engine ran on, or leave --gpu out"
+            f"--gpu {options.gpu} has {format_bytes(asked)}, but {subject.origin} reports {format_bytes(told)}: "
+            "pass the GPU that the engine ran on, or omit --gpu"
         )
-    return told or asked, gpu_name(options["gpu"]) or subject.gpu_name
+    return told or asked, gpu_name(options.gpu) or subject.gpu_name
 
 
 def _expected(
@@ -260,7 +257,7 @@ def _expected(
     architecture: Architecture,
     deployment: Deployment,
     subject: Subject,
-    chosen: Mapping[str, Any],
+    chosen: FitOptions,
     *,
     total: int | None,
     profile: Profile | None,
@@ -277,7 +274,7 @@ def _expected(
     if subject.checkpoint_bytes is not None and not _given("weights") and not files.headers:
         weights = GivenWeights(total_bytes=subject.checkpoint_bytes)
     overheads = estimate if profile is None else profile.overheads
-    fraction = chosen["memory_fraction"]
+    fraction = chosen.memory_fraction
     scenario = Scenario(
         architecture=architecture,
         deployment=deployment,
@@ -308,28 +305,28 @@ def _profile(
     report = subject.report
     settings = report.settings
     if settings.is_cpu:
-        return None, "no profile kept: the engine runs on the CPU, where the pool is not a share of a device"
+        return None, "no profile saved: the engine runs on a CPU"
     if settings.pool_bytes is not None or settings.blocks_override is not None:
-        return None, "no profile kept: the pool was set by hand, so it does not show what else the engine took"
+        return None, "no profile saved: the pool size was set by hand"
     if key is None:
-        return None, "no profile kept: the engine does not tell its device's memory; add --gpu NAME"
+        return None, "no profile saved: the engine does not report its GPU memory; pass --gpu NAME"
     rank = report.deciding_rank
     if rank is not None and rank.pool is not None:
         pool = rank.pool.nominal_bytes
     elif report.num_blocks is not None:
         pool = report.num_blocks * max(deployed_layout(architecture, deployment).bytes_per_block)
     else:
-        return None, 'no profile kept: the pool\'s size is not told ("Available KV cache memory")'
+        return None, 'no profile saved: the pool size is not reported ("Available KV cache memory")'
     planned = None if expected.weights_bytes is None else max(expected.weights_bytes)
     if any(
         abs(one.drift_ratio) > ANOTHER_MODEL_RATIO for one in calibration.comparisons if one.figure is not Figure.POOL
     ):
-        return None, "no profile kept: the engine differs too much from MODEL to be one of it"
+        return None, "no profile saved: the engine's figures differ too much from MODEL's"
     measured = measure(report, total_bytes=key.gpu_total_bytes, weights_bytes=planned, pool_bytes=pool)
     if measured is None:
         return None, (
-            f"no profile kept: weights and pool are not told, or more than {settings.fraction_ratio:.2f} of "
-            f"{readable(key.gpu_total_bytes)}: is that the engine's GPU?"
+            f"no profile saved: weights and pool are unknown or exceed {format_ratio(settings.fraction_ratio)} of "
+            f"{format_bytes(key.gpu_total_bytes)}; check --gpu"
         )
     profile = Profile(
         gpu_total_bytes=key.gpu_total_bytes,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kvdiag.commands.connect import Connection, connect, without_credentials
+from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.engines.vllm.startup_log import read_log
 from kvdiag.feeds.live.sampling import DRIVER_SECONDS
 from kvdiag.kv.calibration.engine_report import EngineReport, page_report
@@ -39,20 +38,19 @@ def subject_of_log(path: Path) -> Subject:
     return Subject(report=report, origin="the log from stdin" if str(path) == "-" else f"log {path}")
 
 
-async def subject_of_server(options: Mapping[str, Any]) -> Subject:
+async def subject_of_server(options: FitOptions) -> Subject:
     """The running server at the URL of --calibrate."""
-    url = options["calibrate"]
-    keys = {name: options[name] for name in ("api_key", "ca_file", "insecure")}
-    async with connect(url, **keys) as connection:
+    url = options.calibrate or ""
+    async with connect(url, api_key=options.api_key, ca_file=options.ca_file, insecure=options.insecure) as connection:
         facts = connection.facts
         report = page_report(facts)
         device, certain = await _server_gpu(connection)
         files = None
         if facts.model_config is not None:
             files = ModelFiles(origin=facts.model or "the server's model", config=json.loads(facts.model_config))
-        if facts.pools and options["dcp"] > 1:
+        if facts.pools and options.dcp > 1:
             # The page tells what a block holds over all ranks that share a context.
-            tokens = max(1, (report.settings.block_size_tokens or 1) // options["dcp"])
+            tokens = max(1, (report.settings.block_size_tokens or 1) // options.dcp)
             report = replace(report, settings=replace(report.settings, block_size_tokens=tokens))
         if not certain and report.ranks and report.settings.block_size_tokens == _CPU_BLOCK_TOKENS:
             # A pool told in bytes and blocks of 128 tokens are what platforms/cpu.py gives; on no GPU is it seen.

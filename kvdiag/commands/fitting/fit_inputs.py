@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
+from kvdiag.commands.fitting.fit_options import FitOptions
 from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, model_key
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
@@ -37,33 +36,35 @@ STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 """config/cache.py::MambaDType"""
 
 
-def architecture_of(files: ModelFiles, options: Mapping[str, Any]) -> Architecture:
+def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
     """The model's layers, or those that --kv-bytes-per-token stands for."""
-    per_token = options["kv_bytes_per_token"]
+    per_token = options.kv_bytes_per_token
     if per_token is None:
         return parse_architecture(files.config)
     if not 1 <= per_token <= MOST_BYTES_PER_TOKEN:
-        raise KvdiagError(f"--kv-bytes-per-token is {per_token}; it must lie between 1 and {MOST_BYTES_PER_TOKEN}")
+        raise KvdiagError(f"--kv-bytes-per-token is {per_token:,}: it must be between 1 and {MOST_BYTES_PER_TOKEN:,}")
     return given_architecture(bytes_per_token=per_token)
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: FitOptions) -> None:
     """Refuse what no part of the answer would heed.
 
     Raises:
         click.UsageError: options exclude one another, or name what does not exist.
 
     """
-    if options["grid"] and options["kv_pool_bytes"] is not None:
-        raise click.UsageError("give --grid or --kv-pool-bytes, not both: a pool alone has no grid")
-    if options["kv_bytes_per_token"] is not None and options["kv_dtype"] != "auto":
-        raise click.UsageError("give --kv-dtype or --kv-bytes-per-token, not both: bytes have no number format")
-    state_dtype = options["mamba_ssm_cache_dtype"]
+    if options.grid and options.kv_pool_bytes is not None:
+        raise click.UsageError("pass --grid or --kv-pool-bytes, not both")
+    if options.kv_bytes_per_token is not None and options.kv_dtype != "auto":
+        raise click.UsageError("pass --kv-dtype or --kv-bytes-per-token, not both")
+    state_dtype = options.mamba_ssm_cache_dtype
     if state_dtype is not None and state_dtype not in STATE_DTYPES:
-        raise click.UsageError(f"--mamba-ssm-cache-dtype is {state_dtype[:40]!r}; vLLM knows {', '.join(STATE_DTYPES)}")
+        raise click.UsageError(
+            f"unknown --mamba-ssm-cache-dtype {state_dtype[:40]!r}: pass one of {', '.join(STATE_DTYPES)}"
+        )
 
 
-def check_asked(architecture: Architecture, deployment: Deployment, options: Mapping[str, Any]) -> None:
+def check_asked(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
@@ -71,41 +72,41 @@ def check_asked(architecture: Architecture, deployment: Deployment, options: Map
         KvModelError: no kernel takes that block size.
 
     """
-    if options["kv_bytes_per_token"] is None:
+    if options.kv_bytes_per_token is None:
         check_block_size(architecture, deployment)
-    if options["mamba_ssm_cache_dtype"] not in (None, "auto") and not architecture.is_hybrid:
-        raise click.UsageError("--mamba-ssm-cache-dtype is about states, and this model has none")
-    if options["grid"] and set(architecture.kinds) <= CACHELESS_KINDS:
-        raise click.UsageError("--grid is about the KV cache, and this model keeps none")
+    if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:
+        raise click.UsageError("--mamba-ssm-cache-dtype does not apply: this model has no recurrent states")
+    if options.grid and set(architecture.kinds) <= CACHELESS_KINDS:
+        raise click.UsageError("--grid does not apply: this model has no KV cache")
 
 
-def deployment_of(architecture: Architecture | None, options: Mapping[str, Any]) -> Deployment:
+def deployment_of(architecture: Architecture | None, options: FitOptions) -> Deployment:
     """How the options say the model is served."""
-    if options["max_num_batched_tokens"] is not None and options["max_in_flight_tokens"] is not None:
-        raise click.UsageError("give --max-num-batched-tokens or --max-in-flight-tokens, not both")
-    given = options["kv_bytes_per_token"] is not None
-    mode = options["mamba_cache_mode"]
-    drafts = options["num_speculative_tokens"]
-    in_flight = options["max_in_flight_tokens"]
-    batched = options["max_num_batched_tokens"]
+    if options.max_num_batched_tokens is not None and options.max_in_flight_tokens is not None:
+        raise click.UsageError("pass --max-num-batched-tokens or --max-in-flight-tokens, not both")
+    given = options.kv_bytes_per_token is not None
+    mode = options.mamba_cache_mode
+    drafts = options.num_speculative_tokens
+    in_flight = options.max_in_flight_tokens
+    batched = options.max_num_batched_tokens
     if batched is None:
         batched = DEFAULT_BATCHED_TOKENS if in_flight is None else in_flight
-    block = options["block_size"]
+    block = options.block_size
     return Deployment(
-        tensor_parallel=options["tp"],
-        pipeline_parallel=options["pp"],
-        decode_context_parallel=options["dcp"],
+        tensor_parallel=options.tp,
+        pipeline_parallel=options.pp,
+        decode_context_parallel=options.dcp,
         block_size_tokens=16 if given and block is None else block,
-        kv_dtype="fp8" if given else options["kv_dtype"],
-        state_dtype=None if options["mamba_ssm_cache_dtype"] == "auto" else options["mamba_ssm_cache_dtype"],
+        kv_dtype="fp8" if given else options.kv_dtype,
+        state_dtype=None if options.mamba_ssm_cache_dtype == "auto" else options.mamba_ssm_cache_dtype,
         max_num_batched_tokens=batched,
         max_in_flight_tokens=in_flight,
-        prefix_caching=not options["no_prefix_caching"],
+        prefix_caching=not options.no_prefix_caching,
         state_cache_mode=None if mode is None else StateCacheMode(mode),
-        hybrid_manager=options["hybrid_kv_cache_manager"],
+        hybrid_manager=options.hybrid_kv_cache_manager,
         speculative_tokens=drafts,
         draft_layers=architecture.draft_layers if architecture is not None and drafts else (),
-        platform=Platform(options["platform"]),
+        platform=Platform(options.platform),
     )
 
 
@@ -116,9 +117,9 @@ def fraction_of(fraction: float | None, engine: str) -> float:
     return DEFAULT_MEMORY_FRACTION if engine == "vllm" else 1.0
 
 
-def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[str, Any]) -> WeightsSource:
+def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
     """From a size, else from the checkpoint's headers, else counted from the config."""
-    asked = options["weights"]
+    asked = options.weights
     if asked[:1].isdigit():
         return GivenWeights(total_bytes=parse_bytes(asked, field="weights"))
     weight_format = parse_weight_format(asked)
@@ -126,8 +127,8 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[s
         kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
         tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
         return CheckpointWeights(tensors=read_headers(files.headers), kv_heads=max(kv_heads, default=1), tied=tied)
-    if options["kv_bytes_per_token"] is not None:
-        raise KvdiagError("weights cannot be counted for an unknown architecture; pass --weights BYTES")
+    if options.kv_bytes_per_token is not None:
+        raise KvdiagError("the weights of an unknown architecture cannot be computed: pass --weights BYTES")
     return CountedWeights(
         parameters=count_parameters(files.config, architecture),
         quantization=declared_quantization(files.config)
@@ -136,11 +137,9 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: Mapping[s
     )
 
 
-def overheads_of(
-    files: ModelFiles, deployment: Deployment, options: Mapping[str, Any], *, graphs: bool = True
-) -> Overheads:
+def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions, *, graphs: bool = True) -> Overheads:
     """The estimate of context, activation and graphs; `graphs` where the engine keeps room for them."""
-    if options["engine"] == "generic" or options["kv_bytes_per_token"] is not None:
+    if options.engine == "generic" or options.kv_bytes_per_token is not None:
         return generic_overheads()
     text = text_fields(files.config)
     hidden = text.integer(*WIDTH_NAMES)
@@ -155,51 +154,51 @@ def overheads_of(
     )
 
 
-def context_of(architecture: Architecture, options: Mapping[str, Any]) -> int:
+def context_of(architecture: Architecture, options: FitOptions) -> int:
     """The tokens of one request: as asked, else the longest that the model promises."""
-    asked: int | None = options["context"]
+    asked: int | None = options.context
     if asked is not None:
         return asked
     return architecture.max_context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
-def demand_of(architecture: Architecture, options: Mapping[str, Any]) -> Demand:
+def demand_of(architecture: Architecture, options: FitOptions) -> Demand:
     """A point, or the requests and lengths that traffic comes to: 99 % of the time not more, each at its longest."""
     traffic = _traffic(options)
     if traffic is None:
-        requests = options["concurrency"]
+        requests = options.concurrency
         return Demand(context_tokens=context_of(architecture, options), requests=1 if requests is None else requests)
-    if options["concurrency"] is not None:
-        raise click.UsageError("give --concurrency or --request-rate, not both")
-    context = options["context"]
+    if options.concurrency is not None:
+        raise click.UsageError("pass --concurrency or --request-rate, not both")
+    context = options.context
     return Demand(
         context_tokens=traffic.peak_tokens if context is None else context,
         requests=traffic.requests_at(PEAK_QUANTILE_RATIO),
     )
 
 
-def _traffic(options: Mapping[str, Any]) -> Traffic | None:
-    rate = options["request_rate"]
+def _traffic(options: FitOptions) -> Traffic | None:
+    rate = options.request_rate
     if rate is None:
         for name in ("prompt_tokens", "output_tokens", "lengths"):
-            if options[name] is not None:
-                raise click.UsageError(f"--{name.replace('_', '-')} describes traffic: give --request-rate too")
+            if getattr(options, name) is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --request-rate")
         return None
-    if options["lengths"] is not None:
+    if options.lengths is not None:
         return traffic_from_histogram(
-            _lengths(options["lengths"]),
+            _lengths(options.lengths),
             requests_per_second=rate,
-            seconds_per_output_token=options["seconds_per_token"],
-            seconds_to_first_token=options["seconds_to_first"],
+            seconds_per_output_token=options.seconds_per_token,
+            seconds_to_first_token=options.seconds_to_first,
         )
-    if options["prompt_tokens"] is None or options["output_tokens"] is None:
+    if options.prompt_tokens is None or options.output_tokens is None:
         raise click.UsageError("--request-rate needs --prompt-tokens and --output-tokens, or --lengths")
     return Traffic(
         requests_per_second=rate,
-        prompt_tokens=options["prompt_tokens"],
-        output_tokens=options["output_tokens"],
-        seconds_per_output_token=options["seconds_per_token"],
-        seconds_to_first_token=options["seconds_to_first"],
+        prompt_tokens=options.prompt_tokens,
+        output_tokens=options.output_tokens,
+        seconds_per_output_token=options.seconds_per_token,
+        seconds_to_first_token=options.seconds_to_first,
     )
 
 
@@ -209,7 +208,7 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
             content = file.read(MAX_LENGTHS_BYTES + 1)
         if len(content) > MAX_LENGTHS_BYTES:
             raise KvdiagError(
-                f"{path} is larger than {MAX_LENGTHS_BYTES >> 20} MiB: sum the requests up in a histogram"
+                f"{path} is larger than {MAX_LENGTHS_BYTES >> 20} MiB: summarise the requests in a histogram"
             )
         entries = decode(content, max_values=MAX_LENGTHS_VALUES)
         return [(float(prompt), float(output), float(weight)) for prompt, output, weight in entries]
@@ -220,7 +219,7 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
 
 
 def profile_of(
-    files: ModelFiles, architecture: Architecture, deployment: Deployment, options: Mapping[str, Any]
+    files: ModelFiles, architecture: Architecture, deployment: Deployment, options: FitOptions
 ) -> Profile | None:
     """The measured profile for this model on this GPU, where there is one and it is wanted.
 
@@ -229,26 +228,26 @@ def profile_of(
 
     """
     known = known_profiles(options)
-    if not known or options["engine"] != "vllm" or options["kv_bytes_per_token"] is not None:
+    if not known or options.engine != "vllm" or options.kv_bytes_per_token is not None:
         return None
     query = ProfileQuery(
-        gpu_total_bytes=gpu_bytes(options["gpu"]),
-        gpu_name=gpu_name(options["gpu"]),
+        gpu_total_bytes=gpu_bytes(options.gpu),
+        gpu_name=gpu_name(options.gpu),
         model=model_key(files.config, architecture, name=files.origin),
         tensor_parallel=deployment.tensor_parallel,
         pipeline_parallel=deployment.pipeline_parallel,
-        max_num_batched_tokens=options["max_num_batched_tokens"],
+        max_num_batched_tokens=options.max_num_batched_tokens,
     )
     return find_profile(known, query)
 
 
-def known_profiles(options: Mapping[str, Any]) -> tuple[Profile, ...]:
+def known_profiles(options: FitOptions) -> tuple[Profile, ...]:
     """The profiles of --profile or of the default file; none with --no-profile."""
-    if options["no_profile"]:
-        if options["profile"] is not None:
-            raise click.UsageError("give --profile or --no-profile, not both")
+    if options.no_profile:
+        if options.profile is not None:
+            raise click.UsageError("pass --profile or --no-profile, not both")
         return ()
-    given: Path | None = options["profile"]
+    given: Path | None = options.profile
     path = default_path() if given is None else given
-    asked_for = given is not None and options["calibrate"] is None and options["from_log"] is None
+    asked_for = given is not None and options.calibrate is None and options.from_log is None
     return () if path is None else read_profiles(path, required=asked_for)

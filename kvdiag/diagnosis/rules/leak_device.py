@@ -27,6 +27,7 @@ from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceG
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding, weightier
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
@@ -69,13 +70,13 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     if inside:
         return _of_torch(inside, limits), _beside_torch(inside, timeline, facts, limits)
     if not first_devices(timeline):
-        return _both("unknown", gap_reason(timeline, facts, "nvml") or "no device memory was read")
+        return _missing(gap_reason(timeline, facts, "nvml") or "no device memory was read")
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         needed = limits.cycles.judged_cycles + 2
         instead = "" if timeline.marks else f", or {limits.growth.window_hours[0]:.0f} h of samples"
         sentence = f"{needed} equal cycles with device readings after each are needed{instead}"
-        return _both("unknown", sentence)
+        return _missing(sentence)
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
     if worst.owner == "neighbour":
@@ -101,6 +102,10 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     told = Finding(id=likely, status="fault", summary=f"{summary}; {UNDECIDED}", evidence=_evidence(worst))
     untold = Finding(id=other, status="unknown", summary=UNDECIDED)
     return (told, untold) if likely == TORCH else (untold, told)
+
+
+def _missing(reason: str) -> tuple[Finding, ...]:
+    return *unseen(TORCH, reason), *unseen(NON_TORCH, reason)
 
 
 def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:

@@ -83,7 +83,7 @@ def _confirmed(architecture: Architecture, deployment: Deployment, report: Engin
         except KvModelError:
             continue
         if comparisons and not any(one.drift_ratio for one in comparisons):
-            yield f"{text} gives exactly what the engine reports"
+            yield f"with {text} the prediction matches exactly"
 
 
 def _changes(
@@ -100,7 +100,7 @@ def _changes(
     if architecture.draft_layers and not deployment.draft_layers:
         for tokens in _USUAL_DRAFTS:
             drafted = replace(deployment, speculative_tokens=tokens, draft_layers=architecture.draft_layers)
-            yield f"a drafter in the same pool (--num-speculative-tokens {tokens})", drafted
+            yield f"a draft model in the same pool (--num-speculative-tokens {tokens})", drafted
     if architecture.is_hybrid and settings.state_cache_mode is None:
         for mode in (StateCacheMode.NONE, StateCacheMode.ALIGN):
             yield f"--mamba-cache-mode {mode}", replace(deployment, state_cache_mode=mode)
@@ -111,7 +111,7 @@ def _changes(
         if name != deployment.kv_dtype:
             yield f"--kv-dtype {name}", replace(deployment, kv_dtype=name)
     if settings.async_scheduling is None and deployment.platform is Platform.CUDA:
-        yield "scheduling without steps ahead", replace(deployment, async_scheduling=False)
+        yield "synchronous scheduling", replace(deployment, async_scheduling=False)
     if settings.tensor_parallel is None:
         for ranks in (2, 4, 8):
             if ranks != deployment.tensor_parallel:
@@ -126,41 +126,41 @@ def _capacity_reasons(
     told = sum(rank.pool is not None for rank in report.ranks)
     if one.drift_ratio > 0:
         if settings.speculative_tokens and not deployment.draft_layers:
-            yield "a drafter's layers take part of the pool, and MODEL's config does not describe them"
+            yield "the draft model's layers use part of the pool and are not in MODEL's config"
         if 0 < told < ranks:
             yield (
-                f"another rank has a smaller pool: {told} of {ranks} ranks tell theirs, and the engine gives "
-                "every rank what the smallest one affords"
+                f"another rank may have a smaller pool ({told} of {ranks} ranks report theirs), and vLLM uses the "
+                "smallest for all ranks"
             )
         if settings.speculative_tokens is None:
-            yield "a drafter's layers may share the pool: neither the engine nor MODEL's config tells of one"
+            yield "a draft model may share the pool; the engine does not report whether there is one"
     elif told and not report.is_v0:
-        yield "a token costs less than the model says: another KV dtype, or layers that share their cache"
+        yield "a token takes less than predicted: check the KV dtype, and for layers that share a cache"
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield f"the engine serves another model than MODEL: it names {settings.model[:80]!r}"
+        yield f"the engine serves a different model: {settings.model[:80]!r}"
     if report.is_v0 and set(architecture.kinds) - {LayerKind.FULL}:
-        yield "the V0 engine kept the whole context of every layer, whatever its kind"
-    yield "the engine treats this architecture in another way than the model: unknown; see --kv-bytes-per-token"
+        yield "the V0 engine keeps the full context in every layer"
+    yield "unknown: how the engine lays out this architecture; pass --kv-bytes-per-token"
 
 
 def _weight_reasons(one: Comparison, report: EngineReport) -> Iterator[str]:
     settings = report.settings
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield f"the engine serves another model or another format of it: it names {settings.model[:80]!r}"
+        yield f"the engine serves a different model or weight format: {settings.model[:80]!r}"
     if settings.quantization is not None:
-        yield f"the engine loads with --quantization {settings.quantization}: give its format with --weights"
+        yield f"the engine runs with --quantization {settings.quantization}: pass its format with --weights"
     if one.drift_ratio < 0:
         if settings.speculative_tokens:
-            yield "the drafter's weights are loaded with the model's"
-        yield "weights are padded or repacked on loading, or LoRA slots lie beside them"
+            yield "the draft model's weights are included"
+        yield "weights are padded or repacked on load, or LoRA slots are included"
     else:
-        yield "the checkpoint holds less than the config describes, or another rank holds the rest"
+        yield "the checkpoint has fewer weights than the config describes, or other ranks hold the rest"
 
 
 def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[str]:
     weights = [one for one in calibration.comparisons if one.figure is Figure.WEIGHTS and not one.within_limit]
     if weights:
-        yield "the weights differ, and the pool is what they leave"
-    yield f"the plan's context, activation and graphs are not this engine's ({expected.pool_source})"
+        yield "the weights differ, which changes what is left for the pool"
+    yield f"context, activation and graphs differ from the plan's ({expected.pool_source})"
     if any(not one.within_limit for one in calibration.comparisons if one.figure in CAPACITY_FIGURES):
-        yield "the capacity differs as well, see there"
+        yield "the capacity differs too: see its reasons"

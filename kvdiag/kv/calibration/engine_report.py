@@ -184,7 +184,7 @@ def page_report(facts: Facts) -> EngineReport:
     )
     if pool is None:
         return EngineReport(settings=settings)
-    several = f"{len(facts.pools)} data-parallel engines; engine {pool.engine} has the smallest pool"
+    several = f"{len(facts.pools)} data-parallel engines: compared with engine {pool.engine}, the smallest pool"
     return EngineReport(
         settings=_page_settings(settings, pool),
         ranks=()

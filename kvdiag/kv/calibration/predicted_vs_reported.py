@@ -138,11 +138,11 @@ def contradiction(config: Mapping[str, object], architecture: Architecture, sett
     listed = config.get("architectures")
     named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     if named:
-        return None if served in named else f"the engine serves {served}, and MODEL is {named[0][:80]}"
+        return None if served in named else f"the engine serves {served}, but MODEL is {named[0][:80]}"
     served_type = TYPE_OF_ARCHITECTURE.get(served)
     if served_type in (None, architecture.model_type):
         return None
-    return f"the engine serves {served}, and MODEL is of type {architecture.model_type}"
+    return f"the engine serves {served}, but MODEL is of type {architecture.model_type}"
 
 
 def compare(

@@ -234,15 +234,15 @@ def parse_profiles(document: object) -> tuple[Profile, ...]:
 
     """
     if not isinstance(document, Mapping) or not isinstance(document.get("profiles"), list):
-        raise KvModelError("it has no list of profiles", "profiles")
+        raise KvModelError("it has no list `profiles`", "profiles")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise KvModelError(
-            f"its schema_version is {str(version)[:20]!r}, and this kvdiag reads {SCHEMA_VERSION}", "schema_version"
+            f"schema_version is {str(version)[:20]!r}, this kvdiag reads {SCHEMA_VERSION}", "schema_version"
         )
     entries = document["profiles"]
     if len(entries) > MOST_PROFILES:
-        raise KvModelError(f"it has {len(entries)} profiles, more than {MOST_PROFILES}", "profiles")
+        raise KvModelError(f"it has {len(entries):,} profiles, at most {MOST_PROFILES:,} are supported", "profiles")
     return tuple(_profile(entry, number) for number, entry in enumerate(entries, start=1))
 
 
@@ -254,14 +254,14 @@ _MAYBE_TEXTS = ("gpu_name", "engine_version")
 
 def _profile(entry: object, number: int) -> Profile:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("model"), Mapping):
-        raise KvModelError(f"its profile {number} is not an object with a model", "profiles")
+        raise KvModelError(f"profile {number} is not an object with a model", "profiles")
 
     def checked(source: Mapping[str, object], name: str, kind: type, *, required: bool) -> Any:
         value = source.get(name)
         if value is None and not required:
             return None
         if type(value) is not kind or (isinstance(value, str) and len(value) > _MOST_TEXT):
-            raise KvModelError(f"{name} of its profile {number} is not a {kind.__name__} as one is written", name)
+            raise KvModelError(f"profile {number} has no valid {name}: it must be of type {kind.__name__}", name)
         return value
 
     model = entry["model"]

@@ -60,9 +60,9 @@ class Served:
 def served(facts: Facts, pool: KvPool) -> Served | str:
     """The model of the engine whose pool this is; in a clause why there is none."""
     if facts.model_config is None:
-        return "the model's config.json is not visible from here"
+        return "the model's config.json is not readable from here"
     if facts.max_model_len_tokens is None:
-        return "the server does not tell its max_model_len"
+        return "the server does not report max_model_len"
     # What is not looked at must not divide the cache.
     return _served(
         Facts(
@@ -115,11 +115,11 @@ def bytes_problem(facts: Facts) -> str | None:
         if isinstance(model, str):
             return model
         if (drift := model.drift()) is not None:
-            return f"the model's config gives another {drift.figure} than the engine reports"
+            return f"the model's config predicts a different {drift.figure} than the engine reports"
         if model.block_bytes is None and len(set(model.layout.bytes_per_block)) > 1:
-            return "the blocks of the pipeline's stages are not of one size"
+            return "block sizes differ between pipeline stages"
         if model.block_bytes is None:
-            return "over how many ranks the cache is divided is not visible"
+            return "the number of tensor-parallel ranks is not known"
     return None
 
 
@@ -133,9 +133,9 @@ def _served(facts: Facts) -> Served | str:
         if _distance(best) > 0:
             best = min(best, _solved(best, report, facts), key=_distance)
     except KvModelError as error:
-        return f"the model's config is not understood: {error}"
+        return f"the model's config cannot be used: {error}"
     except (ValueError, RecursionError):
-        return "the model's config.json is no JSON"
+        return "the model's config.json is not valid JSON"
     explained = explain(
         Calibration(comparisons=best.figures), architecture, best.deployment, report, Expected(pool_source="estimate")
     )

@@ -77,4 +77,4 @@ def vllm_overheads(
 
 def architecture_note(architecture: Architecture) -> str:
     """A caution for models whose activation is not that of a text model."""
-    return "states are scanned in fp32: activation may be twice the estimate" if architecture.is_hybrid else ""
+    return "states are computed in fp32: activation can be twice the estimate" if architecture.is_hybrid else ""

@@ -195,7 +195,7 @@ def _cache_format_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
         changed,
         name="fp8-kv",
         change="--kv-cache-dtype fp8",
-        price="about half the cache, a small loss of accuracy; the attention kernel must support it",
+        price="halves the cache; slight accuracy loss; the attention kernel must support it",
     )
 
 
@@ -209,7 +209,7 @@ def _demand_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
             fewer,
             name="fewer-sequences",
             change=f"--max-num-seqs {plan.max_requests}",
-            price=f"{demand.requests - plan.max_requests} of {demand.requests} requests wait",
+            price=f"{demand.requests - plan.max_requests:,} of {demand.requests:,} requests must wait",
         )
     if 0 < plan.max_context_tokens < demand.context_tokens:
         shorter = replace(scenario, demand=replace(demand, context_tokens=plan.max_context_tokens))
@@ -218,7 +218,7 @@ def _demand_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
             shorter,
             name="shorter-context",
             change=f"--max-model-len {plan.max_context_tokens}",
-            price=f"requests beyond {plan.max_context_tokens} tokens are refused",
+            price=f"vLLM rejects requests of more than {plan.max_context_tokens:,} tokens",
         )
     kept = max(1, int(demand.context_tokens * EVICTION_KEEP_RATIO))
     evicted = replace(scenario, demand=replace(demand, context_tokens=kept))
@@ -226,8 +226,8 @@ def _demand_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
         plan,
         evicted,
         name="eviction-budget",
-        change=f"keep {kept} of {demand.context_tokens} tokens (sinks, recent, heavy hitters)",
-        price="attention becomes approximate, and the engine must support eviction (vLLM 0.32 does not)",
+        change=f"KV eviction to {kept:,} of {demand.context_tokens:,} tokens",
+        price="attention becomes approximate; the engine must support eviction (vLLM 0.32 does not)",
     )
     return found
 
@@ -253,8 +253,8 @@ def _weight_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
         return []
     found: list[Lever] = []
     for weight_format, price in (
-        (WeightFormat.FP8, "a quantized checkpoint; small loss of accuracy"),
-        (WeightFormat.INT4, "a quantized checkpoint; some loss of accuracy, slower at large batches"),
+        (WeightFormat.FP8, "needs a quantized checkpoint; slight accuracy loss"),
+        (WeightFormat.INT4, "needs a quantized checkpoint; some accuracy loss, slower at large batches"),
     ):
         changed = replace(scenario, weights=replace(weights, quantization=usual_quantization(weight_format)))
         found += _lever(plan, changed, name=f"{weight_format}-weights", change=f"{weight_format} weights", price=price)
@@ -270,5 +270,5 @@ def _fraction_levers(scenario: Scenario, plan: Plan) -> list[Lever]:
         changed,
         name="memory-fraction",
         change=f"--gpu-memory-utilization {_HIGHER_FRACTION_RATIO}",
-        price="less room for spikes and for anything else on the GPU",
+        price="leaves less room for spikes and other processes",
     )

@@ -1,1 +1,1 @@
-"""The exporter's metrics page."""
+"""The metrics page."""

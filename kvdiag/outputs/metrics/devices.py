@@ -1,4 +1,4 @@
-"""The page's families of devices, the ledger, torch's allocators, host memory, and whose process is whose."""
+"""The metrics of devices, the ledger, torch's allocators, host memory and processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ RANKED = (*GPU, "process", "rank")
 
 
 def device_families(newest: Sample) -> Iterator[Metric]:
-    """What NVML tells of each device and of the processes on it."""
+    """NVML's figures of each device and of the processes on it."""
     devices = bounded(newest.devices)
     named = [((*gpu_labels(device), device.name), 1.0) for device in devices]
     yield gauge("kvdiag_gpu_info", "Name of the device; always 1.", (*GPU, "name"), named)
     for name, text in (
-        ("total", "Memory of the device."),
-        ("used", "Memory that nobody else can have: total - free, the driver's reservation among it."),
+        ("total", "Total memory of the device."),
+        ("used", "Used memory (total - free), including the driver's reservation."),
         ("free", "Free memory of the device."),
-        ("driver_reserved", "Memory that the driver keeps for itself."),
+        ("driver_reserved", "Memory reserved by the driver."),
     ):
         rows = [
             (gpu_labels(device), float(value))
@@ -41,18 +41,18 @@ def device_families(newest: Sample) -> Iterator[Metric]:
 
 
 def _largest(device: Device) -> list[Process]:
-    told = [process for process in device.processes or () if process.used_bytes is not None]
-    return sorted(told, key=lambda one: -(one.used_bytes or 0))[:MAX_PROCESSES]
+    known = [process for process in device.processes or () if process.used_bytes is not None]
+    return sorted(known, key=lambda one: -(one.used_bytes or 0))[:MAX_PROCESSES]
 
 
 def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Where every byte of each device is, and how full it really is."""
+    """Each device's used bytes by component, and memory pressure."""
     lines = ledger(snapshot.newest, snapshot.facts)
     sums: dict[tuple[str, str, str], int] = {}
     for line in lines:
         key = ("" if line.gpu is None else str(line.gpu), line.uuid or "", line.component)
         sums[key] = sums.get(key, 0) + line.bytes
-    text = "Parts that add up to the device's used bytes; `unaccounted` is what nothing explains."
+    text = "Used bytes of the device by component; `unaccounted` is the unexplained rest."
     parts = [(key, float(size)) for key, size in sums.items()]
     yield gauge("kvdiag_memory_component_bytes", text, (*GPU, "component"), parts)
     indices = {device.uuid: str(device.index) for device in snapshot.newest.devices or ()}
@@ -60,40 +60,38 @@ def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
         ((indices.get(uuid or "", ""), uuid or ""), ratio)
         for uuid, ratio in pressures(snapshot.newest, snapshot.facts, lines).items()
     ]
-    text = (
-        "How full it really is: the KV pool's usage, or the device without what can be used again, whichever is more."
-    )
+    text = "Memory pressure: the KV pool's usage, or the device's without reusable bytes, whichever is higher."
     yield gauge("kvdiag_memory_pressure_ratio", text, GPU, rows)
     thresholds = snapshot.pressure_thresholds
-    text = "Memory pressure above which a person is to be warned, or called, as kvdiag was told."
-    told = (
+    text = "Memory pressure above which a warning or a critical alert fires, as configured."
+    rows_by_severity = (
         []
         if thresholds is None
         else [(("warning",), thresholds.warning_ratio), (("critical",), thresholds.critical_ratio)]
     )
-    yield gauge("kvdiag_memory_pressure_threshold_ratio", text, ("severity",), told)
+    yield gauge("kvdiag_memory_pressure_threshold_ratio", text, ("severity",), rows_by_severity)
 
 
 def torch_families(newest: Sample) -> Iterator[Metric]:
-    """What the agents tell of torch's allocators, and of the newest allocation that each failed to make."""
+    """The agents' figures of torch's allocators, and of the last allocation that failed in each."""
     allocators = [(_ranked(each, newest.devices), each) for each in bounded(newest.allocators)]
     for name, text in (
-        ("allocated", "Bytes that live in torch's allocator."),
-        ("reserved", "Bytes that torch's allocator has taken from the driver."),
-        ("requested", "Bytes that were asked for, without the allocator's rounding."),
-        ("inactive_split", "Free bytes beside others in use, as torch counts them."),
+        ("allocated", "Bytes allocated by torch: live tensors."),
+        ("reserved", "Bytes that torch's allocator has reserved from the driver."),
+        ("requested", "Bytes requested from torch's allocator, before rounding."),
+        ("inactive_split", "Free bytes in split blocks, as torch counts them."),
     ):
         rows = [(key, float(size)) for key, each in allocators if (size := getattr(each, f"{name}_bytes")) is not None]
         yield gauge(f"kvdiag_torch_{name}_bytes", text, RANKED, rows)
     for name, text in (
-        ("releasable", "Reserved bytes that the driver could have back."),
-        ("stranded", "Free bytes beside live blocks, that only a request which fits can use."),
+        ("releasable", "Reserved bytes that torch can return to the driver."),
+        ("stranded", "Free bytes between live blocks, usable only by allocations that fit."),
     ):
         rows = [(key, float(getattr(one.split, f"{name}_bytes"))) for key, one in allocators if one.split is not None]
         yield gauge(f"kvdiag_torch_{name}_bytes", text, RANKED, rows)
     for name, text in (
-        ("alloc_retries", "Allocations that torch had to flush its cache for."),
-        ("ooms", "Allocations that failed for want of memory."),
+        ("alloc_retries", "Allocations for which torch flushed its cache."),
+        ("ooms", "Allocations that failed because the GPU was out of memory."),
     ):
         rows = [(key, float(count)) for key, one in allocators if (count := getattr(one, f"{name}_total")) is not None]
         yield counter(f"kvdiag_torch_{name}", text, RANKED, rows)
@@ -105,17 +103,17 @@ def _failures(allocators: list[tuple[tuple[str, ...], Allocator]], at_seconds: f
     for name, text, rows in (
         (
             "timestamp_seconds",
-            "When the process last failed to get memory, since the epoch.",
+            "Time of the process's last failed allocation, since the epoch.",
             [(key, at_seconds - failure.age_seconds) for key, failure in failed],
         ),
         (
             "asked_bytes",
-            "What the allocation that failed last had asked for.",
+            "Size of the last failed allocation.",
             [(key, float(failure.asked_bytes)) for key, failure in failed],
         ),
         (
             "free_bytes",
-            "What was free on the device when it failed.",
+            "Free memory of the device when the last allocation failed.",
             [(key, float(failure.free_bytes)) for key, failure in failed],
         ),
     ):
@@ -137,7 +135,7 @@ def host_families(newest: Sample) -> Iterator[Metric]:
     processes = _resident(newest)
     for name, text in (
         ("resident", "Resident host memory of the server's process."),
-        ("anonymous", "The process's own host memory, without file-backed pages."),
+        ("anonymous", "Anonymous host memory of the server's process, without file-backed pages."),
     ):
         rows = [
             ((_of_host(process),), float(size))
@@ -156,7 +154,7 @@ def _of_host(process: HostProcess) -> str:
 
 
 def process_families(newest: Sample) -> Iterator[Metric]:
-    """Which rank each process is that another series names by its label `process`."""
+    """The rank of each process that other series name by the label `process`."""
     allocators = bounded(newest.allocators)
     ranks = {one.pid: one for one in allocators if one.pid_seen}
     named: list[tuple[str, int, Allocator | None]] = [(one.who, one.pid, one) for one in allocators]
@@ -165,7 +163,7 @@ def process_families(newest: Sample) -> Iterator[Metric]:
     named += [(_of_host(one), one.pid, ranks.get(one.pid)) for one in _resident(newest)]
     yield gauge(
         "kvdiag_process_info",
-        "Process id and ranks of what other series name by `process`, where they are told; always 1.",
+        "Process id and ranks of each `process` label, as far as they are reported; always 1.",
         ("process", "pid", "rank", "pipeline_rank", "data_rank"),
         _process_rows(named),
     )

@@ -1,7 +1,7 @@
-"""The page's families of the engines: the KV pool in bytes and tokens, what is left of it, and the requests in it.
+"""The metrics of the engines: the KV pool in bytes and tokens, its free room, and its requests.
 
-What vLLM tells by itself (throughput, latency, prefix hits, acceptance) is not repeated: alerts/recording-rules.yaml
-has it from vLLM's own series.
+What vLLM exports itself (throughput, latency, prefix hits, acceptance) is not repeated: alerts/recording-rules.yaml
+takes it from vLLM's own series.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATES: tuple[ServerState, ...] = ("starting", "serving", "lost")
 
 
 def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
-    """What the engines tell of their pools and requests."""
+    """The engines' KV pools and requests."""
     pools = bounded(facts.pools) if newest.engines else []
     sizes = {pool.engine: pool_bytes(facts, pool) for pool in pools}
     blocks = {pool.engine: block_bytes(facts, pool) for pool in pools}
@@ -37,17 +37,21 @@ def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
         pool, size = facts.pool(engine.engine), blocks.get(engine.engine)
         if pool is not None and size is not None and engine.kv_usage_ratio is not None:
             used.append(((engine.engine,), float(pool.used_blocks(engine.kv_usage_ratio) * size[0])))
-    yield gauge("kvdiag_kv_used_bytes", "Bytes of the pool that requests hold, on one rank.", LABELS, used)
+    yield gauge("kvdiag_kv_used_bytes", "Bytes of the KV pool in use, on one rank.", LABELS, used)
     for name, field, text in (
-        ("kv_usage_ratio", "kv_usage_ratio", "Share of the pool that requests hold, as the engine tells it."),
-        ("requests_running", "requests_running", "Requests that run."),
-        ("requests_waiting", "requests_waiting", "Requests that wait."),
+        ("kv_usage_ratio", "kv_usage_ratio", "Usage of the KV pool, as the engine reports it."),
+        ("requests_running", "requests_running", "Running requests."),
+        ("requests_waiting", "requests_waiting", "Waiting requests."),
     ):
         rows = [((one.engine,), float(value)) for one in engines if (value := getattr(one, field)) is not None]
         yield gauge(f"kvdiag_{name}", text, LABELS, rows)
     for name, field, text in (
-        ("kv_capacity_tokens", "capacity_tokens", "Tokens that the pool holds, as the engine tells it."),
-        ("requests_max_concurrency", "max_concurrency", "Requests of the longest context that the pool holds at once."),
+        ("kv_capacity_tokens", "capacity_tokens", "Capacity of the KV pool in tokens, as the engine reports it."),
+        (
+            "requests_max_concurrency",
+            "max_concurrency",
+            "Requests of full context length that fit into the pool at once.",
+        ),
     ):
         rows = [((pool.engine,), float(value)) for pool in pools if (value := getattr(pool, field)) is not None]
         yield gauge(f"kvdiag_{name}", text, LABELS, rows)
@@ -56,14 +60,14 @@ def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
         size = sizes[pool.engine]
         if size is not None and pool.capacity_tokens:
             per_token.append(((pool.engine,), size[0] / pool.capacity_tokens))
-    text = "Bytes of the pool for each token of its capacity, on one rank."
+    text = "Bytes of the KV pool per token of its capacity, on one rank."
     yield gauge("kvdiag_kv_bytes_per_token", text, LABELS, per_token)
     yield from _room_families(newest, facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What is left of one engine's pool, and for whom; `None` where it is not told, or nothing runs to tell it."""
+    """The free room in one engine's pool; `None` if the engine does not report it, or nothing runs."""
 
     headroom_tokens: float
     context_mean_tokens: float | None = None
@@ -74,10 +78,10 @@ class Room:
 
 
 def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
-    """The room in a pool; `linear` says that every layer keeps every token. `None` where tokens cannot be told.
+    """The room in a pool; `linear` if every layer keeps every token. `None` if its tokens are unknown.
 
-    In flight are requests that run or wait. The limit is for requests of the length that those which run have now:
-    the engine's own figure is for the longest ones, of which an ordinary load has none.
+    Requests in flight are running or waiting. The limit is for requests of the current mean length: the engine's own
+    figure is for the longest possible ones, which an ordinary load does not contain.
     """
     capacity = pool.capacity_tokens
     if capacity is None and linear:
@@ -91,7 +95,7 @@ def room(engine: Engine, pool: KvPool, *, linear: bool) -> Room | None:
         in_flight = None if running is None or waiting is None or running + waiting else 0.0
         return Room(headroom_tokens=headroom, in_flight_ratio=in_flight)
     mean, limit = held / running, running * capacity / held
-    # The last block of each request is filled to the half by the mean of many; those before it are full.
+    # The last block of each request is half full on average; those before it are full.
     empty = running * (pool.block_tokens - 1) / 2.0 / (used_blocks * pool.block_tokens)
     return Room(
         headroom_tokens=headroom,
@@ -112,31 +116,31 @@ def _room_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
         if found is not None:
             rooms[engine.engine] = found
     for name, field, text in (
-        ("kv_headroom_tokens", "headroom_tokens", "Tokens that the free blocks of the pool hold."),
+        ("kv_headroom_tokens", "headroom_tokens", "Tokens that fit into the free blocks of the pool."),
         (
             "kv_headroom_requests",
             "headroom_requests",
-            "Further requests, as long as those that run are now, that the free blocks hold.",
+            "Further requests of the current mean length that fit into the free blocks.",
         ),
         (
             "kv_waste_ratio",
             "waste_ratio",
-            "Share of the blocks that requests hold which no token fills: half a block for each that runs.",
+            "Estimated share of the used blocks that holds no token: half a block per running request.",
         ),
         (
             "context_mean_tokens",
             "context_mean_tokens",
-            "Tokens in the pool for each request that runs, those generated so far among them.",
+            "Mean tokens in the pool per running request, including generated ones.",
         ),
         (
             "requests_concurrency_limit",
             "concurrency_limit",
-            "Requests, as long as those that run are now, that the pool holds at once.",
+            "Requests of the current mean length that fit into the pool at once.",
         ),
         (
             "requests_in_flight_ratio",
             "in_flight_ratio",
-            "Requests that run or wait, over those that the pool holds at once at their present length; may pass 1.",
+            "Running and waiting requests over those that fit into the pool at their current length; can exceed 1.",
         ),
     ):
         rows = [((engine,), value) for engine, one in rooms.items() if (value := getattr(one, field)) is not None]
@@ -144,12 +148,12 @@ def _room_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
 
 
 def server_families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Which server this is, and whether it answers."""
+    """The monitored server, and whether it answers."""
     facts = snapshot.facts
     who = (facts.engine_name, facts.engine_version, facts.model)
     rows = [] if who == (None, None, None) else [(tuple(each or "" for each in who), 1.0)]
-    text = "The server that is watched, and its model; always 1."
+    text = "The monitored server and its model; always 1."
     yield gauge("kvdiag_server_info", text, ("name", "version", "model_name"), rows)
-    text = "1 for the state that the server is in, 0 for the others; starting until it first answers."
+    text = "1 for the server's current state, 0 for the others; starting until its first answer."
     states = [((state,), float(state == snapshot.state)) for state in STATES]
     yield gauge("kvdiag_server_state", text, ("state",), states)

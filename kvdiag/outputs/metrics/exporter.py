@@ -1,4 +1,4 @@
-"""The exporter's page: one custom collector over the newest snapshot. Nothing here is ever set: what is gone is gone.
+"""The metrics page: one custom collector over the newest snapshot, which keeps no state: absent things have no series.
 
 Names and labels are a contract with the rules and dashboards. Texts from outside are cut, cleaned and bounded in
 number; vLLM's own series are not repeated.
@@ -27,15 +27,15 @@ from kvdiag.outputs.metrics.families import gauge
 
 
 class SnapshotCollector(Collector):
-    """Turns the newest snapshot into metric families, each time it is asked."""
+    """Turns the newest snapshot into metric families at each scrape."""
 
     def __init__(self, newest: Callable[[], Snapshot], names: Collection[str]) -> None:
-        """Ask `newest` at each scrape, which must answer at once."""
+        """Call `newest` at each scrape; it must return at once."""
         self._newest = newest
         self._names = names
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the page; those that have series of these names, where any are asked for."""
+        """The families of the page; only those with series of the requested names, if any are requested."""
         for family in families(self._newest()):
             if self._names:
                 family.samples = [sample for sample in family.samples if sample.name in self._names]
@@ -44,14 +44,14 @@ class SnapshotCollector(Collector):
 
 
 def registry(newest: Callable[[], Snapshot], names: Collection[str] = ()) -> CollectorRegistry:
-    """A registry of this collector alone, which is not asked when it is made; of some series, where they are named."""
+    """A registry of this collector alone, which is not called when it is made; of some series if they are named."""
     made = CollectorRegistry(auto_describe=False)
     made.register(SnapshotCollector(newest, names))
     return made
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Every family of a snapshot; series of what was not seen are left out."""
+    """Every family of a snapshot; what was not observed has no series."""
     yield gauge("kvdiag_build_info", "Version of kvdiag.", ("version",), [((kvdiag.__version__,), 1.0)])
     yield from server_families(snapshot)
     yield from device_families(snapshot.newest)

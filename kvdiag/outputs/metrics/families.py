@@ -1,6 +1,6 @@
-"""What every family of the exporter's page is made with: labels that are clean, and series that are bounded in number.
+"""The parts of every metric family: clean labels, and a bounded number of series.
 
-A page that repeats a series, or a label that never ends, would lose Prometheus the whole target.
+Prometheus drops a whole target whose page repeats a series or has a label of excessive length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def label(text: object) -> str:
 
 
 def gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    """A family of gauges; of rows with the same labels the first."""
+    """A family of gauges; of rows with equal labels the first counts."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in _distinct(rows):
         family.add_metric(values, value)
@@ -43,7 +43,7 @@ def gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) ->
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    """A family of counters, whose series end in `_total`; of rows with the same labels the first."""
+    """A family of counters, whose series end in `_total`; of rows with equal labels the first counts."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in _distinct(rows):
         family.add_metric(values, value)
@@ -51,7 +51,7 @@ def counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) 
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
-    """Each set of labels once: what is cut may be the same, and a page that repeats a series is refused whole."""
+    """Each set of labels once: labels that are cut may become equal."""
     seen: set[tuple[str, ...]] = set()
     for values, value in islice(rows, MAX_SERIES * MAX_PROCESSES):
         cleaned = tuple(label(each) for each in values)
@@ -61,7 +61,7 @@ def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def bounded(values: Iterable[T] | None) -> list[T]:
-    """The first of them, as many as any one server has."""
+    """The first `MAX_SERIES` values."""
     return list(islice(values or (), MAX_SERIES))
 
 

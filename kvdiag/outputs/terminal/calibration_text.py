@@ -1,4 +1,7 @@
-"""Predicted against reported, for a person and as JSON (`schema_version` 1). Names come from logs and servers."""
+"""The comparison of predicted and reported figures, as text and as JSON (`schema_version` 1).
+
+Names come from logs and servers, so they are escaped before they are printed.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
-from kvdiag.outputs.terminal.text import grid, heading, plain, readable
+from kvdiag.outputs.terminal.text import grid, heading, plain
 
 SCHEMA_VERSION = 1
 MOST_RANKS_SHOWN = 8
@@ -68,11 +72,11 @@ def render_calibration(
     drifting = [NAMES[one.figure] for one in calibration.comparisons if not one.within_limit]
     headline = Text()
     if drifting:
-        headline.append("DRIFTS", style="bold yellow")
-        headline.append(f"  more than {DRIFT_LIMIT_RATIO:.0%}: {', '.join(dict.fromkeys(drifting))}")
+        headline.append("DRIFT", style="bold yellow")
+        headline.append(f"  more than {format_ratio(DRIFT_LIMIT_RATIO)} off: {', '.join(dict.fromkeys(drifting))}")
     else:
-        headline.append(f"WITHIN {DRIFT_LIMIT_RATIO:.0%}", style="bold green")
-        headline.append("  what the engine reports is what the model predicts")
+        headline.append("NO DRIFT", style="bold green")
+        headline.append(f"  predicted and reported figures agree within {format_ratio(DRIFT_LIMIT_RATIO)}")
     subject = grid()
     version = report.settings.version
     subject.add_row(Text("model", style="dim"), plain(model))
@@ -80,12 +84,12 @@ def render_calibration(
     parts: list[RenderableType] = [headline, subject, Padding(_comparisons(calibration.comparisons), (1, 0, 0, 0))]
     parts += [plain(f"  {', '.join(names)}: {reason}") for reason, names in _reasons(calibration.comparisons).items()]
     if len(report.ranks) > 1:
-        parts += [heading("Every rank that spoke"), _ranks(report.ranks)]
+        parts += [heading("Reported by each rank"), _ranks(report.ranks)]
     if profile is not None:
-        parts += [heading("Measured, on one GPU"), _measured(profile)]
+        parts += [heading("Measured on one GPU"), _measured(profile)]
     notes = [
         *calibration.notes,
-        *([f"not told: {', '.join(calibration.missing)}"] if calibration.missing else []),
+        *([f"not reported: {', '.join(calibration.missing)}"] if calibration.missing else []),
         note,
     ]
     parts.append(Padding(Group(*(plain(line, "dim") for line in notes)), (1, 0, 0, 0)))
@@ -115,7 +119,7 @@ def _comparisons(comparisons: Sequence[Comparison]) -> RenderableType:
             NAMES[one.figure],
             _value(one.figure, one.predicted),
             _value(one.figure, one.reported),
-            Text("exact" if one.drift_ratio == 0 else f"{one.drift_ratio:+.1%}", style=style),
+            Text("exact" if one.drift_ratio == 0 else _signed(one.drift_ratio), style=style),
             plain(one.where, "dim"),
         )
     return table
@@ -123,14 +127,18 @@ def _comparisons(comparisons: Sequence[Comparison]) -> RenderableType:
 
 def _value(figure: Figure, interval: Interval) -> str:
     if figure in (Figure.WEIGHTS, Figure.POOL):
-        return readable(interval.nominal)
-    return f"{interval.nominal:,.2f}x" if figure is Figure.CONCURRENCY else f"{interval.nominal:,.0f}"
+        return format_bytes(interval.nominal)
+    return f"{interval.nominal:,.2f}x" if figure is Figure.CONCURRENCY else format_count(interval.nominal)
+
+
+def _signed(ratio: float) -> str:
+    return f"{'+' if ratio > 0 else ''}{format_ratio(ratio)}"
 
 
 def _ranks(ranks: Sequence[RankReport]) -> RenderableType:
     table = grid()
     for rank in ranks[:MOST_RANKS_SHOWN]:
-        told = [f"{name.replace('_', ' ')} {readable(size.nominal_bytes)}" for name, size in _sizes(rank).items()]
+        told = [f"{name.replace('_', ' ')} {format_bytes(size.nominal_bytes)}" for name, size in _sizes(rank).items()]
         table.add_row(plain(rank.name, "dim"), ", ".join(told))
     if len(ranks) > MOST_RANKS_SHOWN:
         table.add_row("", f"and {len(ranks) - MOST_RANKS_SHOWN} more")
@@ -143,11 +151,11 @@ def _measured(profile: Profile) -> RenderableType:
     for name, size in (
         ("context", profile.context_bytes),
         ("activation", profile.activation_bytes),
-        ("overhead, not told apart", profile.overhead_bytes),
+        ("overhead (context, activation, graphs)", profile.overhead_bytes),
         (graphs, profile.graph_bytes),
     ):
         if size is not None:
-            table.add_row(Text(name, style="dim"), readable(size))
+            table.add_row(Text(name, style="dim"), format_bytes(size))
     return table
 
 

@@ -9,10 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvdiag.formatting import format_bytes, format_ratio, plural
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
 from kvdiag.outputs.terminal.cells import Kind, marked
-from kvdiag.outputs.terminal.text import grid, heading, readable
+from kvdiag.outputs.terminal.text import grid, heading
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}
@@ -44,14 +45,13 @@ def render_fit(
     headline = Text()
     headline.append(WORDS[plan.outcome], style=f"bold {STYLES[plan.outcome]}")
     if plan.keeps_cache:
-        plural = "s" if demand.requests > 1 else ""
-        headline.append(f"  {demand.requests:,} request{plural} of {demand.context_tokens:,} tokens")
+        headline.append(f"  {plural(demand.requests, 'request')} of {plural(demand.context_tokens, 'token')}")
     else:
-        headline.append("  a model that keeps no KV cache")
-    headline.append(f" on {scenario.gpus} GPU{'s' if scenario.gpus > 1 else ''} of {readable(scenario.gpu_bytes)}")
+        headline.append("  a model without a KV cache")
+    headline.append(f" on {plural(scenario.gpus, 'GPU')} of {format_bytes(scenario.gpu_bytes)}")
     parts: list[RenderableType] = [headline, _figures(scenario, plan, origin, block_waste_ratio)]
     budget = plan.budgets[plan.limiting_stage]
-    title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of stage {plan.limiting_stage}, which has the least room"
+    title = "One GPU" if len(plan.budgets) == 1 else f"One GPU of pipeline stage {plan.limiting_stage} (least headroom)"
     pool_name = "KV pool" if plan.keeps_cache else "free"
     parts += [
         heading(title),
@@ -59,7 +59,7 @@ def render_fit(
         _partition(budget, pool_name=pool_name, ascii_only=ascii_only),
     ]
     if levers:
-        parts += [heading("What would help, each on its own"), _levers(levers)]
+        parts += [heading("Changes that help, each on its own"), _levers(levers)]
     for note in notes:
         parts.append(Padding(Text(note, style="dim"), (1, 0, 0, 0)))
     return Group(*parts)
@@ -74,28 +74,35 @@ def render_grid(rows: Sequence[Sequence[Plan]]) -> RenderableType:
     for row in rows:
         cells = [Text(MARKS[plan.outcome], style=STYLES[plan.outcome]) for plan in row]
         table.add_row(f"{row[0].demand.context_tokens:,}", *cells)
-    return Group(heading("Context down, requests at once across"), table)
+    return Group(heading("Context (rows) by requests at once (columns)"), table)
 
 
 def _figures(scenario: Scenario, plan: Plan, origin: str, block_waste_ratio: float | None) -> RenderableType:
     kinds = ", ".join(f"{count} {kind}" for kind, count in scenario.architecture.kinds.items())
     table = grid()
-    rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{readable(plan.headroom_bytes)} per GPU")]
-    rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: weights and overheads decide alone")]
+    rows = [("model", f"{origin}: {kinds}"), ("headroom", f"{format_bytes(plan.headroom_bytes)} per GPU")]
+    rows += _cache_figures(plan) if plan.keeps_cache else [("KV cache", "none: only weights and overheads count")]
     if block_waste_ratio is not None:
-        rows.append(("block waste", f"{block_waste_ratio:.1%} of one such request's blocks holds no token"))
+        rows.append(("block waste", f"{format_ratio(block_waste_ratio)} of a request's block memory holds no tokens"))
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table
 
 
 def _cache_figures(plan: Plan) -> list[tuple[str, str]]:
-    capacity = plan.capacity
+    capacity, requests = plan.capacity, plural(plan.demand.requests, "request")
+    reported = plural(capacity.capacity_tokens, "token")
     return [
-        ("most requests", f"{plan.max_requests:,} of {plan.demand.context_tokens:,} tokens at once"),
-        ("longest context", f"{plan.max_context_tokens:,} tokens with {plan.demand.requests:,} at once"),
-        ("pool", f"{capacity.num_blocks:,} blocks; one such request takes {capacity.blocks_per_request:,}"),
-        ("engine will say", f"{capacity.capacity_tokens:,} tokens, concurrency {capacity.max_concurrency:.2f}x"),
+        ("max requests", f"{plan.max_requests:,} at once, of {plural(plan.demand.context_tokens, 'token')} each"),
+        (
+            "max context",
+            f"{plural(plan.max_context_tokens, 'token')}, with {requests} at once",
+        ),
+        ("pool", f"{plural(capacity.num_blocks, 'block')}, {capacity.blocks_per_request:,} per request"),
+        (
+            "vLLM will report",
+            f"{reported}, concurrency {capacity.max_concurrency:.2f}x",
+        ),
     ]
 
 
@@ -133,9 +140,11 @@ def _partition(budget: Budget, *, pool_name: str, ascii_only: bool) -> Renderabl
         ):
             continue
         shown = pool_name if part.title == "KV pool" else part.title
-        table.add_row(marked(part, ascii_only=ascii_only), shown, readable(share), f"{share / budget.total_bytes:.0%}")
+        table.add_row(
+            marked(part, ascii_only=ascii_only), shown, format_bytes(share), format_ratio(share / budget.total_bytes)
+        )
     if budget.shortfall_bytes:
-        table.add_row("!", "missing", readable(budget.shortfall_bytes), "")
+        table.add_row("!", "missing", format_bytes(budget.shortfall_bytes), "")
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -143,9 +152,9 @@ def _levers(levers: Sequence[Lever]) -> RenderableType:
     table = grid()
     for lever in levers:
         plan = lever.plan
-        effect = f"+{readable(lever.gained_bytes)} per GPU"
+        effect = f"+{format_bytes(lever.gained_bytes)} per GPU"
         if plan.keeps_cache:
-            effect += f", {plan.max_requests:,} request{'' if plan.max_requests == 1 else 's'} at once"
+            effect += f", {plural(plan.max_requests, 'request')} at once"
         table.add_row(
             Text(MARKS[plan.outcome], style=STYLES[plan.outcome]),
             Text.assemble((lever.change, "bold"), f": {effect}", (f"\n{lever.price}", "dim")),

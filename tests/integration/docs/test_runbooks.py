@@ -25,7 +25,7 @@ from tests.integration.alerts.rules import alerts
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "alerts" / "runbooks"
-SECTIONS = ("What it means", "What kvdiag saw", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
+SECTIONS = ("What it means", "What kvdiag reports", "Confirm", "Stop the bleeding", "Fix", "Lookalikes")
 LONGEST_LINES = 55
 
 
@@ -147,24 +147,24 @@ def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
 @pytest.mark.parametrize("verdict", KNOWLEDGE)
 def test_every_evidence_name_is_explained(verdict: str) -> None:
     """What a verdict can show as evidence is explained where its runbook says how to read it."""
-    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag saw")))
+    explained = set(re.findall(r"`([a-z_]+)`", section(runbook(verdict), "What kvdiag reports")))
     assert evidence_names()[verdict] <= explained
 
 
 def test_every_figure_of_a_soak_is_explained() -> None:
     """The leaks that a soak calls share one list of evidence, which the index explains."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    explained = index.partition("## What a soak shows")[2].partition("\n## ")[0]
+    explained = index.partition("## Figures of a soak")[2].partition("\n## ")[0]
     assert names_given(soak_verdicts) <= set(re.findall(r"`([a-z_]+)`", explained))
 
 
 def test_every_figure_of_a_post_mortem_is_explained() -> None:
     """The verdicts on a death share one list of evidence, which the index explains."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert names_given(case) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a post-mortem shows")[2]))
+    assert names_given(case) <= set(re.findall(r"`([a-z_]+)`", index.partition("## Figures of a post-mortem")[2]))
 
 
 def test_every_figure_of_a_fleet_is_explained() -> None:
     """So do the verdicts on many replicas."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert names_given(fleet_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## What a fleet shows")[2]))
+    assert names_given(fleet_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## Figures of a fleet")[2]))

@@ -71,27 +71,27 @@ def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--match", "up"], "--match 'up' is no selector: give it as", id="a metric"),
-        pytest.param(["--match", '{a="b"} or {c="d"}'], "is no selector", id="an expression"),
-        pytest.param(["--match", '{a="b"}[5m]'], "is no selector", id="a range"),
-        pytest.param(["--window", "yesterday"], "--window 'yesterday' is no duration", id="no duration"),
-        pytest.param(["--window", "10s"], "the window has to be a minute or more", id="a short window"),
+        pytest.param(["--match", "up"], "--match 'up' is not a selector", id="a metric"),
+        pytest.param(["--match", '{a="b"} or {c="d"}'], "is not a selector", id="an expression"),
+        pytest.param(["--match", '{a="b"}[5m]'], "is not a selector", id="a range"),
+        pytest.param(["--window", "yesterday"], "--window 'yesterday' is not a duration", id="no duration"),
+        pytest.param(["--window", "10s"], "the window must be at least 1 min", id="a short window"),
         pytest.param(["--window", "5000d"], "the window is longer than 31 days", id="a long window"),
-        pytest.param(["--start", "soon"], "--start 'soon' is no time", id="no time"),
-        pytest.param(["--start", "nan"], "--start 'nan' is no time", id="no number"),
-        pytest.param(["--start", "2026-11-21T00:00:00Z"], "to end after it starts", id="starts after its end"),
+        pytest.param(["--start", "soon"], "--start 'soon' is not a time", id="no time"),
+        pytest.param(["--start", "nan"], "--start 'nan' is not a time", id="no number"),
+        pytest.param(["--start", "2026-11-21T00:00:00Z"], "at least 1 min", id="starts after its end"),
         pytest.param(
             ["--header", "X-Scope-OrgID"],
-            "what was given with --header is no header: give it as NAME:VALUE",
+            "the value of --header is not a header: give NAME:VALUE",
             id="header",
         ),
-        pytest.param(["--header", "A:b\nC:d"], "'A' is no header", id="two headers in one"),
+        pytest.param(["--header", "A:b\nC:d"], "'A' is not a header", id="two headers in one"),
         pytest.param(["--token", "a", "--user", "b"], "give either --user or --token-file", id="two credentials"),
         pytest.param(["--password", "a"], "a password needs --user", id="a password alone"),
         pytest.param(["--key-file", "a"], "--key-file needs --cert-file", id="a key alone"),
-        pytest.param(["--token", "a\nb"], "has characters that no server takes", id="a token of two lines"),
+        pytest.param(["--token", "a\nb"], "has characters that are invalid in HTTP", id="a token of two lines"),
         pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere: No such file or directory", id="no file"),
-        pytest.param(["--cert-file", "/nowhere"], "cannot use /nowhere as --cert-file", id="no certificate"),
+        pytest.param(["--cert-file", "/nowhere"], "cannot use --cert-file /nowhere", id="no certificate"),
         pytest.param(["trace.jsonl"], "give either a trace or --prometheus", id="two sources"),
         pytest.param(["--timeout", "0"], "Invalid value for '--timeout'", id="no time at all"),
     ],
@@ -108,7 +108,7 @@ def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
     """Its password, if there is one, is not repeated."""
     # THEN
     said = refusal(diagnose("--prometheus", url))
-    assert "is not the address of a Prometheus" in said
+    assert "is not a Prometheus address" in said
     assert "a:b" not in said
 
 

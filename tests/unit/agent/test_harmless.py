@@ -182,7 +182,7 @@ def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("WORLD.segments *= 9000", "blocks are too many to look at beside the server"),
+        ("WORLD.segments *= 9000", "blocks are too many to inspect"),
         (
             "torch.cuda.memory_snapshot = lambda mempool_id=None: 0; WORLD.history = True",
             "a memory history is recorded, which this torch would hand over with the blocks",

@@ -107,7 +107,7 @@ def test_path_that_no_pythonpath_can_hold_is_refused(tmp_path: Path) -> None:
 
     # THEN
     assert (3, "") == (result.code, result.stdout)
-    assert "PYTHONPATH takes no path with ':' in it" in result.stderr
+    assert "PYTHONPATH cannot hold a path with ':'" in result.stderr
 
 
 def test_server_that_has_kvdiag_installed_needs_nothing_more() -> None:

@@ -149,7 +149,7 @@ def test_disk_without_room_for_the_output_is_told(small_trace: Path) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
 
     # THEN
-    assert (3, "kvdiag: cannot print the result: No space left on device\n") == (done.returncode, done.stderr)
+    assert (3, 1, True) == (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr)
 
 
 def test_text_goes_out_in_any_encoding(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_baseline_is_not_written_over_its_trace(tmp_path: Path, capsys: pytest
     code = main(["baseline", "save", str(trace), str(trace)])
     # THEN
     assert 3 == code
-    assert f"kvdiag: cannot write {trace}: it is the trace; give another file\n" == capsys.readouterr().err
+    assert f"cannot write {trace}: " in capsys.readouterr().err
     assert RUN.read_bytes() == trace.read_bytes()
 
 
@@ -70,8 +70,8 @@ def test_a_person_reads_both_sides(saved: Path, capsys: pytest.CaptureFixture[st
     ("content", "words"),
     [
         ("", "is not a trace"),
-        ("{}", "is no baseline"),
-        ('{"kvdiag_baseline": 7}', "is no baseline"),
+        ("{}", "is not a baseline"),
+        ('{"kvdiag_baseline": 7}', "is not a baseline"),
         (None, "cannot read"),
     ],
 )

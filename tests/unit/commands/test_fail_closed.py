@@ -138,7 +138,7 @@ def test_a_reload_that_takes_passwords_away_is_refused(tmp_path: Path) -> None:
 
         # WHEN users come in by a reload, THEN they do not go by the next
         web.write_text(FRAMES + USERS)
-        assert "read again" == told.changed()["state"]
+        assert "reloaded" == told.changed()["state"]
         assert (401, 200) == (status(told), status(told, password=RIGHT))
 
 
@@ -150,7 +150,7 @@ def test_passwords_that_a_reload_brought_are_not_taken_away_by_the_next(tmp_path
     with configured("--listen", "127.0.0.1:0", "--web-config", str(web)) as told:
         assert 200 == status(told)
         web.write_text(USERS + FRAMES)
-        assert "read again" == told.changed()["state"]
+        assert "reloaded" == told.changed()["state"]
         assert 401 == status(told)
 
         # WHEN

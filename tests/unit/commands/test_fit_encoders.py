@@ -53,11 +53,11 @@ def test_an_encoder_says_in_one_line_that_it_keeps_nothing(capsys: pytest.Captur
     code = main(["fit", bert, "--gpu", "80GB", "--no-profile", "--pp", "2"])
     text = capsys.readouterr().out
 
-    assert (0, 1) == (code, text.count("KV cache  none: weights and overheads decide alone"))
-    assert not [word for word in ("blocks", "concurrency", "longest context", "KV pool") if word in text]
+    assert (0, 1) == (code, text.count("none: only weights"))
+    assert not [word for word in ("blocks", "concurrency", "max context", "KV pool") if word in text]
 
 
 def test_an_encoder_has_neither_pool_nor_grid(capsys: pytest.CaptureFixture[str], bert: str) -> None:
     """Asking what a pool holds of it is refused, and so is a grid."""
-    assert "keeps no KV cache" in refusal(capsys, bert, "--kv-pool-bytes", "1000000")
+    assert "has no KV cache" in refusal(capsys, bert, "--kv-pool-bytes", "1000000")
     assert "--grid" in refusal(capsys, bert, "--grid")

@@ -1,19 +1,22 @@
-"""Help: every command has it, it comes at once, and it names what there is."""
+"""Help: every command has it, as in tests/golden/help, and it comes at once."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
+import click
 import pytest
 
 import kvdiag
-from kvdiag.commands import COMMANDS
+from kvdiag.commands import COMMANDS, cli
 from kvdiag.sim import SCENARIOS
 from tests.integration.vllm.cli import Result
-from tests.integration.vllm.cli import kvdiag as call
+from tests.unit.commands.refusals import call
 
+SUBCOMMANDS = {"agent": ("install",), "baseline": ("save", "compare"), "fit": ()}
 HEAVY = ("httpx2", "rich", "pynvml", "prometheus_client", "torch", "structlog", "psutil", "asyncio")
 
 IMPORTED = """
@@ -26,71 +29,50 @@ print(json.dumps([code, sorted(sys.modules)]))
 """
 
 
-def unwrapped(text: str) -> str:
-    """The text without any white space, since help is wrapped at blanks and hyphens."""
-    return "".join(text.split())
-
-
-def test_help_lists_every_command() -> None:
-    """`kvdiag --help` ends well and names each command with what it is for."""
-    # WHEN
-    actual = call("--help")
-
-    # THEN
+def test_help_lists_every_command(golden: Callable[[str, str], None]) -> None:
+    """`kvdiag --help` names each command with what it is for; `kvdiag` alone is wrong usage, and prints the same."""
+    actual, alone = call("--help"), call()
     assert (0, "") == (actual.code, actual.stderr)
-    for name, summary in COMMANDS.items():
-        assert unwrapped(f"{name} {summary}") in unwrapped(actual.stdout)
+    assert (3, "", actual.stdout) == (alone.code, alone.stdout, alone.stderr)
+    golden("help/kvdiag.txt", actual.stdout)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_every_command_has_help(command: str, option: str) -> None:
-    """Each command says how it is used, and exits with 0."""
-    # WHEN
-    actual = call(command, option)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, golden: Callable[[str, str], None]) -> None:
+    """Each command and its subcommands say how they are used, and exit with 0; -h is --help."""
+    actual = [call(name, *more, "--help") for more in ((), *((one,) for one in SUBCOMMANDS.get(name, ())))]
+    assert {(0, "")} == {(one.code, one.stderr) for one in actual}
+    assert actual[0] == call(name, "-h")
+    golden(f"help/{name}.txt", "\n".join(one.stdout for one in actual))
 
-    # THEN
-    assert (0, "") == (actual.code, actual.stderr)
-    assert f"Usage: kvdiag {command}" in actual.stdout
-    assert "Options:" in actual.stdout
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "fit"])
+def test_every_option_has_short_help(name: str) -> None:
+    """One clause: what an option does, in at most a hundred characters, and 60 for most."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    lengths = [len(one.help or "") for one in options if one.name != "simulate"]
+    assert all(0 < length <= 100 for length in lengths)
+    assert sum(length <= 60 for length in lengths) * 2 >= len(lengths)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)], ids=" ".join)
 def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     """What a person waits for most often loads no HTTP client, no terminal library, no NVML, and never torch."""
-    # WHEN
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, json.dumps(arguments)], capture_output=True, text=True, timeout=60, check=True
     )
-
-    # THEN
     code, modules = json.loads(done.stdout)
     assert (0, []) == (code, [name for name in HEAVY if name in modules])
 
 
-def test_help_of_run_names_the_stories() -> None:
-    """Every story that can be simulated is named where it can be asked for."""
-    # WHEN
-    actual = call("run", "--help")
-
-    # THEN
-    assert [] == [story for story in SCENARIOS if story not in unwrapped(actual.stdout)]
+def test_help_of_run_names_the_scenarios() -> None:
+    """Every scenario that can be simulated is named where it can be asked for."""
+    unwrapped = "".join(call("run", "--help").stdout.split())
+    assert [] == [scenario for scenario in SCENARIOS if scenario not in unwrapped]
 
 
 def test_version_is_told() -> None:
     """`kvdiag --version` gives the package's version."""
-    # WHEN
-    actual = call("--version")
-
-    # THEN
-    assert Result(code=0, stdout=f"kvdiag, version {kvdiag.__version__}\n", stderr="") == actual
-
-
-def test_no_command_shows_the_help() -> None:
-    """`kvdiag` alone is wrong usage, and says what it could have been."""
-    # WHEN
-    actual = call()
-
-    # THEN
-    assert (3, "") == (actual.code, actual.stdout)
-    assert "Usage: kvdiag [OPTIONS] COMMAND" in actual.stderr
+    assert Result(code=0, stdout=f"kvdiag, version {kvdiag.__version__}\n", stderr="") == call("--version")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvdiag.commands import main
 from kvdiag.commands.options.serve_options import address
 from kvdiag.errors import KvdiagError
 from kvdiag.sim import SCENARIOS, Drill
@@ -25,6 +22,7 @@ from tests.fixtures.hostile import eventually, refused_port
 from tests.fixtures.require import require
 from tests.integration.vllm.cli import started
 from tests.stand_ins.nvml.stand_in import compiler
+from tests.unit.commands.refusals import refusal
 from tests.unit.sim.client import Client
 
 SLOW_NAMES = Path(__file__).parents[2] / "fixtures" / "slow_names.c"
@@ -162,34 +160,9 @@ def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
         assert time.monotonic() - begun < END_SECONDS
 
 
-def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where it cannot listen it says so at once, with what to do."""
-    # GIVEN
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        where = f"127.0.0.1:{taken.getsockname()[1]}"
-
-        # WHEN
-        code = main(["serve", "--listen", where])
-
-    # THEN
-    assert 3 == code
-    assert f"kvdiag: cannot listen on {where}: address already in use; give another --listen\n" == (
-        capsys.readouterr().err
-    )
-
-
-def test_a_host_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_none_is_an_error() -> None:
     """Without the number that the system gives it."""
-    # WHEN
-    code = main(["serve", "--listen", "no-such-host.invalid:0"])
-
-    # THEN
-    assert 3 == code
-    assert re.fullmatch(
-        r"kvdiag: cannot listen on no-such-host\.invalid:0: [a-z ]+; give another --listen\n", capsys.readouterr().err
-    )
+    assert "no-such-host.invalid:0" in refusal("serve", "--listen", "no-such-host.invalid:0")
 
 
 @pytest.mark.parametrize(
@@ -208,5 +181,5 @@ def test_addresses_to_listen_on(listen: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(listen: str) -> None:
     """Anything else is an error that shows a right one."""
     # THEN
-    with pytest.raises(KvdiagError, match="no address to listen on: give one such as"):
+    with pytest.raises(KvdiagError, match="is not an address to listen on"):
         address(listen)

@@ -6,18 +6,16 @@ import json
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import pytest
-
-from kvdiag.commands import main
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually
 from tests.integration.vllm.cli import started
+from tests.unit.commands.refusals import listed, refusal
 from tests.unit.commands.test_serve import Daemon
 from tests.unit.sim.client import Client
 
@@ -68,42 +66,36 @@ def configured(*arguments: str, env: dict[str, str] | None = None) -> Iterator[T
             thread.join(LONG_SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('lisen = "127.0.0.1:0"', "serve has no option 'lisen'"),
-        ("listen = true", "'listen' of serve has to be a text or a number"),
-        ("listen = []", "'listen' of serve has to be a text, a number, true or false"),
-        ("insecure = 1", "'insecure' of serve has to be true or false"),
-        ("reserved-gap-bytes = true", "'reserved-gap-bytes' of serve has to be a text or a number"),
-        ("reserved-gap-bytes = 1.5", "'reserved-gap-bytes' of serve has to be a whole number"),
-        ("reserved-gap-bytes = -1", "Invalid value for '--reserved-gap-bytes': -1 is not in the range x>=0"),
-        ("pressure-warning = 0.9", "a warning at 0.9 has to be below the critical 0.9, both above 0 and at most 1"),
-        ("pressure-warning = 0.7\npressure-critical = 0.6", "a warning at 0.7 has to be below the critical 0.6"),
-        ("pressure-warning = 0", "a warning at 0 has to be below the critical 0.9, both above 0"),
-        ("pressure-critical = 80", "Invalid value for '--pressure-critical': 80.0 is not in the range 0.0<=x<=1.0"),
-        ("pressure-critical = nan", "has to be below the critical nan"),
-        ('config = "other.toml"', "serve has no option 'config'"),
-        ('record-max-size = "much"', "'much' is no size: give a number and its unit, such as 512MiB"),
-        ("record-max-size = 1000", "1000 is less than 4MiB"),
-        ('listen = "nowhere"', "'nowhere' is no address to listen on"),
-        ('url = "ftp://x"', "'ftp://x' is not the address of a server"),
-        ("listen = ", "is not TOML"),
-    ],
+BAD_FILES = (
+    'lisen = "127.0.0.1:0"',
+    "listen = true",
+    "listen = []",
+    "insecure = 1",
+    "reserved-gap-bytes = true",
+    "reserved-gap-bytes = 1.5",
+    "reserved-gap-bytes = -1",
+    "pressure-warning = 0.9",
+    "pressure-warning = 0.7\npressure-critical = 0.6",
+    "pressure-warning = 0",
+    "pressure-critical = 80",
+    "pressure-critical = nan",
+    'config = "other.toml"',
+    'record-max-size = "much"',
+    "record-max-size = 1000",
+    'listen = "nowhere"',
+    'url = "ftp://x"',
+    "listen = ",
 )
-def test_bad_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+
+
+def test_bad_files_are_refused(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     """At the start, in one line that says what is wrong."""
-    # GIVEN
     config = tmp_path / "kvdiag.toml"
-    config.write_text(f"[serve]\n{text}\n")
-
-    # WHEN
-    code = main(["serve", "--config", str(config)])
-
-    # THEN
-    error = capsys.readouterr().err
-    assert (3, 1) == (code, len(error.splitlines()))
-    assert expected in error
+    told = {}
+    for text in BAD_FILES:
+        config.write_text(f"[serve]\n{text}\n", encoding="utf-8")
+        told[text.replace("\n", "; ")] = refusal("serve", "--config", str(config)).replace(str(config), "CONFIG")
+    golden("errors/serve.txt", listed(told))
 
 
 def test_flags_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
@@ -138,7 +130,7 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
             config.write_text("[serve]\nurll = 1\n")
             refused = told.changed()
             assert "error" == refused["level"]
-            assert f"{config}: serve has no option 'urll'; everything stays as it was" == refused["reason"]
+            assert "'urll'" in refused["reason"]
             assert eventually(told.daemon.says("ok"))
 
             # WHEN thresholds are the wrong way round, THEN those from before hold; WHEN they are right, THEN they do
@@ -146,14 +138,14 @@ def test_hangup_reads_the_file_again(tmp_path: Path) -> None:
             assert "error" == told.changed()["level"]
             assert {("warning",): 0.8, ("critical",): 0.9} == told.daemon.series(THRESHOLDS)
             config.write_text(f'[serve]\nurl = "{one.url}"\npressure-warning = 0.5\n')
-            assert "read again" == told.changed()["state"]
+            assert "reloaded" == told.changed()["state"]
             assert eventually(lambda: {("warning",): 0.5, ("critical",): 0.9} == told.daemon.series(THRESHOLDS))
 
             # WHEN it names another server, and what takes a restart
             config.write_text(
                 f'[serve]\nurl = "{other.url}"\nagent-dir = "{tmp_path}"\nrecord-dir = "{tmp_path}/record"\n'
             )
-            assert "--record-dir takes a restart" == told.changed()["reason"]
+            assert told.changed()["reason"].startswith("--record-dir ")
 
             # THEN that one is watched, and the agents are looked for
             assert other.url == told.next("watches")["url"]
@@ -188,7 +180,7 @@ def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
         ask_for("sameorigin")
 
         # THEN
-        assert "read again" == told.changed()["state"]
+        assert "reloaded" == told.changed()["state"]
         assert "sameorigin" == framed(told)
 
     with configured(*options, "--config", str(config)) as told:
@@ -197,5 +189,5 @@ def test_hangup_renews_what_the_web_configuration_says(tmp_path: Path) -> None:
         config.write_text('[serve]\nurl = "ftp://x"\n')
 
         # THEN
-        assert told.changed()["reason"].endswith("; everything stays as it was")
+        assert "'ftp://x'" in told.changed()["reason"]
         assert "sameorigin" == framed(told)

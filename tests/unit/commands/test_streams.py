@@ -92,7 +92,7 @@ def test_what_to_do_is_pointed_at_in_ascii() -> None:
     _, shown = on_a_pipe("doctor", "--url", "http://127.0.0.1:1")
 
     # THEN
-    assert "-> give the server's address as --url" in shown
+    assert "-> check --url" in shown
 
 
 def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
@@ -102,7 +102,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
     done = subprocess.run(["/bin/sh", "-c", command, sys.executable, *FIT], check=False, capture_output=True, text=True)
 
     # THEN
-    assert (3, "kvdiag: cannot write: No space left on device\n") == (done.returncode, done.stderr)
+    assert (3, 1, True) == (done.returncode, done.stderr.count("\n"), "No space left" in done.stderr)
 
 
 def test_a_mistake_of_our_own_is_no_verdict() -> None:
@@ -116,4 +116,4 @@ def test_a_mistake_of_our_own_is_no_verdict() -> None:
     # THEN
     assert (3, "") == (done.returncode, done.stdout)
     assert "ModuleNotFoundError: import of psutil halted" in done.stderr
-    assert done.stderr.endswith("please report it with the lines above\n")
+    assert done.stderr.splitlines()[-1].startswith("kvdiag: internal error")

@@ -78,9 +78,7 @@ def test_a_trace_that_is_given_twice_is_refused(record: Record, capsys: pytest.C
 
     # THEN
     assert 3 == code
-    assert (
-        f"kvdiag: {path} is given twice: a replica that counts twice would prove too much\n" == capsys.readouterr().err
-    )
+    assert f"{path} is given twice" in capsys.readouterr().err
 
 
 def test_trace_that_cannot_be_read_is_named(record: Record, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,7 @@ def test_the_whole_document_of_a_diagnosis() -> None:
                         "architecture": None,
                         "assumed": None,
                         "figures": [],
-                        "problem": "the model's config.json is not visible from here",
+                        "problem": "the model's config.json is not readable from here",
                     },
                 }
             ],

@@ -15,11 +15,11 @@ Serve = Callable[[str], tuple[Client, RemoteNvml]]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start a story; its client and its NVML."""
+    """Start a scenario; its client and its NVML."""
     with ExitStack() as drills:
 
-        def start(story: str) -> tuple[Client, RemoteNvml]:
-            url = drills.enter_context(Drill(SCENARIOS[story])).url
+        def start(scenario: str) -> tuple[Client, RemoteNvml]:
+            url = drills.enter_context(Drill(SCENARIOS[scenario])).url
             return Client(url), RemoteNvml(url)
 
         yield start
@@ -40,5 +40,5 @@ def visitor(shared: str) -> Client:
 
 @pytest.fixture
 def client(serve: Serve) -> Client:
-    """A client of the healthy story."""
+    """A client of the healthy scenario."""
     return serve("healthy")[0]

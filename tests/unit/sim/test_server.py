@@ -50,17 +50,17 @@ def test_the_model_s_folder_weighs_what_its_tensors_weigh() -> None:
 
 
 def test_the_config_agrees_with_itself(serve: Serve) -> None:
-    """In every story the labels of cache_config_info fit together by vLLM's own formulas."""
-    for name, story in SCENARIOS.items():
+    """In every scenario the labels of cache_config_info fit together by vLLM's own formulas."""
+    for name, scenario in SCENARIOS.items():
         client, _ = serve(name)
         config = client.config()
         blocks = int(config["num_gpu_blocks"])
         concurrency = float(config["kv_cache_max_concurrency"])
 
-        assert blocks / blocks_for(story.max_model_len_tokens, 16) == concurrency
-        assert int(concurrency * story.max_model_len_tokens) == int(config["kv_cache_size_tokens"])
-        if story.kv_cache_memory_bytes is not None:
-            assert blocks * 16 * story.model.kv_bytes_per_token == int(config["kv_cache_memory_bytes"])
+        assert blocks / blocks_for(scenario.max_model_len_tokens, 16) == concurrency
+        assert int(concurrency * scenario.max_model_len_tokens) == int(config["kv_cache_size_tokens"])
+        if scenario.kv_cache_memory_bytes is not None:
+            assert blocks * 16 * scenario.model.kv_bytes_per_token == int(config["kv_cache_memory_bytes"])
         else:
             assert "None" == config["kv_cache_memory_bytes"]
 

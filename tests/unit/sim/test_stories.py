@@ -1,4 +1,4 @@
-"""Each story's effect as its user sees it: through the metrics page, the answers and NVML, and nothing else."""
+"""Each scenario's effect as its user sees it: through the metrics page, the answers and NVML, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def oom(message: str | None) -> dict[str, float]:
 
 
 def test_stories_are_named_and_summed_up() -> None:
-    """Every story has its name as key and one sentence to tell it by."""
-    assert list(SCENARIOS) == [story.name for story in SCENARIOS.values()]
-    assert all(story.summary.endswith(".") and ". " not in story.summary for story in SCENARIOS.values())
+    """Every scenario has its name as key and one sentence to tell it by."""
+    assert list(SCENARIOS) == [scenario.name for scenario in SCENARIOS.values()]
+    assert all(scenario.summary.endswith(".") and ". " not in scenario.summary for scenario in SCENARIOS.values())
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -130,7 +130,7 @@ def test_the_hub_is_asked_for_what_is_not_cached(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
-    [(401, b"", "answered 401"), (200, b"<html>", "not JSON"), (200, b"[1]", "holds a list")],
+    [(401, b"", "answered 401"), (200, b"<html>", "not valid JSON"), (200, b"[1]", "holds a list")],
 )
 def test_what_the_hub_refuses_is_one_line(
     monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, reason: str
@@ -184,7 +184,7 @@ def test_a_path_is_no_hub_id(model: str, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(KvdiagError) as caught:
         read_model(model)
     # THEN
-    assert str(caught.value).startswith(f"there is no folder or file '{model}': give one with a config.json")
+    assert str(caught.value).startswith(f"no such folder or file '{model}'")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b"1" * 5000])

@@ -8,7 +8,7 @@ import pytest
 
 from kvdiag.errors import KvdiagError
 from kvdiag.sources.profile_file import MAX_FILE_BYTES, default_path, read_profiles, write_profiles
-from tests.unit.kv.profiled import PROFILE
+from tests.unit.kv.calibration.profiled import PROFILE
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_no_file_is_no_profiles(tmp_path: Path) -> None:
     path = tmp_path / "profiles.json"
 
     assert () == read_profiles(path, required=False)
-    with pytest.raises(KvdiagError, match="there is no profile file"):
+    with pytest.raises(KvdiagError, match="no such profile file"):
         read_profiles(path, required=True)
 
 
@@ -41,11 +41,11 @@ def test_no_file_is_no_profiles(tmp_path: Path) -> None:
         (b"{", "not JSON"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", "no list of profiles"),
+        (b"[]", "no list `profiles`"),
         (b'{"profiles": []}', "schema_version"),
         (b'{"schema_version": 2, "profiles": []}', "reads 1"),
         (b'{"schema_version": 1, "profiles": [1]}', "profile 1"),
-        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "gpu_total_bytes of its profile 1"),
+        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "gpu_total_bytes"),
         (b" " * (MAX_FILE_BYTES + 1), "larger than 8 MiB"),
     ],
 )

@@ -88,7 +88,7 @@ def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason
     actual = verdicts(world)
 
     # THEN
-    assert [("unknown", f"{reason}")] * 2 == [(one.status, one.summary) for one in actual]
+    assert [("unknown", f"cannot tell: {reason}")] * 2 == [(one.status, one.summary) for one in actual]
 
 
 @pytest.mark.parametrize(

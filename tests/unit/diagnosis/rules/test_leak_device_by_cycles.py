@@ -170,7 +170,9 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
 def test_what_is_missing_is_told(timeline: Timeline, told_: str) -> None:
     """For both verdicts, without figures."""
     # THEN
-    assert [("unknown", f"{told_}", ())] * 2 == [(one.status, one.summary, one.evidence) for one in told(timeline)]
+    assert [("unknown", f"cannot tell: {told_}", ())] * 2 == [
+        (one.status, one.summary, one.evidence) for one in told(timeline)
+    ]
 
 
 def test_five_cycles_are_enough() -> None:

@@ -10,7 +10,7 @@ from tests.unit.engines.vllm.vllm_logs import AUDIT, CONSUMED, LOGS, gib
 
 
 def test_ranks_are_kept_apart_and_the_smallest_pool_decides() -> None:
-    """Every rank that spoke is there under its name; the engine gives all of them what the smallest affords."""
+    """Reported by each rank is there under its name; the engine gives all of them what the smallest affords."""
     # GIVEN
     lines = [
         "(Worker_PP0_TP0 pid=11) INFO [g.py:1] Available KV cache memory: 17.79 GiB",

@@ -1,9 +1,10 @@
 """What config classes fill in where a config.json leaves a field out, as the classes themselves say.
 
-Runs in vLLM's own Python, in the repository's root: `ENV/bin/python -m tests.unit.kv.recorded_defaults` writes
-data/class_defaults.json. Recorded is what stands in the class, before it works one field out from others: 32 KV heads
-that LlamaConfig makes of 32 heads are no default. With this come the layer_types that a class makes of a depth alone,
-and whose a model's class is: the model types that transformers has it for, and the file that vLLM loads it from.
+Runs in vLLM's own Python, in the repository's root: `ENV/bin/python -m tests.unit.kv.families.record_class_defaults`
+writes kvdiag/kv/families/class_defaults.json and tests/unit/kv/data/class_layers.json. The first has what the class
+itself sets, before it derives one field from others: 32 KV heads that LlamaConfig makes of 32 heads are no default.
+The second has the layer_types that a class makes of a depth alone, and where each model class is defined: the model
+types that transformers has it for, and the file that vLLM loads it from.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from vllm.model_executor.models.registry import _VLLM_MODELS
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 from vllm.transformers_utils.configs.moondream3 import Moondream3TextConfig
 
+from kvdiag.kv.families.attention import encoder_only
 from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
 
-RECORD = Path(__file__).parent / "data" / "class_defaults.json"
+LAYERS = Path(__file__).parents[1] / "data" / "class_layers.json"
+DEFAULTS = Path(__file__).parents[4] / "kvdiag" / "kv" / "families" / "class_defaults.json"
 # Every field from which a family's cache is told, under all the names that families have for it.
 KEYS = """
     num_hidden_layers n_layer n_layers num_layers decoder_layers num_layers_per_stack H_cycles L_cycles loop_num
@@ -85,18 +88,26 @@ def of_class(name: str) -> dict[str, object]:
     return {"transformers": types, "vllm": _VLLM_MODELS[name][0] if name in _VLLM_MODELS else None}
 
 
+def rows(values: dict[str, Any]) -> str:
+    """A JSON object with one line for each entry."""
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()) + "\n}"
+
+
 def main() -> None:
-    """Write the record, one line for each model type and for each class."""
-    lines = [
-        f"{json.dumps(name)}: {json.dumps({'defaults': fields, 'layer_types': layer_types(found)})}"
-        for name in sorted(FAMILIES)
-        if (found := class_of(name)) is not None and (fields := defaults(found))
-    ]
-    versions = json.dumps({name: metadata.version(name).partition("+")[0] for name in ("transformers", "vllm")})
-    classes = ",\n".join(lines)
-    models = ",\n".join(f"{json.dumps(name)}: {json.dumps(of_class(name))}" for name in sorted(TYPE_OF_ARCHITECTURE))
-    parts = f'"classes": {{\n{classes}\n}},\n"model_classes": {{\n{models}\n}}'
-    RECORD.write_text(f"{versions[:-1]}, {parts}}}\n", encoding="utf-8")
+    """Write both records, one line for each model type and for each class."""
+    classes = {name: found for name in sorted(FAMILIES) if (found := class_of(name)) is not None}
+    versions = json.dumps({name: metadata.version(name).partition("+")[0] for name in ("transformers", "vllm")})[:-1]
+    # Encoders keep no cache.
+    set_by_class = {
+        name: fields
+        for name, found in classes.items()
+        if FAMILIES[name] is not encoder_only and (fields := defaults(found))
+    }
+    patterns = {name: names for name, found in classes.items() if (names := layer_types(found)) is not None}
+    models = {name: of_class(name) for name in sorted(TYPE_OF_ARCHITECTURE)}
+    DEFAULTS.write_text(f'{versions}, "defaults": {rows(set_by_class)}}}\n', encoding="utf-8")
+    layers = f'"layer_types": {rows(patterns)},\n"model_classes": {rows(models)}'
+    LAYERS.write_text(f"{versions}, {layers}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_a_setting_that_explains_the_drift_is_named(architecture: Architecture, 
 
     # THEN
     assert drifting
-    assert all(any(reason.startswith(word) for reason in one.reasons) for one in drifting)
+    assert all(any(f"with {word} " in reason for reason in one.reasons) for one in drifting)
 
 
 def test_a_drafter_in_the_pool_is_named() -> None:
@@ -133,7 +133,7 @@ def test_a_drafter_in_the_pool_is_named() -> None:
     calibration = explained(architecture, Deployment(), exact_report(architecture, drafted))
 
     # THEN
-    assert any("a drafter in the same pool" in reason for one in calibration.comparisons for reason in one.reasons)
+    assert any("--num-speculative-tokens 1" in reason for one in calibration.comparisons for reason in one.reasons)
 
 
 def test_a_smaller_rank_is_the_likely_reason_where_one_of_several_tells_its_pool() -> None:
@@ -146,7 +146,7 @@ def test_a_smaller_rank_is_the_likely_reason_where_one_of_several_tells_its_pool
     reasons = explained(LLAMA, deployment, report).comparisons[0].reasons
 
     # THEN
-    assert "another rank has a smaller pool: 1 of 2 ranks tell theirs" in reasons[0]
+    assert "1 of 2 ranks" in reasons[0]
 
 
 def test_what_nothing_explains_is_called_unknown() -> None:
@@ -216,7 +216,7 @@ def test_weights_and_pool_are_compared_by_stage() -> None:
 @pytest.mark.parametrize(
     ("config", "served", "word"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "Gemma3ForCausalLM", "serves Gemma3ForCausalLM, and MODEL is Llama"),
+        ({"architectures": ["LlamaForCausalLM"]}, "Gemma3ForCausalLM", "LlamaForCausalLM"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM", None),
         ({"architectures": ["LlamaForCausalLM"]}, "TransformersForCausalLM", None),
         ({"architectures": ["LlamaForCausalLM"]}, None, None),

@@ -12,7 +12,7 @@ from kvdiag.kv.calibration.predicted_vs_reported import Figure
 from kvdiag.kv.calibration.running_server import Served, all_pools_bytes, block_bytes, bytes_problem, pool_bytes, served
 from kvdiag.model import Facts, KvPool
 
-CONFIGS = Path(__file__).parent / "data" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 LLAMA = (CONFIGS / "Llama-3.1-8B.json").read_text(encoding="utf-8")
 GEMMA = (CONFIGS / "gemma-3-27b.json").read_text(encoding="utf-8")
 LATENT = (CONFIGS / "DeepSeek-V3.json").read_text(encoding="utf-8")
@@ -79,22 +79,18 @@ def test_what_the_engine_reports_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "problem"),
+    ("known", "word"),
     [
-        (facts(pool(), config=None), "the model's config.json is not visible from here"),
-        (facts(pool(), config="]"), "the model's config.json is no JSON"),
-        (facts(pool(), tensor_parallel=None), "over how many ranks the cache is divided is not visible"),
-        (
-            facts(pool(per_request=3_000)),
-            "the model's config gives another capacity_tokens than the engine reports",
-        ),
+        (facts(pool(), config=None), "config.json"),
+        (facts(pool(), config="]"), "JSON"),
+        (facts(pool(), tensor_parallel=None), "ranks"),
+        (facts(pool(per_request=3_000)), "capacity_tokens"),
     ],
     ids=["no config", "no JSON", "ranks unseen", "another model"],
 )
-def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known: Facts, problem: str) -> None:
-    """Where they would be a guess there are none, and it is said why."""
-    # THEN
-    assert problem == bytes_problem(known)
+def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known: Facts, word: str) -> None:
+    """Where they would be a guess there are none, and the reason is named."""
+    assert word in (bytes_problem(known) or "")
     assert all_pools_bytes(known) is None
 
 

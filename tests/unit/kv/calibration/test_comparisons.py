@@ -266,11 +266,11 @@ def test_what_the_engine_serves_is_named_briefly() -> None:
     listed = {"architectures": [5, "X" * 90, "LlamaForCausalLM"]}
 
     # THEN
-    assert f"the engine serves Qwen2ForCausalLM, and MODEL is {'X' * 80}" == contradiction(
+    assert f"the engine serves Qwen2ForCausalLM, but MODEL is {'X' * 80}" == contradiction(
         listed, MODEL, EngineSettings(architecture="Qwen2ForCausalLM")
     )
     assert contradiction(listed, MODEL, EngineSettings(architecture="LlamaForCausalLM")) is None
-    assert "the engine serves Qwen2ForCausalLM, and MODEL is of type llama" == contradiction(
+    assert "the engine serves Qwen2ForCausalLM, but MODEL is of type llama" == contradiction(
         {"architectures": [5]}, MODEL, EngineSettings(architecture="Qwen2ForCausalLM")
     )
     assert contradiction({}, MODEL, EngineSettings(architecture="LlamaForCausalLM")) is None

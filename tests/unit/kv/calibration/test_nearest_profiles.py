@@ -9,7 +9,7 @@ import pytest
 
 from kvdiag.kv.calibration.profiles import MOST_PROFILES, find_profile, model_key, with_profile
 from kvdiag.kv.families.architecture import parse_architecture
-from tests.unit.kv.profiled import LLAMA, MODEL, PROFILE, QUERY
+from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY
 
 
 @pytest.mark.parametrize(

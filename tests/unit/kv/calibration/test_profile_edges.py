@@ -10,7 +10,7 @@ import pytest
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
 from kvdiag.kv.calibration.profiles import MeasuredOverheads as Measured
 from kvdiag.kv.calibration.profiles import measure
-from tests.unit.kv.profiled import PROFILE, size
+from tests.unit.kv.calibration.profiled import PROFILE, size
 
 PIB = 1 << 50
 

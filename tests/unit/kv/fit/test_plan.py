@@ -191,7 +191,7 @@ def test_eviction_keeps_400_of_2000_tokens() -> None:
     base = scenario(context=2000, requests=5000)
     lever = next(lever for lever in find_levers(base, scenario_plan(base)) if lever.name == "eviction-budget")
 
-    assert (400, True) == (lever.plan.demand.context_tokens, "400 of 2000" in lever.change)
+    assert (400, True) == (lever.plan.demand.context_tokens, "400 of 2,000" in lever.change)
 
 
 def test_a_grid_has_a_plan_for_each_pair() -> None:

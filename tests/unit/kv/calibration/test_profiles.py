@@ -25,7 +25,7 @@ from kvdiag.kv.calibration.profiles import (
     with_profile,
 )
 from kvdiag.kv.families.architecture import parse_architecture
-from tests.unit.kv.profiled import LLAMA, MODEL, PROFILE, QUERY, size
+from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
 
 def measured(rank: RankReport, settings: EngineSettings) -> MeasuredOverheads | None:

@@ -1,8 +1,8 @@
 """Records how many parameters transformers' models have, in data/parameters.json for test_recorded_parameters.py.
 
-Run by hand, with a Python that has torch and transformers: `python tests/unit/kv/recorded_parameters.py`. The models
-are
-small, of sizes that hardly divide one another, so that a mixed-up size shows, and they stand on torch's meta device.
+Run by hand, with a Python that has torch and transformers: `python tests/unit/kv/weights/recorded_parameters.py`.
+The models are small, of sizes that hardly divide one another, so that a mixed-up size shows; torch keeps them on its
+meta device.
 What a config leaves out is left to its class.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-OUT = Path(__file__).parent / "data" / "parameters.json"
+OUT = Path(__file__).parents[1] / "data" / "parameters.json"
 Config = dict[str, Any]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|blocks)\.(\d+)\.(.+)$")

@@ -20,7 +20,7 @@ from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv.models import catalogue
 
-CONFIGS = Path(__file__).parent / "data" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 
 def configs() -> list[Any]:
