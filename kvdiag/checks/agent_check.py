@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvdiag.checks.check import Check
-from kvdiag.diagnosis.timeline_queries import counted
+from kvdiag.formatting import plural
 from kvdiag.model import Allocator, Gap
 
 OLD_SECONDS = 10.0
@@ -28,7 +28,7 @@ def publications(folder: Path | None, allocators: Sequence[Allocator] | None, ga
     if not allocators:
         return Check(id="agent.publications", outcome="fail", found=problem or "no agent publishes", fix=install)
     oldest = max((one.age_seconds or 0.0 for one in allocators), default=0.0)
-    found = f"{counted(len(allocators), 'allocator', 'allocators')}, oldest publication {oldest:,.0f} s ago"
+    found = f"{plural(len(allocators), 'allocator', 'allocators')}, oldest publication {oldest:,.0f} s ago"
     if problem:
         return Check(id="agent.publications", outcome="warn", found=f"{found}; {problem}", fix=install)
     if oldest > OLD_SECONDS:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
-from kvdiag.diagnosis.timeline_queries import counted
 from kvdiag.engines.engine import Identity
 from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, parse_version
+from kvdiag.formatting import plural
 from kvdiag.sources.prometheus_text import Page
 
 OLDEST = (0, 6, 0)
@@ -94,7 +94,7 @@ def processes(pids: Sequence[int] | None, readable: int, problem: str | None) ->
     if pids is None:
         fix = "run kvdiag on the server's host, in its PID namespace (shareProcessNamespace: true), as its user"
         return Check(id="engine.processes", outcome="warn", found=problem or "not visible", fix=fix)
-    found = f"{counted(len(pids), 'process', 'processes')}, memory readable for {readable}"
+    found = f"{plural(len(pids), 'process', 'processes')}, memory readable for {readable}"
     if readable < len(pids):
         fix = "run kvdiag as the server's user to read the host memory of the others"
         return Check(id="engine.processes", outcome="warn", found=found, fix=fix)

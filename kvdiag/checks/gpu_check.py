@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvdiag.checks.check import Check
-from kvdiag.diagnosis.timeline_queries import counted
+from kvdiag.formatting import plural
 from kvdiag.model import Device, Gap
 
 SLOW_SECONDS = 0.1
@@ -26,7 +26,7 @@ def container(environment: Mapping[str, str], nodes: Collection[str]) -> Check:
     visible = environment.get("NVIDIA_VISIBLE_DEVICES")
     abilities = environment.get("NVIDIA_DRIVER_CAPABILITIES")
     told = [
-        f"{counted(len(gpus), 'device file', 'device files')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"
+        f"{plural(len(gpus), 'device file', 'device files')} /dev/nvidia*" if gpus else "no device file /dev/nvidia0"
     ]
     told += [f"NVIDIA_VISIBLE_DEVICES={visible}"] if visible is not None else []
     told += [f"NVIDIA_DRIVER_CAPABILITIES={abilities}"] if abilities is not None else []
@@ -50,7 +50,7 @@ def driver(devices: Sequence[Device] | None, gaps: Sequence[Gap], took_seconds: 
         fix = fix or f"{RUN_IN_CONTAINER}utility"
         return Check(id="gpu.driver", outcome="fail", found=why, fix=fix)
     names = dict.fromkeys(device.name for device in devices)
-    found = f"{counted(len(devices), 'device', 'devices')} ({', '.join(names)})"
+    found = f"{plural(len(devices), 'device', 'devices')} ({', '.join(names)})"
     if took_seconds is None:
         return Check(id="gpu.driver", outcome="pass", found=found)
     found += f", read in {took_seconds * 1e3:.1f} ms"
@@ -99,7 +99,7 @@ def processes(devices: Sequence[Device] | None, here: Collection[int]) -> Check:
         return Check(id="gpu.processes", outcome="warn", found=found, fix=fix)
     silent = sum(process.used_bytes is None for process in listed)
     foreign = sum(process.pid not in here for process in listed)
-    found = f"{counted(len(listed), 'process holds', 'processes hold')} memory"
+    found = f"{plural(len(listed), 'process holds', 'processes hold')} memory"
     if silent:
         fix = "share the host's PID namespace (hostPID: true) to read their memory"
         return Check(id="gpu.processes", outcome="warn", found=f"{found}, {silent} of them without a size", fix=fix)

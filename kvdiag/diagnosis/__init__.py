@@ -1,4 +1,8 @@
-"""`diagnose`: the only place where a timeline is judged. Pure: no clock, no I/O, no torch."""
+"""`diagnose`: the only place where a timeline is judged. Pure: no clock, no I/O, no torch.
+
+In this order: the test steps that the timeline's marks name, every rule, the knowledge of each finding, the memory
+ledger of the newest samples, and from all of these the worst status.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,7 @@ __all__ = ["diagnose", "informed"]
 
 
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
-    """Judge a timeline by every test step that it holds and every rule.
-
-    `worst` is the worst of what was seen. A step that could not be judged makes it `unknown` unless something worse
-    was seen; so does a reading that failed, and a leak that stays undecided with all its evidence at hand. A finding
-    that is unknown for want of something that does not exist here (no GPU, no allocator statistics) leaves it alone:
-    it is listed, and the outputs name what the verdict leaves out.
-    """
+    """The judgement of a timeline by every test step in it and every rule; `_worst` has the order of statuses."""
 
     def judged(timeline: Timeline) -> Judged:
         stepped = bool(timeline.marks) or _cut_off(facts)
@@ -48,7 +46,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _asked(timeline: Timeline) -> tuple[Step, ...]:
-    """The steps that a timeline with marks is to hold."""
+    """The steps that the marks of a timeline ask for."""
     marked = {mark.step for mark in timeline.marks}
     if ISOLATION.id in marked:
         return (ISOLATION,)
@@ -56,7 +54,7 @@ def _asked(timeline: Timeline) -> tuple[Step, ...]:
 
 
 def informed(finding: Finding) -> Finding:
-    """The finding with what is known of its verdict, where the rule itself did not say more."""
+    """The finding with the knowledge of its verdict, where the rule did not bring its own."""
     entry = KNOWLEDGE[finding.id]
     return replace(
         finding,
@@ -74,6 +72,14 @@ def _worst(
     findings: tuple[Finding, ...],
     limits: Limits,
 ) -> Status:
+    """The first of these that holds.
+
+    1. `fault`, then `suspect`: any step or finding has it.
+    2. `unknown`: a source was lost, a step could not be judged, a leak stays undecided with all its evidence, or
+       without steps leak.kv_blocks itself is unknown.
+    3. `ok`. A finding that is unknown because something does not exist here (no GPU, no allocator statistics) changes
+       nothing: it is listed, and the outputs name what the verdict leaves out.
+    """
     seen = {step.status for step in steps} | {finding.status for finding in findings if finding.status != "unknown"}
     for status in ("fault", "suspect"):
         if status in seen:
@@ -85,7 +91,7 @@ def _worst(
 
 
 def _saw_something(finding: Finding) -> bool:
-    """Whether a leak was looked for with all its evidence at hand, and still could not be decided."""
+    """Whether a leak could not be decided although all its evidence was there."""
     return finding.id.startswith("leak.") and finding.status == "unknown" and bool(finding.evidence)
 
 
@@ -95,7 +101,7 @@ def _cut_off(facts: Facts) -> bool:
 
 
 def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
-    """Whether a source, or one of the server's GPUs, has failed to the end, a stretch of time was lost, or all was."""
+    """Whether a source or one of the server's GPUs failed up to the end, time was lost, or there is no sample."""
     if _cut_off(facts) or any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in facts.gaps):
         return True
     own = assigned_uuids(timeline, facts)
@@ -103,12 +109,12 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
     for sample in timeline.samples:
         failed = {gap.source for gap in sample.gaps if gap.kind == "failed"}
         absent = {gap.source for gap in sample.gaps if gap.kind == "absent"}
-        # A server that has never answered is starting; one that has, and is not there now, is lost.
+        # A server that never answered is starting; one that answered before and is absent now is lost.
         if sample.engines is not None or "engine" in failed or ("engine" in absent and readings["engine"]):
             readings["engine"].append(sample.engines is None)
         if sample.devices is not None or "nvml" in failed or "nvml" in absent:
             dark = any(device.memory is None for device in server_devices(sample.devices, own))
-            # What was never there is not lost, even where a question about it once took too long.
+            # A source that was never there is not lost, even if a read of it once timed out.
             lost = sample.devices is None and "nvml" not in absent
             readings["nvml"].append(lost or (dark and "nvml" in failed))
     last = [failures[-limits.lost_readings :] for failures in readings.values() if failures]
@@ -116,7 +122,7 @@ def _lost(timeline: Timeline, facts: Facts, limits: Limits) -> bool:
 
 
 def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
-    """The newest of every part in one sample: they are read at different rates, process lists at the slowest."""
+    """The newest of every part in one sample: parts are read at different rates, process lists most rarely."""
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
@@ -132,7 +138,7 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
 
 
 def _newest_allocators(timeline: Timeline, beside: Sample | None, limits: Limits) -> tuple[Allocator, ...] | None:
-    """What torch held when the devices were read, as near as it is known."""
+    """The allocators' sample nearest to the devices', if it is near enough."""
     readings = [sample for sample in timeline.samples if sample.allocators]
     if beside is None or not readings:
         return None

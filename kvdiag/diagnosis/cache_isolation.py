@@ -1,6 +1,12 @@
-"""What a timeline shows of the isolation probe: what each kind of request got from the cache, and how long it took.
+"""The isolation probe: whether one tenant's prefix cache answers another tenant's request.
 
-A hit belongs to a request only where the engines counted that request's prompt and nothing else meanwhile.
+Each request of the probe is one answer: hits counted for it, and its time to first token. A hit belongs to a request
+only where the engines counted that request's prompt and nothing else meanwhile. Judged in this order:
+
+1. Hits decide by themselves: on new prompts they are other traffic (unknown), with another salt or key a fault.
+2. That there is no hit means something only where a tenant's own repeat is one, and enough requests can be judged.
+3. Where the engine counts no hits, times to first token decide, if they separate repeats from new prompts at all; they
+   only raise a suspicion.
 """
 
 from __future__ import annotations
@@ -11,8 +17,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.timeline_queries import counted
-from kvdiag.model import Facts, Probe, ProbeKind, Sample, Span, Timeline
+from kvdiag.formatting import plural
+from kvdiag.model import Facts, Probe, ProbeKind, Sample, Span, Status, Timeline
 from kvdiag.stats.rank_tests import rank_sum_tail
 
 ISOLATION = "isolation"
@@ -50,22 +56,22 @@ class Arm:
 
     @property
     def median_seconds(self) -> float | None:
-        """The middle time to first token; `None` where none was measured."""
+        """The median time to first token; `None` where none was measured."""
         return median(self.seconds) if self.seconds else None
 
     @property
-    def told(self) -> str:
-        """Hits of lookups, and in how many requests, in words."""
+    def summary(self) -> str:
+        """Hits of queries, and in how many requests, in words."""
         return f"{self.hits:,} of {self.queries:,} in {self.hit} of {self.requests} requests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """The probe: its requests, and what a cache, and a clock, give another tenant."""
+    """The answers to the probe's requests."""
 
     answers: tuple[Answer, ...]
     caching: bool | None
-    """Whether prefix caching is on by the engine's own word."""
+    """Whether the engine reports prefix caching as on."""
 
     @property
     def other_key(self) -> bool:
@@ -91,17 +97,17 @@ class Isolation:
 
     @property
     def new(self) -> Arm:
-        """Prompts that nobody had sent before."""
+        """Prompts that no client had sent before."""
         return self.arm("first", "first_unsalted")
 
     @property
     def own(self) -> Arm:
-        """A tenant's own prompts again: what has to come from a cache where there is one."""
+        """A tenant's own prompts repeated: these must hit where there is a cache."""
         return self.arm("same_salt")
 
     @property
     def salted(self) -> Arm:
-        """The same prompts with another tenant's salt: what must not."""
+        """The same prompts with another tenant's salt: these must not hit."""
         return self.arm("other_salt")
 
     @property
@@ -116,11 +122,11 @@ class Isolation:
             return None
         reasons = Counter(one.problem for one in self.answers if one.problem is not None).most_common(1)
         why = f": {reasons[0][0]} (in {reasons[0][1]} of {len(self.answers)} requests)" if reasons else ""
-        few = counted(least.requests, "request", "requests")
-        return f"{few} of a kind can be judged, {limits.isolation_rounds} are needed{why}"
+        few = plural(least.requests, "request")
+        return f"{few} of a kind can be judged; {limits.isolation_rounds} are needed{why}"
 
     def hits_show(self, limits: Limits) -> bool:
-        """Whether time to first token tells a tenant's own hits from new prompts."""
+        """Whether time to first token separates a tenant's own hits from new prompts."""
         return rank_sum_tail(self.new.seconds, self.own.seconds) < limits.isolation_significance
 
     def as_fast_as_hits(self, arm: Arm, limits: Limits) -> bool | None:
@@ -137,7 +143,7 @@ class Isolation:
 
 
 def probed(timeline: Timeline, facts: Facts) -> Isolation | None:
-    """What the probe's requests got; `None` where it did not run."""
+    """The answers of the probe in a timeline; `None` where it did not run."""
     asked = [
         (span, span.workload.probe)
         for span in timeline.spans(ISOLATION)
@@ -155,10 +161,10 @@ def probed(timeline: Timeline, facts: Facts) -> Isolation | None:
 def _answer(timeline: Timeline, span: Span, probe: Probe) -> Answer:
     outcome = span.outcome
     if span.end_seconds is None or span.release_seconds is None or span.offer_seconds is None or outcome is None:
-        return Answer(kind=probe.kind, other_key=probe.other_key, problem="it was cut short")
+        return Answer(kind=probe.kind, other_key=probe.other_key, problem="cut short")
     if outcome.failed:
         error = outcome.errors[0] if outcome.errors else "no reason given"
-        return Answer(kind=probe.kind, other_key=probe.other_key, problem=f"it failed: {error}")
+        return Answer(kind=probe.kind, other_key=probe.other_key, problem=f"failed: {error}")
     before = timeline.between(span.begin_seconds, span.offer_seconds)
     after = timeline.between(span.release_seconds, span.end_seconds)
     prompts, queries, hits = (
@@ -168,29 +174,29 @@ def _answer(timeline: Timeline, span: Span, probe: Probe) -> Answer:
     return Answer(
         kind=probe.kind,
         other_key=probe.other_key,
-        problem=_company(meanwhile, outcome.prompt_tokens, prompts, queries, hits),
+        problem=_mixed(meanwhile, outcome.prompt_tokens, prompts, queries, hits),
         queries=queries if prompts is not None else None,
         hits=hits if prompts is not None and queries is not None else None,
         first_token_seconds=outcome.first_token_seconds,
     )
 
 
-def _company(
+def _mixed(
     meanwhile: Iterable[Sample], ours: int, prompts: int | None, queries: int | None, hits: int | None
 ) -> str | None:
-    """Why the counters are not of one request alone, in a clause; `None` where they are, or there are none."""
+    """Why the counters are not of this request alone; `None` where they are, or there are none."""
     if min(prompts or 0, queries or 0, hits or 0) < 0 or (hits or 0) > (ours if queries is None else queries):
-        return "the server's counters began anew"
+        return "the server's counters restarted"
     most = max((sample.open_requests for sample in meanwhile), default=0)
     if most > 1 or (prompts is not None and prompts > ours) or (queries is not None and queries > ours):
         return "other traffic"
-    return "the server did not count it in time" if prompts is not None and prompts < ours else None
+    return "the server counted it too late" if prompts is not None and prompts < ours else None
 
 
 def _counted(before: Sequence[Sample], after: Sequence[Sample], name: str) -> int | None:
-    """What all engines counted from one side of a request to the other; `None` where one does not tell.
+    """What all engines counted from before a request to after it; `None` where one does not report it.
 
-    A page that was asked for earlier may arrive later: the highest reading of each side is its newest.
+    Responses may arrive out of order: the highest value of each side is its newest.
     """
     ends = [_highest(samples, name) for samples in (before, after)]
     if ends[0] is None or ends[1] is None or ends[0].keys() != ends[1].keys():
@@ -207,3 +213,87 @@ def _highest(samples: Sequence[Sample], name: str) -> dict[str, int] | None:
                 return None
             found[engine.engine] = max(found.get(engine.engine, 0), count)
     return found or None
+
+
+OFF = "prefix caching is off, so no request can be answered from another tenant's"
+
+
+def verdict(found: Isolation, limits: Limits) -> tuple[Status, str]:
+    """Status and sentence of the probe, shared by the step and the finding; the module's docstring has the order."""
+    if found.counted and found.new.hit:
+        return "unknown", f"other clients send the same prompts ({found.new.summary} of new prompts hit); run it alone"
+    if found.counted and found.salted.hit:
+        return "fault", f"another tenant's cache_salt is ignored: cached prompt tokens {found.salted.summary}"
+    if found.counted and found.unsalted.hit and found.other_key:
+        return "fault", (
+            "a request without cache_salt and with another API key was answered from the first tenant's cache: cached "
+            f"prompt tokens {found.unsalted.summary}"
+        )
+    if (shortage := found.shortage(limits)) is not None:
+        return "unknown", shortage
+    if not found.counted:
+        return _by_time(found, limits)
+    if not found.own.hit:
+        if found.hits_show(limits):
+            return _by_time(found, limits)
+        if found.caching is False:
+            return "ok", OFF
+        return "unknown", (
+            f"a tenant's own repeated prompt did not hit either ({found.own.summary}): prefix caching is off, requests "
+            "reached other replicas, or the prompt is shorter than a block; probe one replica with caching on"
+        )
+    if found.as_fast_as_hits(found.salted, limits):
+        return "suspect", (
+            "the engine counted no hit with another tenant's cache_salt, but the first token came as fast as for a "
+            "hit: another cache, in a router or a KV connector, may have answered"
+        )
+    if found.unsalted.hit:
+        return "suspect", (
+            "cache_salt isolates tenants, but requests without one share the cache, as vLLM does by design "
+            f"({found.unsalted.summary}); set cache_salt on every request"
+        )
+    others = f"0 of {found.salted.queries:,} with another salt, 0 of {found.unsalted.queries:,} without"
+    return "ok", f"no prompt token came from another tenant's cache ({others}); own repeats {found.own.summary}"
+
+
+def _by_time(found: Isolation, limits: Limits) -> tuple[Status, str]:
+    """The same from times to first token alone, which can only raise a suspicion."""
+    why = "the engine does not report prefix hits" if not found.counted else "the engine counted no hit"
+    if not found.hits_show(limits):
+        return ("ok", OFF) if found.caching is False else ("unknown", f"{why}, and {_noise(found)}; use longer prompts")
+    salted, unsalted = (found.as_fast_as_hits(arm, limits) for arm in (found.salted, found.unsalted))
+    if salted:
+        return "suspect", f"{why}; by time to first token another tenant's cache_salt is ignored: {_times(found)}"
+    if unsalted:
+        return "suspect", f"{why}; by time to first token requests without cache_salt share a cache: {_times(found)}"
+    if salted is None or unsalted is None:
+        return "unknown", f"{why}, and the other tenant's times lie between hits and misses; use longer prompts"
+    return "ok", f"{why}; by time to first token no request was answered from another tenant's cache: {_times(found)}"
+
+
+def timing(found: Isolation, limits: Limits) -> str | None:
+    """What time to first token reveals about cached prompts, as a note; `None` where nothing could be compared."""
+    if not found.new.seconds or not found.own.seconds or (found.counted and not found.own.hit):
+        return None
+    if not found.hits_show(limits):
+        return _noise(found)
+    ratio = median(found.new.seconds) / max(median(found.own.seconds), 1e-6)
+    return (
+        f"the first token of a hit comes {ratio:.1f} times as fast ({_times(found)}; p-value {_p_value(found)}): where "
+        "tenants share a cache, timing reveals which prompts others have sent"
+    )
+
+
+def _noise(found: Isolation) -> str:
+    repeats, new = len(found.own.seconds), len(found.new.seconds)
+    return f"time to first token does not separate {repeats} repeats from {new} new prompts (p-value {_p_value(found)})"
+
+
+def _p_value(found: Isolation) -> str:
+    chance = rank_sum_tail(found.new.seconds, found.own.seconds)
+    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"  # noqa: PLR2004 - as many digits as are shown
+
+
+def _times(found: Isolation) -> str:
+    arms = (("new", found.new), ("own", found.own), ("other salt", found.salted), ("no salt", found.unsalted))
+    return ", ".join(f"{name} {1000.0 * median(arm.seconds):,.0f} ms" for name, arm in arms if arm.seconds)

@@ -89,28 +89,28 @@ class Limits:
     kv_excess_fault_ratio: float = 1.5
     """Measured over expected blocks: beyond it requests hold half as much again as their tokens need."""
 
-    page_window_seconds: float = 3600.0
+    metrics_window_seconds: float = 3600.0
     """Window in which one request's blocks are set against what the page counts: traffic of one kind, many requests."""
 
-    page_changes: int = 8
+    metrics_changes: int = 8
     """Readings after which more or fewer requests run, without which their median says nothing of one request."""
 
-    page_prompts: int = 8
+    metrics_prompts: int = 8
     """Prompts that must have come at least: fewer may all be still resident."""
 
-    page_tail_factor: float = 10.0
+    metrics_tail_factor: float = 10.0
     """Most that a request generates over the mean: lengths of answers are spread over one order of magnitude."""
 
-    page_waste_ratio: float = 4.0
+    metrics_waste_ratio: float = 4.0
     """Blocks of a request over the most it can need, by the page: padding of hybrid pages that is usual stays below."""
 
-    page_waste_fault_ratio: float = 10.0
+    metrics_waste_fault_ratio: float = 10.0
     """The same for a fault, where a second counter of the engine agrees on the prompts' tokens."""
 
-    page_windows: int = 3
+    metrics_windows: int = 3
     """Windows in a row that must all show such waste for a fault, where it is less than that."""
 
-    page_agreement_ratio: float = 2.0
+    metrics_agreement_ratio: float = 2.0
     """How far that counter may be off: it counts again what is looked up again, and leaves out what was not."""
 
     device_quantum_bytes: int = 2 * MIB
@@ -155,7 +155,7 @@ class Limits:
     copy_size_ratio: float = 0.03
     """How far a step may be from the checkpoint's size to be a copy of it: padding, scales, and pages."""
 
-    died_ratio: float = 0.1
+    exit_freed_ratio: float = 0.1
     """Share of a device that comes free with a server that ends; a context and activations alone are less."""
 
     headroom_bytes: int = 300 * 10**6
@@ -238,6 +238,23 @@ class Limits:
 
     waiting_samples: int = 3
     """Samples in a row with requests waiting and no room for one more before it counts: admission takes some steps."""
+
+    same_ratio: float = 0.01
+    same_bytes: int = 11 * MIB
+    """How far figures of one failure may differ between sources: texts print two decimals, of GiB ten MiB."""
+
+    last_seconds: float = 600.0
+    """The end of a trace that may show what led to a crash."""
+
+    max_fraction_ratio: float = 0.97
+    """Largest memory fraction that is advised: beyond it, what libraries take outside any budget does not fit."""
+
+    unlisted_bytes: int = 2 * GIB
+    unlisted_ratio: float = 0.1
+    """Unexplained memory that counts as other processes' without a list of them: libraries took up to 10 GiB."""
+
+    async_rest_ratio: float = 0.5
+    """Share of the device in use and not counted by torch from which cudaMallocAsync's pool is suspect."""
 
     isolation_rounds: int = 3
     """Requests of each kind of the isolation probe without which it does not decide: one that comes to another replica

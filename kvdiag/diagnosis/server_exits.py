@@ -1,4 +1,8 @@
-"""When a server stopped answering, and how little of its devices was free just before. Judges nothing."""
+"""When a server stopped answering, and how little of its devices was free just before. Judges nothing.
+
+An exit is an engine that no longer answers together with a tenth of a device (`exit_freed_ratio`) that became free:
+a metrics endpoint that fails for a moment is none.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from kvdiag.model import Device, Facts, Sample, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerExit:
-    """An engine that did not answer any more, and whose memory came free: on which GPU least had been left before."""
+    """An exit of the server; `gpu` is the one that had had the least free bytes before it."""
 
     at_seconds: float
     gpu: int
@@ -21,11 +25,8 @@ class ServerExit:
     answered_before: bool
 
 
-def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit, ...]:
-    """Every time that no engine answered, and much of a device of the server came free.
-
-    A page that fails for a moment is none: the memory of a process comes free when it ends, and not before.
-    """
+def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit, ...]:
+    """Every time that no engine answered and much of a device of the server became free."""
     if not any(_fails(sample) for sample in timeline.samples):
         return ()
     own = assigned_uuids(timeline, facts)
@@ -42,7 +43,7 @@ def deaths(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[ServerExit
         for uuid, index, free, total in _free(server_devices(sample.devices, own)):
             low = min(least.get(uuid, (free, index)), (free, index))
             least[uuid] = low
-            if silent and free - low[0] >= limits.died_ratio * total:
+            if silent and free - low[0] >= limits.exit_freed_ratio * total:
                 found.append(
                     ServerExit(
                         at_seconds=sample.at_seconds,

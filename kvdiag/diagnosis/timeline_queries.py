@@ -271,25 +271,3 @@ def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
             if gap.source == source:
                 return gap.reason
     return next((gap.reason for gap in facts.gaps if gap.source == source), None)
-
-
-def whole_number(value: float) -> str:
-    """A number for a sentence: 12,345."""
-    return f"{value:,.0f}"
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """A count with what it is of, as `1 request was` and `3 requests were`."""
-    return f"{count:,} {one if count == 1 else several}"
-
-
-def readable_bytes(value: float) -> str:
-    """Bytes for a sentence: 1.25 GiB, 12 MiB, with a sign where it is negative."""
-    sign, size = ("-" if value < 0 else ""), abs(value)
-    for unit, divisor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        # What would be rounded to 1024 of the smaller unit is one of this.
-        if round(1024 * size / divisor) >= 1024:  # noqa: PLR2004
-            return (
-                f"{sign}{size / divisor:.2f} {unit}" if size < 100 * divisor else f"{sign}{size / divisor:.0f} {unit}"
-            )
-    return f"{sign}{size:.0f} B"

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvdiag.diagnosis.rule import number
-from kvdiag.model import INSIDE, Finding, Sample, StepResult, Timeline, cuda_uuid
+from kvdiag.model import INSIDE, Evidence, Finding, Sample, StepResult, Timeline, cuda_uuid
 
 SOURCES = ("torch", "black box", "agent")
 """Sources of evidence that agents publish."""
 
-MARK = number("publications", "unverified", "", "agent")
+MARK = Evidence("publications", "unverified", "", "agent")
 WHY = "unverified: based only on agent files of processes that kvdiag cannot see"
 
 Judged = tuple[tuple[StepResult, ...], tuple[Finding, ...]]

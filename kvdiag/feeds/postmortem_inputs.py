@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from kvdiag.diagnosis.postmortem import Account, Case
+from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
 from kvdiag.engines import ENGINES
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Gap
+from kvdiag.oom.account import Account
 from kvdiag.oom.log import LoggedFailure, read_failures
 from kvdiag.sources.black_boxes import BlackBox, read_file, read_folder
 from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from kvdiag.model.facts import Facts
@@ -12,7 +12,7 @@ Status = Literal["ok", "suspect", "fault", "unknown"]
 Provenance = Literal["measured", "reported", "computed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Quantity:
     """A named number with its unit; `value` is `None` where it is not known."""
 
@@ -21,9 +21,9 @@ class Quantity:
     unit: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """A number that a finding stands on, and where it was seen."""
+    """One figure behind a finding: name, value, unit, and the source that measured it."""
 
     name: str
     value: float | str | None
@@ -31,13 +31,14 @@ class Evidence:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """A test step's verdict: what had to be seen against what was."""
+    """The verdict of one test step: expected and measured quantities."""
 
     id: str
     status: Status
     summary: str
+    _: KW_ONLY
     expected: tuple[Quantity, ...] = ()
     measured: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class ImbalanceFigures:
     lost_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
 
@@ -80,6 +81,7 @@ class Finding:
     status: Status
     summary: str
     evidence: tuple[Evidence, ...] = ()
+    _: KW_ONLY
     holder: str | None = None
     growth: GrowthFigures | None = None
     imbalance: ImbalanceFigures | None = None

@@ -30,19 +30,19 @@ Phase = Literal[
 
 SERVING: frozenset[Phase] = frozenset({"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"})
 IN_WORDS: dict[Phase, str] = {
-    "load": "while the weights were loaded",
-    "profile": "in the profile run of the start, before there was a KV pool",
-    "kv_pool": "when the KV pool was to be taken",
-    "graph_capture": "while CUDA graphs were captured",
-    "warmup": "in the warm-up of the start",
+    "load": "while loading the weights",
+    "profile": "in the profile run, before the KV pool exists",
+    "kv_pool": "while allocating the KV pool",
+    "graph_capture": "while capturing CUDA graphs",
+    "warmup": "in the warm-up at start",
     "startup": "at start",
-    "wake": "when it woke from sleep",
+    "wake": "while waking from sleep",
     "prefill": "in a prefill",
     "decode": "in a decode step",
-    "request": "while requests were served",
+    "request": "while serving requests",
     "sampler": "in the sampler",
-    "logprobs": "while log-probabilities were computed",
-    "encoder": "in the encoder of images or sound",
+    "logprobs": "while computing log-probabilities",
+    "encoder": "in the image or audio encoder",
     "kv_growth": "while the KV cache grew",
 }
 

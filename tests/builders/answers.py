@@ -7,6 +7,23 @@ from collections.abc import Sequence
 from kvdiag.model import Diagnosis, Finding, StepResult
 
 
+class _AnyText(str):
+    """Equal to every text, and part of every text: wording is kept in golden files."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
+
+    def __ne__(self, other: object) -> bool:
+        return not isinstance(other, str)
+
+    __hash__ = str.__hash__
+
+
+ANY_TEXT = _AnyText()
+
+
 def finding(diagnosis: Diagnosis, verdict: str) -> Finding:
     """The one finding of a verdict."""
     (found,) = [one for one in diagnosis.findings if one.id == verdict]

@@ -1,4 +1,9 @@
-"""How far the blocks that requests hold agree with the blocks that their tokens need: shared by the steps that load."""
+"""Whether blocks in use match what the tokens need, for the steps that send requests.
+
+A load is judged at its peak among the samples that saw all of its requests resident. Its step is unknown where it
+failed, was cut short, ran beside other traffic, or too few samples saw it whole (`blind_spot`, in that order); more
+blocks than needed, beyond one per request, are suspect and from 1.5 times a fault; fewer mean a wrong report.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,6 @@ from kvdiag.diagnosis.blocks.expected import (
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import (
     block_bytes,
-    counted,
     floor_within,
     gap_reason,
     held_blocks,
@@ -23,14 +27,14 @@ from kvdiag.diagnosis.timeline_queries import (
     most_waiting,
     tokens_taken,
     whole_load,
-    whole_number,
 )
+from kvdiag.formatting import format_count, plural
 from kvdiag.model import Facts, Quantity, Sample, Span, Status, StepResult, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The fullest moment of a load: tokens resident, blocks they need, blocks held beyond the floor before it."""
+    """The peak of a load: tokens resident, blocks they need, blocks in use beyond the floor before it."""
 
     samples: int
     requests: int
@@ -41,7 +45,7 @@ class Growth:
 
     @property
     def excess_blocks(self) -> int:
-        """Blocks held beyond what the tokens explain; negative where fewer are held than they need."""
+        """Blocks in use beyond what the tokens need; negative where fewer are."""
         if self.held_blocks > self.need.most_blocks:
             return self.held_blocks - self.need.most_blocks
         return min(self.held_blocks - self.need.least_blocks, 0)
@@ -106,31 +110,30 @@ def _caught_up(resident_tokens: tuple[int, ...], counted: int | None) -> tuple[i
 
 
 def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limits) -> str | None:
-    """Why a span cannot be judged, in a clause; `None` where it can."""
+    """Why a span cannot be judged; `None` where it can."""
     if span is None:
         lost = gap_reason(timeline, facts, "engine")
-        return f"it did not run: {lost}" if lost else "it did not run"
+        return f"the step did not run: {lost}" if lost else "the step did not run"
     outcome = span.outcome
     if outcome is not None and outcome.failed:
-        reason = outcome.errors[0] if outcome.errors else "no reason given"
+        reason = outcome.errors[0] if outcome.errors else "no reason reported"
         return f"{outcome.failed} of {outcome.completed + outcome.failed} requests failed: {reason}"
     if not span.complete:
-        return "it was cut short"
+        return "the step was cut short"
     if (problem := curve_problem(facts)) is not None:
         return problem
     if other := other_tokens(timeline, span):
-        return f"other traffic: the server took {whole_number(other)} prompt tokens that are not ours"
+        return f"other traffic: {plural(other, 'prompt token')} of other clients; pause traffic for the run"
     ours = span.workload.requests if span.workload is not None else 0
     most = most_open(timeline, span, limits.idle_samples)
     if most > ours:
-        return f"other traffic: up to {most} requests ran or waited, {ours} of them ours"
+        return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
     seen = len(whole_load(timeline, span))
     waiting = most_waiting(timeline, span)
     if seen < limits.load_samples and waiting:
-        return f"its requests were never resident together: up to {waiting} waited for room or a place (--max-num-seqs)"
+        return f"its requests were never resident together: up to {waiting} waited; raise --max-num-seqs or the pool"
     if seen < limits.load_samples:
-        few = counted(seen, "sample", "samples")
-        return f"{few} saw all of its requests resident, {limits.load_samples} are needed"
+        return f"{plural(seen, 'sample')} with all of its requests resident; {limits.load_samples} are needed"
     return None
 
 
@@ -154,10 +157,10 @@ def quantities(
     """Requests, tokens, blocks and bytes of one side of a comparison; bytes per rank where a block's size is told."""
     size = block_bytes(facts)
     return (
-        Quantity(name="requests", value=requests, unit="requests"),
-        Quantity(name="tokens", value=tokens, unit="tokens"),
-        Quantity(name="blocks", value=blocks, unit="blocks"),
-        Quantity(name="bytes", value=None if size is None else blocks * size, unit="bytes"),
+        Quantity("requests", requests, "requests"),
+        Quantity("tokens", tokens, "tokens"),
+        Quantity("blocks", blocks, "blocks"),
+        Quantity("bytes", None if size is None else blocks * size, "bytes"),
         *extra,
     )
 
@@ -168,24 +171,24 @@ def rounded(ratio: float | None) -> float | None:
 
 
 def compare(growth: Growth, limits: Limits) -> tuple[Status, str]:
-    """Whether a load held what its tokens need, and the sentence that says so."""
+    """Status and sentence of a load by its peak."""
     need = growth.need.most_blocks
     tolerance = limits.blocks_per_request_tolerance * growth.requests
-    held = f"{whole_number(growth.held_blocks)} blocks held, {whole_number(need)} needed"
-    who = f"{whole_number(growth.tokens)} tokens of {growth.requests} request{'s' if growth.requests > 1 else ''}"
+    held = f"{plural(growth.held_blocks, 'block')} in use, {format_count(need)} needed"
+    who = f"{plural(growth.tokens, 'token')} of {plural(growth.requests, 'request')}"
     if abs(growth.excess_blocks) <= tolerance:
         return "ok", f"{held} for {who}"
     if growth.held_blocks <= 0:
-        return "unknown", f"cannot tell: the gauge shows nothing held for {who}"
+        return "unknown", f"the usage gauge shows no block in use for {who}; check the engine's kv_cache_usage_perc"
     if growth.excess_blocks < 0:
-        return "suspect", f"{held} for {who}: fewer than the tokens need, so the pool's report does not fit this model"
+        return "suspect", f"{held} for {who}: fewer than needed, so the reported pool does not match the model"
     ratio = growth.held_blocks / max(need, 1)
     status: Status = "fault" if ratio > limits.kv_excess_fault_ratio else "suspect"
-    return status, f"{held} for {who}: {ratio:.2f} times what they need"
+    return status, f"{held} for {who}: {ratio:.2f} times what is needed"
 
 
 def floor_before(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
-    """Blocks held while idle just before a span's load."""
+    """Blocks in use while idle just before a span's load."""
     if span.offer_seconds is None:
         return None
     floor = floor_within(timeline, span.begin_seconds, span.offer_seconds, facts, limits)
@@ -193,7 +196,7 @@ def floor_before(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -
 
 
 def floor_after(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
-    """Blocks held while idle after a span's load has settled."""
+    """Blocks in use while idle after a span's load has settled."""
     if span.release_seconds is None or span.end_seconds is None:
         return None
     floor = floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
@@ -203,32 +206,32 @@ def floor_after(timeline: Timeline, facts: Facts, span: Span, limits: Limits) ->
 def unknown(step: str, reason: str, span: Span | None = None) -> StepResult:
     """A step that could not be judged, and why."""
     return StepResult(
-        id=step,
-        status="unknown",
-        summary=f"cannot tell: {reason}",
+        step,
+        "unknown",
+        reason,
         notes=span.notes if span is not None else (),
     )
 
 
 def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """The verdict of a step that offers one load: blocks held at its fullest moment against what the tokens need.
+    """The verdict of a step with one load: blocks in use at its peak against what the tokens need.
 
-    A load that was not seen whole is offered once more; the last one offered is judged.
+    A load that was not seen whole is repeated once; the last one is judged.
     """
     span = last_span(timeline, step)
     if (refusal := refused(span)) is not None and span is not None:
-        return StepResult(id=step, status="fault", summary=refusal, notes=span.notes)
+        return StepResult(step, "fault", refusal, notes=span.notes)
     if (problem := blind_spot(timeline, facts, span, limits)) is not None or span is None:
-        return unknown(step, problem or "it did not run", span)
+        return unknown(step, problem or "the step did not run", span)
     floor = floor_before(timeline, facts, span, limits)
     growth = None if floor is None else measure(timeline, facts, span, floor)
     if growth is None:
-        return unknown(step, "the pool's usage before or under the load is not known", span)
+        return unknown(step, "the pool's usage before or under the load is not reported", span)
     status, sentence = compare(growth, limits)
     return StepResult(
-        id=step,
-        status=status,
-        summary=sentence,
+        step,
+        status,
+        sentence,
         expected=quantities(facts, requests=growth.requests, tokens=growth.tokens, blocks=growth.need.most_blocks),
         measured=quantities(
             facts,
@@ -236,8 +239,8 @@ def judge_load(step: str, timeline: Timeline, facts: Facts, limits: Limits) -> S
             tokens=growth.tokens,
             blocks=growth.held_blocks,
             extra=(
-                Quantity(name="filled_ratio", value=rounded(growth.filled_ratio), unit="ratio"),
-                Quantity(name="samples_of_whole_load", value=growth.samples, unit="samples"),
+                Quantity("filled_ratio", rounded(growth.filled_ratio), "ratio"),
+                Quantity("samples_of_whole_load", growth.samples, "samples"),
             ),
         ),
         notes=span.notes,
@@ -250,7 +253,7 @@ def last_span(timeline: Timeline, step: str) -> Span | None:
 
 
 def refused(span: Span | None) -> str | None:
-    """What a server said when it ran out of memory under a span's load; `None` where it did not."""
+    """The server's message when it ran out of memory under a span's load; `None` where it did not."""
     if span is None or span.outcome is None or not span.outcome.failed:
         return None
     text = next((error for error in span.outcome.errors if "out of memory" in error.lower()), None)
@@ -267,7 +270,7 @@ def nominal_need(facts: Facts, span: Span) -> ExpectedBlocks | None:
 
 
 def highest_blocks(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> int | None:
-    """The most blocks held at any time under a span's load, prefill included, beyond the floor before it."""
+    """The most blocks in use at any time of a span's load, prefill included, beyond the floor before it."""
     floor = floor_before(timeline, facts, span, limits)
     if floor is None or span.offer_seconds is None or span.release_seconds is None:
         return None

@@ -18,7 +18,7 @@ from kvdiag.model import Engine, Facts, KvPool, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageWaste:
+class MetricsWaste:
     """One engine over one window: blocks that come and go with a request, and the most that it can need."""
 
     engine: str
@@ -51,7 +51,7 @@ class _Window:
     changes: list[float] = field(default_factory=list)
 
 
-def page_waste(timeline: Timeline, facts: Facts, limits: Limits) -> PageWaste | None:
+def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWaste | None:
     """The window and engine in which requests held most beyond their need; `None` where no window tells."""
     if curve_problem(facts) is not None:
         return None
@@ -59,13 +59,13 @@ def page_waste(timeline: Timeline, facts: Facts, limits: Limits) -> PageWaste | 
     return max(found, key=lambda waste: waste.ratio, default=None)
 
 
-def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[PageWaste]:
+def _of_engine(timeline: Timeline, pool: KvPool, facts: Facts, limits: Limits) -> list[MetricsWaste]:
     """What each window of an engine tells, with how many of them in a row tell as much as counts."""
-    told: list[PageWaste] = []
+    told: list[MetricsWaste] = []
     row = 0
     for window in _windows(timeline, pool, limits):
         if (waste := _of(window, pool, facts, limits)) is not None:
-            row = row + 1 if waste.ratio >= limits.page_waste_ratio else 0
+            row = row + 1 if waste.ratio >= limits.metrics_waste_ratio else 0
             told.append(replace(waste, windows_in_a_row=row))
     longest = max((waste.windows_in_a_row for waste in told), default=0)
     return [replace(waste, windows_in_a_row=longest) for waste in told]
@@ -76,7 +76,7 @@ def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Wind
     begin: float | None = None
     before: tuple[float, Engine] | None = None
     for seconds, engine in readings_of(timeline, pool.engine):
-        if begin is None or seconds - begin > limits.page_window_seconds:
+        if begin is None or seconds - begin > limits.metrics_window_seconds:
             yield window
             window, begin = _Window(), seconds
         # Over a gap several requests may have come one after the other: their sum bounds nobody's prompt.
@@ -104,20 +104,20 @@ def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
         window.changes.append(held / (running - ran))
 
 
-def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> PageWaste | None:
-    if len(window.changes) < limits.page_changes or not window.longest_tokens:
+def _of(window: _Window, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWaste | None:
+    if len(window.changes) < limits.metrics_changes or not window.longest_tokens:
         return None
     prompts = window.prompt_tokens // window.longest_tokens
-    if prompts < limits.page_prompts:
+    if prompts < limits.metrics_prompts:
         return None
-    generated = limits.page_tail_factor * window.generated_tokens / prompts
+    generated = limits.metrics_tail_factor * window.generated_tokens / prompts
     tokens = round(window.longest_tokens + generated)
     if facts.max_model_len_tokens is not None:
         tokens = min(tokens, facts.max_model_len_tokens)
     need = blocks_needed([tokens], facts)
     if need is None:
         return None
-    return PageWaste(
+    return MetricsWaste(
         engine=pool.engine,
         blocks_per_request=median(window.changes),
         need_blocks=need.most_blocks + limits.blocks_per_request_tolerance,

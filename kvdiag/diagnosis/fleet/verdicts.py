@@ -12,8 +12,7 @@ from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.growth.attribution import UNDECIDED, likely_and_other
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number
-from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
@@ -133,37 +132,37 @@ def _more(change: VersionChange, unit: Unit) -> str:
 
 def amount(value: float, unit: Unit) -> str:
     """Bytes or blocks in words."""
-    return readable_bytes(value) if unit == "bytes" else f"{value:,.3g} blocks"
+    return format_bytes(value) if unit == "bytes" else f"{value:,.3g} blocks"
 
 
 def _evidence(growth: VersionGrowth, component: Component, change: VersionChange | None) -> tuple[Evidence, ...]:
     unit, source = component.unit, component.source
     figures = (
-        number("version", growth.version.title, "", "engine"),
-        number("model", growth.version.model, "", "engine"),
-        number("component", component.title, "", source),
-        number("replicas", growth.replicas, "replicas", "kvdiag"),
-        number("watched", growth.hours, "hours", "kvdiag"),
-        number("age", growth.age_hours, "hours", "kvdiag"),
-        number("growth_per_hour", growth.per_hour.middle, unit, source),
-        number("growth_per_hour_low", _finite(growth.per_hour.low), unit, "computed"),
-        number("growth_per_hour_high", _finite(growth.per_hour.high), unit, "computed"),
-        number("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
-        number("chance_without_growth", growth.chance, "ratio", "computed"),
-        number("false_discoveries", growth.false_ratio, "ratio", "computed"),
-        number("load_told", "yes" if growth.beside_load else "no", "", "engine"),
+        Evidence("version", growth.version.title, "", "engine"),
+        Evidence("model", growth.version.model, "", "engine"),
+        Evidence("component", component.title, "", source),
+        Evidence("replicas", growth.replicas, "replicas", "kvdiag"),
+        Evidence("watched", growth.hours, "hours", "kvdiag"),
+        Evidence("age", growth.age_hours, "hours", "kvdiag"),
+        Evidence("growth_per_hour", growth.per_hour.middle, unit, source),
+        Evidence("growth_per_hour_low", _finite(growth.per_hour.low), unit, "computed"),
+        Evidence("growth_per_hour_high", _finite(growth.per_hour.high), unit, "computed"),
+        Evidence("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
+        Evidence("chance_without_growth", growth.chance, "ratio", "computed"),
+        Evidence("false_discoveries", growth.false_ratio, "ratio", "computed"),
+        Evidence("load_told", "yes" if growth.beside_load else "no", "", "engine"),
     )
     if change is None:
         return figures
     return (
         *figures,
-        number("compared_with", change.older.title, "", "engine"),
-        number("compared_with_replicas", change.older_replicas, "replicas", "kvdiag"),
-        number("growth_beyond_older", change.per_hour.middle, unit, source),
-        number("growth_beyond_older_low", _finite(change.per_hour.low), unit, "computed"),
-        number("growth_beyond_older_high", _finite(change.per_hour.high), unit, "computed"),
-        number("chance_of_the_difference", change.chance, "ratio", "computed"),
-        number("false_discoveries_of_the_difference", change.false_ratio, "ratio", "computed"),
+        Evidence("compared_with", change.older.title, "", "engine"),
+        Evidence("compared_with_replicas", change.older_replicas, "replicas", "kvdiag"),
+        Evidence("growth_beyond_older", change.per_hour.middle, unit, source),
+        Evidence("growth_beyond_older_low", _finite(change.per_hour.low), unit, "computed"),
+        Evidence("growth_beyond_older_high", _finite(change.per_hour.high), unit, "computed"),
+        Evidence("chance_of_the_difference", change.chance, "ratio", "computed"),
+        Evidence("false_discoveries_of_the_difference", change.false_ratio, "ratio", "computed"),
     )
 
 

@@ -16,7 +16,6 @@ from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, excluded
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes, stranded_bytes
-from kvdiag.diagnosis.rule import number
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Allocator, Evidence, Facts, Finding, Timeline, cuda_uuid
 
@@ -69,8 +68,8 @@ def _among_ranks(judged: Finding, found: Decisive, assessed: Mapping[MemoryOwner
     others = [one.decides for owner, one in assessed.items() if owner != found[0] and one.decides is not None]
     growing = sum(growth.grows for growth in others)
     shown = (
-        number("other_ranks", len(others), "ranks", "kvdiag"),
-        number("other_ranks_that_grow", growing, "ranks", "kvdiag"),
+        Evidence("other_ranks", len(others), "ranks", "kvdiag"),
+        Evidence("other_ranks_that_grow", growing, "ranks", "kvdiag"),
     )
     verb = "grows" if growing < MANY else "grow"
     alone = f"; of the {len(others)} other ranks {growing or 'none'} {verb}" if others else ""
@@ -101,14 +100,14 @@ def unused_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str
         limits.growth,
         extra=(
             excluded("live_growth_per_hour", live, Part.TORCH_LIVE),
-            number(
+            Evidence(
                 "reserved_but_unallocated",
                 None if last is None else last.reserved_bytes - last.allocated_bytes,
                 "bytes",
                 "torch",
             ),
-            number("stranded", stranded, "bytes", "torch"),
-            number("releasable", releasable, "bytes", "torch"),
+            Evidence("stranded", stranded, "bytes", "torch"),
+            Evidence("releasable", releasable, "bytes", "torch"),
         ),
     )
     parts = "how much lies between live blocks is not reported"

@@ -8,7 +8,6 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.host_caches import Bound, bound_of
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, MemorySeries, memory_series
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
@@ -60,7 +59,7 @@ def filling(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> F
 
 def _evidence(grown_bytes: int, bound: Bound) -> tuple[Evidence, ...]:
     return (
-        number("grown_since_first_sample", grown_bytes, "bytes", "host"),
-        number("cache_size_limit", bound.limit_bytes, "bytes", bound.names),
-        number("full", grown_bytes / bound.limit_bytes, "ratio", "computed"),
+        Evidence("grown_since_first_sample", grown_bytes, "bytes", "host"),
+        Evidence("cache_size_limit", bound.limit_bytes, "bytes", bound.names),
+        Evidence("full", grown_bytes / bound.limit_bytes, "ratio", "computed"),
     )

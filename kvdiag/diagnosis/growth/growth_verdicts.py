@@ -15,7 +15,6 @@ from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS, Assessment, GrowthEvidence, Reason
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner
-from kvdiag.diagnosis.rule import number
 from kvdiag.formatting import format_bytes, format_duration, format_rate, plural
 from kvdiag.model import Evidence, Finding, GrowthFigures, Status
 from kvdiag.stats import Interval
@@ -100,8 +99,8 @@ def finding(
         summary = f"{summary}; a cache of unknown size limit would fill as steadily ({full})"
         shown = (
             *shown,
-            number("grown_since_first_sample", grown_bytes, "bytes", component.source),
-            number("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
+            Evidence("grown_since_first_sample", grown_bytes, "bytes", component.source),
+            Evidence("cache_of_unknown_limit", cache_bytes, "bytes", "assumed"),
         )
     figures = growth_figures(growth, room_bytes, limits)
     return Finding(id=verdict, status=status, summary=summary, evidence=shown, holder=name, growth=figures)
@@ -143,7 +142,7 @@ def _may_fill_a_cache(
 def excluded(name: str, assessed: Assessment | None, component: MemoryComponent) -> Evidence:
     """What another component grew by meanwhile: the figure that tells the verdict from the nearest other one."""
     growth = None if assessed is None else assessed.decides
-    return number(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", component.source)
+    return Evidence(name, None if growth is None else growth.bytes_per_second * HOUR_SECONDS, "bytes", component.source)
 
 
 def judged(growth: GrowthEvidence, subject: str, room_bytes: int | None, limits: GrowthLimits) -> tuple[Status, str]:
@@ -226,9 +225,9 @@ def evidence(
     )
     names = ("time_to_exhaustion_earliest", "time_to_exhaustion", "time_to_exhaustion_latest")
     return (
-        *(number(*row) for row in rows),
+        *(Evidence(*row) for row in rows),
         *(
-            number(name, None if value is None or math.isinf(value) else value, "seconds", "computed")
+            Evidence(name, None if value is None or math.isinf(value) else value, "seconds", "computed")
             for name, value in zip(names, times, strict=True)
         ),
     )

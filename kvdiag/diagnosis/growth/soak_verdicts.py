@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number
 from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Evidence, Finding, Status
 
@@ -109,16 +108,16 @@ def evidence(component: SoakedComponent) -> tuple[Evidence, ...]:
     """The figures that decided."""
     found, source, unit = component.soaked, component.kind.source, component.kind.unit
     return (
-        number("holder", component.who, "", source),
-        number("growth_per_load_cycle", found.per_cycle, unit, source),
-        number("growth_per_idle_cycle", found.per_idle_cycle, unit, source),
-        number("growth_per_request", found.per_request, unit, source),
-        number("first_touch_growth", found.first_touch, unit, source),
-        number("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
-        number("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
-        number("p_trend", found.trend_p, "ratio", "computed"),
-        number("p_load", found.load_p, "ratio", "computed"),
-        number("p_dose", found.dose_p, "ratio", "computed"),
-        number("detection_limit", found.visible_per_cycle, f"{unit} per cycle", "computed"),
-        number("detection_limit_per_request", found.visible_per_request, f"{unit} per request", "computed"),
+        Evidence("holder", component.who, "", source),
+        Evidence("growth_per_load_cycle", found.per_cycle, unit, source),
+        Evidence("growth_per_idle_cycle", found.per_idle_cycle, unit, source),
+        Evidence("growth_per_request", found.per_request, unit, source),
+        Evidence("first_touch_growth", found.first_touch, unit, source),
+        Evidence("judged_load_cycles", found.load_cycles, "cycles", "kvdiag"),
+        Evidence("judged_idle_cycles", found.idle_cycles, "cycles", "kvdiag"),
+        Evidence("p_trend", found.trend_p, "ratio", "computed"),
+        Evidence("p_load", found.load_p, "ratio", "computed"),
+        Evidence("p_dose", found.dose_p, "ratio", "computed"),
+        Evidence("detection_limit", found.visible_per_cycle, f"{unit} per cycle", "computed"),
+        Evidence("detection_limit_per_request", found.visible_per_request, f"{unit} per request", "computed"),
     )

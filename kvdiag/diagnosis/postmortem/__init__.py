@@ -1,7 +1,8 @@
-"""`postmortem`: what a server that ran out of memory died of, from what it left behind. Pure: no clock, no I/O.
+"""`postmortem`: why a server ran out of memory, from its crash artifacts. Pure: no clock, no I/O.
 
-One failure is judged, the first. The rules see it through a `Case`; what a trace shows of the time before it is judged
-by the rules of every timeline, and fills in what the failure alone cannot tell.
+Only the first failure is judged: later ones are its consequences. The rules see it through a `Case`, in the order of
+`RULES`: causes come before what they lead to, so the first fault is the headline. A trace of the time before is judged
+by the usual rules (`diagnose`) and fills in every finding that the failure alone leaves unknown.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import replace
 from kvdiag.diagnosis import diagnose, informed
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.diagnosis.postmortem import fragmented_memory, pool_capacity, prior_growth, startup, transients
-from kvdiag.diagnosis.postmortem.case import LAST_SECONDS, Account, Case
+from kvdiag.diagnosis.postmortem.case import Case
 from kvdiag.model import Diagnosis, Facts, Finding, Status
+from kvdiag.oom.account import Account
 from kvdiag.oom.message import parse_shortage
 
-__all__ = ["RULES", "Account", "Case", "postmortem"]
+__all__ = ["RULES", "Case", "postmortem"]
 
 RULES: tuple[Callable[[Case, Limits], tuple[Finding, ...]], ...] = (
     startup.judge_foreign,
@@ -28,14 +30,14 @@ RULES: tuple[Callable[[Case, Limits], tuple[Finding, ...]], ...] = (
     prior_growth.judge_torch,
     prior_growth.judge_host,
 )
-"""The cause before what it led to: the first fault is the headline."""
+"""Causes before their consequences: the first fault is the headline."""
 
 
 def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
-    """Judge one failure by every rule. `worst` is unknown, never ok, where no cause was found."""
+    """Judge one failure by every rule; `worst` is unknown, never ok, where no cause was found."""
     if case.timeline is not None:
         case = replace(case, before=diagnose(case.timeline, case.facts, limits))
-        case = replace(case, accounts=(*case.accounts, *_accounts_of_steps(case)))
+        case = replace(case, accounts=(*case.accounts, *_accounts_of_steps(case, limits)))
     own = tuple(informed(finding) for rule in RULES for finding in rule(case, limits))
     findings = _with_the_time_before(own, case)
     seen = {finding.status for finding in findings}
@@ -56,12 +58,12 @@ def postmortem(case: Case, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     )
 
 
-def _accounts_of_steps(case: Case) -> tuple[Account, ...]:
-    """Messages that requests of kvdiag's own got as their answers, in the trace's last minutes."""
+def _accounts_of_steps(case: Case, limits: Limits) -> tuple[Account, ...]:
+    """Out-of-memory messages in responses to kvdiag's own requests, in the last minutes of the trace."""
     timeline = case.timeline
     if timeline is None or not timeline.samples:
         return ()
-    last = timeline.samples[-1].at_seconds - LAST_SECONDS
+    last = timeline.samples[-1].at_seconds - limits.last_seconds
     errors = [
         error
         for span in timeline.spans()
@@ -76,12 +78,12 @@ def _accounts_of_steps(case: Case) -> tuple[Account, ...]:
 
 
 def _with_the_time_before(own: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
-    """A finding of the timeline stands where the failure alone says nothing, or cannot tell."""
+    """The findings of the failure; those of the timeline where the failure alone leaves them unknown or has none."""
     before = {} if case.before is None else {finding.id: finding for finding in case.before.findings}
     merged = []
     for finding in own:
         other = before.pop(finding.id, None)
-        # What no reading shows of a spike is no evidence against the one that it may have died of.
+        # That no sample shows a spike is no evidence against the one that may have crashed it.
         tells = other is not None and (other.status != "ok" or finding.id != transients.ACTIVATION)
         merged.append(other if tells and other is not None and finding.status == "unknown" != other.status else finding)
     return (*merged, *before.values())

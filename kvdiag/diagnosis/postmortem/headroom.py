@@ -1,27 +1,33 @@
-"""What the figures of a failure leave room for: holes between live blocks, and memory that is somebody else's. Pure."""
+"""Two causes that the figures of a failure can show: free blocks that are too small, and other processes' memory. Pure.
+
+Fragmentation is read from the blocks where a black box has them, else from torch's message (`holes`). Foreign memory is
+read from the refusal to start, from the processes that the message lists, else from what nothing explains (`foreign`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from kvdiag.diagnosis.limits import GIB, Limits
-from kvdiag.diagnosis.postmortem.case import Account, Case
-from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.postmortem.case import Case
+from kvdiag.formatting import format_bytes
+from kvdiag.oom.account import Account
 from kvdiag.oom.message import SEGMENT_BYTES, Kind
 
 OUT: frozenset[Kind] = frozenset({"torch", "async", "driver", "library", "masked", "warmup", "workspace"})
-"""Memory of the device ran out, whoever says so."""
+"""Kinds that mean that device memory ran out."""
 
-SNAPSHOT = "the largest free block, which the agent's black box tells (`kvdiag agent install --help`)"
+SNAPSHOT = "the agent's black box has the largest free block (`kvdiag agent install --help`)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Holes:
-    """Whether holes explain the failure, and by which figures; `slight` where they do, and the device was full."""
+    """Whether fragmentation explains the failure, and the figures; `slight` where the device was almost full."""
 
     state: Literal["confirmed", "slight", "none", "unknown"]
     reason: str
+    figures: str = ""
 
 
 def holes(account: Account, limits: Limits) -> Holes:
@@ -33,62 +39,58 @@ def holes(account: Account, limits: Limits) -> Holes:
     """
     shortage, split = account.shortage, account.split
     if shortage.kind == "async":
-        return Holes(state="unknown", reason="cudaMallocAsync has no blocks to look at")
+        return Holes("unknown", "cudaMallocAsync reports no blocks")
     if shortage.kind != "torch" or shortage.asked_bytes is None:
-        return Holes(state="unknown", reason=f"the failure comes without torch's figures; {SNAPSHOT} would decide")
+        return Holes("unknown", f"the failure has no torch figures; {SNAPSHOT}")
     asked = shortage.asked_bytes
     if split is not None:
         return _by_blocks(account, asked)
     free, unallocated = shortage.free_bytes, shortage.unallocated_bytes
     if unallocated is None or free is None:
-        return Holes(state="unknown", reason=f"the message has no figure of unused bytes; {SNAPSHOT} would decide")
-    told = f"{readable_bytes(asked)} asked for, {readable_bytes(free)} free, {readable_bytes(unallocated)} unallocated"
+        return Holes("unknown", f"the message has no figure of unused bytes; {SNAPSHOT}")
+    told = (
+        f"{format_bytes(asked)} requested, {format_bytes(free)} free, {format_bytes(unallocated)} reserved but "
+        "unallocated"
+    )
     if free >= asked:
-        late = "others gave memory back before the message was made, or a limit stands before the device"
-        return Holes(state="unknown", reason=f"{told}: what is free is enough by itself, so {late}")
+        late = "other processes released memory before the message was made, or another limit refused it"
+        return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", told)
     if unallocated >= asked == SEGMENT_BYTES:
         # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes(state="unknown", reason=f"{told}: for a small block, which large ones are of no use to")
+        return Holes("unknown", f"a small block, which cannot use free large ones; {SNAPSHOT}", told)
     if unallocated >= asked:
-        reason = f"{told}: the unallocated bytes alone would have been enough"
+        reason = "the unallocated bytes alone would have been enough"
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes
-        return Holes(state="slight" if slight else "confirmed", reason=reason)
+        return Holes("slight" if slight else "confirmed", reason, told)
     if free + unallocated < asked:
-        return Holes(state="none", reason=f"{told}: all of it together is not enough, so it is exhaustion, not holes")
-    return Holes(state="unknown", reason=f"{told}: enough together, and not apart; {SNAPSHOT} would decide")
+        return Holes("none", "not enough in total, so memory ran out; it is not fragmentation", told)
+    return Holes("unknown", f"enough in total, but not in one piece; {SNAPSHOT}", told)
 
 
 def _by_blocks(account: Account, asked: int) -> Holes:
     split, free = account.split, account.shortage.free_bytes or 0
     assert split is not None  # noqa: S101 - for the type checker; the caller has looked
-    stranded, largest = readable_bytes(split.stranded_bytes), readable_bytes(split.largest_free_block_bytes)
-    told = f"{readable_bytes(asked)} asked for, {readable_bytes(free)} free, {stranded} between live blocks"
+    stranded, largest = format_bytes(split.stranded_bytes), format_bytes(split.largest_free_block_bytes)
+    told = f"{format_bytes(asked)} requested, {format_bytes(free)} free, {stranded} stranded between live blocks"
     if free + split.stranded_bytes + split.releasable_bytes < asked:
         pending = split.pending_bytes >= asked
-        waits = (
-            f", {readable_bytes(split.pending_bytes)} waiting for another stream: a retry may work" if pending else ""
-        )
-        return Holes(state="unknown" if pending else "none", reason=f"{told}{waits}: not enough together")
+        waits = f"; {format_bytes(split.pending_bytes)} wait for another stream, so a retry may work" if pending else ""
+        return Holes("unknown" if pending else "none", f"not enough in total{waits}", told)
     if split.largest_free_block_bytes >= asked:
-        return Holes(state="unknown", reason=f"{told}: a block of {largest} was there, in another pool or stream")
-    return Holes(state="confirmed", reason=f"{told}: enough, but the largest free block has {largest}")
+        return Holes("unknown", f"a free block of {largest} was in another pool or stream; retry with one stream", told)
+    return Holes("confirmed", f"enough in total, but the largest free block has {largest}", told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """Memory of the device that is not the failed process's; `sure` where the processes are listed."""
+    """Device memory of other processes; `sure` where those are listed."""
 
     size_bytes: int
     sure: bool
 
 
-LEAST_UNLISTED_BYTES = 2 * GIB
-UNLISTED_RATIO = 0.1
-"""Without a list of processes, what libraries take outside of torch (10 GiB was seen) is not told from others."""
-
-
 def foreign(case: Case, limits: Limits) -> Foreign | None:
-    """What others held when it failed, where that would have been enough; `None` where nothing speaks for it."""
+    """Other processes' memory when it failed, where that would have been enough; `None` where nothing shows it."""
     chief = case.chief
     if chief is None:
         return None
@@ -104,4 +106,8 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
     if total is None or told.free_bytes is None or told.reserved_bytes is None or told.process_bytes is not None:
         return None
     rest = total - told.free_bytes - told.reserved_bytes - limits.context_bytes
-    return Foreign(size_bytes=rest, sure=False) if rest > max(LEAST_UNLISTED_BYTES, UNLISTED_RATIO * total) else None
+    return (
+        Foreign(size_bytes=rest, sure=False)
+        if rest > max(limits.unlisted_bytes, limits.unlisted_ratio * total)
+        else None
+    )

@@ -1,15 +1,16 @@
-"""Which setting to change, and by how many bytes: reckoned from the figures of the failure. Pure.
+"""Which setting to change and by how much, computed from the figures of the failure. Pure.
 
-A memory fraction is lowered by shortage over total, rounded so that the room is there in any case. Where a figure is
-missing the setting is named without one.
+A memory fraction is lowered by shortage / total and rounded down, so that the memory is free in any case. Where a
+figure is missing the setting is named without one.
 """
 
 from __future__ import annotations
 
 import math
 
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.postmortem.case import Case
-from kvdiag.diagnosis.timeline_queries import readable_bytes
+from kvdiag.formatting import format_bytes
 
 STEP_TOKENS = 64
 _STEP = 0.01
@@ -17,11 +18,11 @@ _STEP = 0.01
 
 
 def lower_fraction(case: Case, short_bytes: int | None) -> str:
-    """Lower what sizes the pool, so that `short_bytes` more stay free; and what that costs of the pool."""
+    """How to lower what sizes the pool so that `short_bytes` more stay free, and what that costs in tokens."""
     if short_bytes is None:
         return "lower --gpu-memory-utilization by 0.02 at a time"
     pool = case.report.settings.pool_bytes if case.report is not None else None
-    size = readable_bytes(short_bytes)
+    size = format_bytes(short_bytes)
     if pool is not None:
         return (
             f"lower --kv-cache-memory-bytes by {short_bytes} bytes ({size}): {pool} -> {max(pool - short_bytes, 0)}"
@@ -31,7 +32,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if total is None:
         return f"lower --gpu-memory-utilization by {size} / the device's total"
     ratio = short_bytes / total
-    of = f"({short_bytes} bytes, {size}, of {readable_bytes(total)})"
+    of = f"({short_bytes} bytes, {size}, of {format_bytes(total)})"
     by = f"lower --gpu-memory-utilization by {math.ceil(ratio * 1e4) / 1e4:.4f} or more {of}"
     if old is not None:
         new = max(_floor(old - ratio), _STEP)
@@ -41,24 +42,20 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
-    """Raise what sizes the pool by `missing_bytes`; `None` where the device has no such room."""
+    """How to raise the setting that sizes the pool by `missing_bytes`; `None` where the device has no such room."""
     total, old = case.total_bytes, case.fraction_ratio
     if missing_bytes is None:
-        return "raise --gpu-memory-utilization, if other processes leave the device's rest free"
-    size = readable_bytes(missing_bytes)
+        return "raise --gpu-memory-utilization if the rest of the device is free"
+    size = format_bytes(missing_bytes)
     if total is None:
         return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
     ratio = missing_bytes / total
     if old is None:
         return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}), if that much is free"
     new = math.ceil((old + ratio) * 100 - 1e-9) / 100
-    if new > MOST_FRACTION_RATIO:
+    if new > DEFAULT_LIMITS.max_fraction_ratio:
         return None
     return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}): {old:g} -> {new:g}"
-
-
-MOST_FRACTION_RATIO = 0.97
-"""Beyond, what libraries take outside of any budget does not fit."""
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
@@ -67,18 +64,18 @@ def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:
 
 
 def scaled(option: str, old: int | None, case: Case, *, step: int = 1) -> str | None:
-    """Lower a setting that the failed allocation grows with, to what would have been free for it."""
+    """How to lower a setting that the failed allocation scales with, to what would have fit."""
     chief = case.chief
     if chief is None or chief.shortage.asked_bytes is None or chief.shortage.free_bytes is None or not old:
         return None
     new = int(old * chief.shortage.free_bytes / chief.shortage.asked_bytes) // step * step
     if new <= 0:
-        return f"lower {option} (now {old}): next to nothing was free, so halve it until it runs"
-    return f"lower {option}: {old} -> {min(new, old - 1)} (what was asked for grows with it)"
+        return f"lower {option} (now {old}): almost nothing was free, so halve it until it runs"
+    return f"lower {option}: {old} -> {min(new, old - 1)} (the failed allocation scales with it)"
 
 
 def joined(*parts: str | None) -> str:
-    """Remedies in one sentence each, the first one first."""
+    """Alternatives in one sentence, the first one first."""
     told = [part for part in parts if part]
     return "; or ".join(told)[:1].upper() + "; or ".join(told)[1:] + "." if told else ""
 
@@ -88,7 +85,7 @@ def _floor(ratio: float) -> float:
 
 
 def _cost(case: Case, pool_bytes: int) -> str:
-    """Tokens of the pool that bytes of it are, where the log tells both."""
+    """The tokens that these bytes of the pool hold, where the log has both."""
     report = case.report
     rank = None if report is None else report.deciding_rank
     if rank is None or rank.pool is None or report is None or not report.tokens or not rank.pool.nominal_bytes:

@@ -1,7 +1,9 @@
 """baseline.foreign_memory: bytes on the server's devices that are not its own: a co-tenant, an orphan, a zombie.
 
-Judged over every reading that shows the server: before its processes are there, and after they are gone, everybody is
-a stranger. A neighbour that was there while the pool was sized and then let go is told as well.
+Each device is judged over the samples that list the server's processes, since before its start and after its exit
+every process is foreign. In this order: other processes' bytes now, bytes of no listed process, sizes that NVML does
+not report (unknown), and another process that was there while the pool was sized and has since exited (suspect). The
+worst device is the finding; where it is not a fault, growth of other processes is looked for as well.
 """
 
 from __future__ import annotations
@@ -10,15 +12,9 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import (
-    counted,
-    gap_reason,
-    newest_devices,
-    readable_bytes,
-    server_devices,
-    server_uuids,
-)
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import gap_reason, newest_devices, server_devices, server_uuids
+from kvdiag.formatting import format_bytes, format_duration, plural
 from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline
 
 ID = "baseline.foreign_memory"
@@ -26,7 +22,7 @@ ID = "baseline.foreign_memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """A device's process list at a moment."""
+    """A device's process list at one time."""
 
     at_seconds: float
     device: Device
@@ -38,12 +34,16 @@ class _Seen:
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Look at every process on the server's devices, and at the bytes that no process explains."""
+    """Look at every process on the server's devices, and at bytes of no process."""
     histories = _histories(timeline, facts, limits)
     if not histories:
         if newest_devices(timeline) is None:
-            return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read")
-        return unseen(ID, gap_reason(timeline, facts, "nvml") or "NVML lists no processes here")
+            return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device was read; run kvdiag where NVML works")
+        return unseen(
+            ID,
+            gap_reason(timeline, facts, "nvml")
+            or "NVML lists no processes here; run kvdiag in the host's PID namespace",
+        )
     served = bool(facts.pools) or any(sample.engines for sample in timeline.samples)
     judged = [_judge_history(history, facts, limits, served=served) for history in histories]
     order = ("fault", "suspect", "unknown", "ok")
@@ -54,7 +54,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 
 def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_Seen, ...]]:
-    """Each device's process lists, a minute apart and the newest two; where the server is ever listed, only with it."""
+    """Each device's process lists, a minute apart, and the newest two; only with the server where it is listed."""
     own = server_uuids(timeline, facts)
     pids = frozenset(facts.server_pids or ()) if own else frozenset[int]()
     kept: dict[str, dict[float, _Seen]] = {}
@@ -85,7 +85,7 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
 
 
 def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, served: bool) -> Finding:
-    """One device: as it is now, else a neighbour that it has had while the server was there."""
+    """One device: as it is now, else another process that it had while the server was there."""
     newest = history[-1]
     times_seen: dict[int, int] = {}
     for pid in (process.pid for one in history for process in one.others(facts)):
@@ -102,19 +102,21 @@ def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, 
     held = _held(most, facts, stay)
     if held < limits.foreign_suspect_bytes or not _shows_server(most, facts):
         return now
-    gone = newest.at_seconds - max(one.at_seconds for one in history if _held(one, facts, stay) >= held / 2)
+    ended_seconds_ago = newest.at_seconds - max(
+        one.at_seconds for one in history if _held(one, facts, stay) >= held / 2
+    )
     names = _names([one for one in most.others(facts) if one.pid in stay])
     where = f"GPU {newest.device.index}"
     return Finding(
-        id=ID,
-        status="suspect",
-        summary=f"{where}: {readable_bytes(held)} belonged to {names}, beside the server, until {gone / 60:.0f} "
-        "minutes before the last reading",
-        evidence=(
-            number("gpu", newest.device.index, "index", "nvml"),
-            number("foreign_bytes", held, "bytes", "nvml"),
-            number("foreign_bytes_now", _held(newest, facts, stay), "bytes", "nvml"),
-            number("gone_for", gone, "seconds", "nvml"),
+        ID,
+        "suspect",
+        f"{where}: {names} used {format_bytes(held)} beside the server until "
+        f"{format_duration(ended_seconds_ago)} before the last sample",
+        (
+            Evidence("gpu", newest.device.index, "index", "nvml"),
+            Evidence("foreign_bytes", held, "bytes", "nvml"),
+            Evidence("foreign_bytes_now", _held(newest, facts, stay), "bytes", "nvml"),
+            Evidence("ended_seconds_ago", ended_seconds_ago, "seconds", "nvml"),
         ),
     )
 
@@ -136,85 +138,86 @@ def _judge_device(
 ) -> Finding:
     device, where = seen.device, f"GPU {seen.device.index}"
     if device.processes is None:
-        return Finding(id=ID, status="unknown", summary=f"cannot tell: NVML lists no processes of {where}")
+        return Finding(ID, "unknown", f"NVML lists no processes on {where}; run kvdiag in the host's PID namespace")
     if not device.processes and not served and facts.server_pids is None:
         return _nobody(device, limits)
     others, certain = _others(seen, facts, stay, served=served)
     if others is None:
-        count = len(device.processes)
-        number_of = "1 process" if count == 1 else f"{count} processes"
         return Finding(
-            id=ID, status="unknown", summary=f"cannot tell: {where} has {number_of}, and the server's are not seen"
+            ID,
+            "unknown",
+            f"which of {plural(len(device.processes), 'process', 'processes')} on {where} belong to the server; "
+            "run kvdiag in its PID namespace",
         )
     known = [process for process in others if process.used_bytes is not None]
     foreign_bytes = sum(process.used_bytes or 0 for process in known)
     evidence: tuple[Evidence, ...] = (
-        number("gpu", device.index, "index", "nvml"),
-        number("foreign_bytes", foreign_bytes, "bytes", "nvml"),
+        Evidence("gpu", device.index, "index", "nvml"),
+        Evidence("foreign_bytes", foreign_bytes, "bytes", "nvml"),
         *(
-            number(f"process {process.pid}", process.used_bytes, "bytes", f"nvml: {process.name or 'name not told'}")
+            Evidence(f"process {process.pid}", process.used_bytes, "bytes", f"nvml: {process.name or 'name unknown'}")
             for process in others
         ),
     )
     if unattributed is not None:
-        evidence = (*evidence, number("held_by_no_process", unattributed, "bytes", "computed"))
+        evidence = (*evidence, Evidence("unattributed", unattributed, "bytes", "computed"))
     total = None if device.memory is None else device.memory.total_bytes
     if foreign_bytes >= limits.foreign_suspect_bytes:
         serious = total is not None and foreign_bytes >= limits.foreign_fault_ratio * total
-        summary = f"{where}: {readable_bytes(foreign_bytes)} belong to {_names(known)}, not to the server"
-        return Finding(id=ID, status="fault" if serious else "suspect", summary=summary, evidence=evidence)
+        summary = f"{where}: {_names(known)} use {format_bytes(foreign_bytes)} beside the server"
+        return Finding(ID, "fault" if serious else "suspect", summary, evidence)
     if unattributed is not None and unattributed >= limits.foreign_suspect_bytes:
         summary = (
-            f"{where}: {readable_bytes(unattributed)} are held by no process that NVML lists (zombie, other container)"
+            f"{where}: {format_bytes(unattributed)} used by no process that NVML lists (a zombie, or another container)"
         )
-        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+        return Finding(ID, "suspect", summary, evidence)
     if len(known) < len(others):
-        silent = counted(len(others) - len(known), "other process", "other processes")
-        summary = f"cannot tell: NVML does not say how much is held by {silent} on {where}"
-        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+        silent = plural(len(others) - len(known), "other process", "other processes")
+        summary = f"NVML does not report the memory of {silent} on {where}; run kvdiag as root on the host"
+        return Finding(ID, "unknown", summary, evidence)
     if unattributed is None and (hidden := _unexplained_bytes(device)) >= limits.foreign_suspect_bytes:
-        summary = f"cannot tell: NVML does not say whose {readable_bytes(hidden)} on {where} are, the server's or not"
-        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
-    summary = f"{where}: nothing of note but the server" + (
-        "" if certain else ", taken to be the only process there is"
-    )
-    return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        summary = (
+            f"NVML does not report which process uses {format_bytes(hidden)} on {where}; run kvdiag as root on the host"
+        )
+        return Finding(ID, "unknown", summary, evidence)
+    summary = f"{where}: only the server uses significant memory" + ("" if certain else " (assumed: its only process)")
+    return Finding(ID, "ok", summary, evidence)
 
 
 def _nobody(device: Device, limits: Limits) -> Finding:
-    """A device without a process, where there is no server either whose processes could be hidden."""
+    """A device without any process, where no server runs whose processes could be hidden."""
     where, hidden = f"GPU {device.index}", _unexplained_bytes(device)
     evidence = (
-        number("gpu", device.index, "index", "nvml"),
-        number("held_by_no_process", hidden, "bytes", "computed"),
-        number(
+        Evidence("gpu", device.index, "index", "nvml"),
+        Evidence("unattributed", hidden, "bytes", "computed"),
+        Evidence(
             "driver_reserved", None if device.memory is None else device.memory.driver_reserved_bytes, "bytes", "nvml"
         ),
     )
     if device.memory is None or device.memory.driver_reserved_bytes is None:
-        summary = f"cannot tell: what the driver keeps of {where} is not told"
-        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+        summary = f"the driver's reservation on {where} is not reported; nvidia-smi on the host lists processes"
+        return Finding(ID, "unknown", summary, evidence)
     if hidden >= limits.foreign_suspect_bytes:
         summary = (
-            f"{where}: {readable_bytes(hidden)} are held, no process is listed and no server is seen: a zombie, or "
-            "processes that only the host's own list shows"
+            f"{where}: {format_bytes(hidden)} used although no process is listed and no server runs: a zombie, or "
+            "a process that only the host lists"
         )
-        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
-    return Finding(id=ID, status="ok", summary=f"{where}: nobody holds anything of note", evidence=evidence)
+        return Finding(ID, "suspect", summary, evidence)
+    return Finding(ID, "ok", f"{where}: no significant memory in use", evidence)
 
 
 def _others(seen: _Seen, facts: Facts, stay: frozenset[int], *, served: bool) -> tuple[list[Process] | None, bool]:
-    """Processes that are not the server's, and whether that is certain; `None` where the server is not among them."""
+    """Processes that are not the server's, and whether that is certain; `None` where the server is not listed."""
     if _shows_server(seen, facts):
         return [process for process in seen.others(facts) if process.pid in stay], True
-    # Containers see host pids, or none: of a server that answers, a lone process is its own for want of anybody else.
+    # Containers see host pids, or none: while a server answers, the only process must be its own.
     if len(seen.processes) == 1 and served:
         return [], False
     return None, False
 
 
 def _unattributed_bytes(device: Device) -> int | None:
-    """Used bytes that neither a process nor the driver explains; `None` where one of the figures is missing."""
+    """Used bytes of neither a process nor the driver; `None` where one of the figures is missing."""
     if device.memory is None or device.memory.driver_reserved_bytes is None or not device.processes:
         return None
     held = [process.used_bytes for process in device.processes]
@@ -225,7 +228,7 @@ def _unattributed_bytes(device: Device) -> int | None:
 
 
 def _unexplained_bytes(device: Device) -> int:
-    """Used bytes that no figure explains, for want of the driver's share or of a process's size; 0 without memory."""
+    """Used bytes that no figure explains, with missing figures taken as 0; 0 where memory is not reported."""
     if device.memory is None:
         return 0
     known = sum(process.used_bytes or 0 for process in device.processes or ())

@@ -1,17 +1,15 @@
-"""baseline.misconfigured: memory fraction, pool size or context length that do not fit the device."""
+"""baseline.misconfigured: memory fraction, pool size or context length do not fit the device.
+
+Checked, and the worst is told: the smallest pool against max_model_len (fault), the pool against what the model's
+config gives, free memory while idle, and the server's bytes above or far below its budget (suspect).
+"""
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import (
-    assigned_uuids,
-    gap_reason,
-    readable_bytes,
-    server_bytes,
-    server_devices,
-    serving_devices,
-)
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, serving_devices
+from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.running_server import served
 from kvdiag.model import Device, Evidence, Facts, Finding, KvPool, Memory, Status, Timeline
 
@@ -20,7 +18,7 @@ ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the pool with the longest request, and the idle device with the budget the fraction gives."""
+    """Compare the pool with the longest request, and the idle device with the budget of the memory fraction."""
     pool = next(iter(facts.pools), None)
     if pool is None:
         return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
@@ -30,28 +28,30 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     own = assigned_uuids(timeline, facts)
     devices = server_devices(serving_devices(timeline), own)
     if devices and not own and len(devices) > 1:
-        missing, devices = f"which of {len(devices)} GPUs are the server's is not visible", ()
+        missing, devices = f"which of {len(devices)} GPUs belong to the server; run kvdiag in its PID namespace", ()
     elif not devices or any(device.memory is None for device in devices):
-        missing = gap_reason(timeline, facts, "nvml") or "no device memory was read while the server was awake"
+        missing = (
+            gap_reason(timeline, facts, "nvml")
+            or "device memory was not read while the server was awake; run kvdiag where NVML works"
+        )
     else:
         missing = ""
     found += [_device_problem(device, pool, facts, limits) for device in devices]
     problems = [problem for problem in found if problem is not None]
     evidence = (
-        number("capacity", pool.capacity_tokens, "tokens", "engine"),
-        number("max_model_len", facts.max_model_len_tokens, "tokens", "engine"),
-        number("max_concurrency_at_max_model_len", pool.max_concurrency, "requests", "engine"),
-        number("memory_fraction", pool.memory_fraction_ratio, "ratio", "engine"),
+        Evidence("capacity", pool.capacity_tokens, "tokens", "engine"),
+        Evidence("max_model_len", facts.max_model_len_tokens, "tokens", "engine"),
+        Evidence("max_concurrency_at_max_model_len", pool.max_concurrency, "requests", "engine"),
+        Evidence("memory_fraction", pool.memory_fraction_ratio, "ratio", "engine"),
         *(part for device in devices for part in _device_evidence(device, pool, facts)),
     )
     if problems:
         status = min((severity for severity, _ in problems), key=ORDER.index)
         summary = "; ".join(text for severity, text in problems if severity == status)
-        return (Finding(id=ID, status=status, summary=summary, evidence=evidence),)
+        return (Finding(ID, status, summary, evidence),)
     if missing:
-        fits = "the pool fits the longest request, but whether the memory fraction fits the device is not visible"
-        return unseen(ID, f"{fits}: {missing}")
-    return (Finding(id=ID, status="ok", summary="pool, context length and device fit together", evidence=evidence),)
+        return unseen(ID, f"the pool fits the longest request; to check the memory fraction: {missing}")
+    return (Finding(ID, "ok", "pool, context length and device fit", evidence),)
 
 
 def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:
@@ -60,18 +60,18 @@ def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:
         return None
     return (
         "fault",
-        f"the pool holds {pool.capacity_tokens:,} tokens, one request may ask for {longest:,}: it can never be served",
+        f"a request may have {longest:,} tokens but the KV pool holds only {pool.capacity_tokens:,}",
     )
 
 
 def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, str] | None:
-    """A pool that is not what the model's config makes of it: blocks that are missing are requests that do not fit."""
+    """A pool that is not what the model's config gives: missing blocks are requests that do not fit."""
     model = served(facts, pool)
     drift = None if isinstance(model, str) else model.drift(limits.model_drift_ratio)
     if drift is None:
         return None
     predicted, reported = (_count(one.nominal) for one in (drift.predicted, drift.reported))
-    told = f"its model's config gives {predicted} {drift.title}, the engine reports {reported}"
+    told = f"the model's config gives {predicted} {drift.title}, the engine reports {reported}"
     told += f" ({drift.drift_ratio:+.1%})"
     return "suspect", ": ".join((told, *drift.reasons[:1]))
 
@@ -87,7 +87,7 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
     if memory.free_bytes < limits.headroom_bytes:
         return (
             "suspect",
-            f"{where}: only {readable_bytes(memory.free_bytes)} free while idle: the next transient allocation fails",
+            f"{where}: only {format_bytes(memory.free_bytes)} free while idle; the next transient allocation may fail",
         )
     budget = _budget_bytes(memory, pool)
     if budget is None:
@@ -96,23 +96,23 @@ def _device_problem(device: Device, pool: KvPool, facts: Facts, limits: Limits) 
     used = _beside_driver_bytes(memory) if server is None else server
     over = used - budget - _allowance_bytes(device, facts, limits)
     if over > 0 and server is None:
-        told = f"{readable_bytes(used - budget)} more are used than the {pool.memory_fraction_ratio:.0%}"
-        return "unknown", f"cannot tell: {where}: {told} the server was given, and whose they are is not visible"
+        told = f"{where}: {format_bytes(used - budget)} used above the {pool.memory_fraction_ratio:.0%} budget by"
+        return "unknown", f"{told} unidentified processes; run kvdiag in the server's PID namespace"
     if over > 0:
-        beyond = readable_bytes(used - budget)
-        return "suspect", f"{where}: {beyond} used beyond the {pool.memory_fraction_ratio:.0%} the server was given"
+        beyond = format_bytes(used - budget)
+        return "suspect", f"{where}: the server uses {beyond} more than its {pool.memory_fraction_ratio:.0%} budget"
     if used < limits.under_budget_ratio * budget:
         return (
             "suspect",
-            f"{where}: {readable_bytes(used)} used of the {readable_bytes(budget)} that the server was given",
+            f"{where}: the server uses only {format_bytes(used)} of its {format_bytes(budget)} budget",
         )
     return None
 
 
 def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
-    """What the fraction gives the server of a device; `None` where the pool was sized by hand, or no fraction is told.
+    """The server's budget on a device; `None` where the pool was sized by hand, or no fraction is reported.
 
-    It is a share of what CUDA calls the total, which is NVML's without the driver's reservation (cudaMemGetInfo;
+    It is a share of CUDA's total, which is NVML's total without the driver's reservation (cudaMemGetInfo;
     vllm/v1/worker/utils.py::request_memory).
     """
     if pool.memory_fraction_ratio is None or pool.pool_bytes is not None:
@@ -121,13 +121,13 @@ def _budget_bytes(memory: Memory, pool: KvPool) -> int | None:
 
 
 def _beside_driver_bytes(memory: Memory) -> int:
-    """What all processes together hold of a device."""
+    """Bytes that all processes together use on a device."""
     return memory.used_bytes - (memory.driver_reserved_bytes or 0)
 
 
 def _allowance_bytes(device: Device, facts: Facts, limits: Limits) -> int:
-    """What a server takes beside its budget: its pool is sized after each process's CUDA context is there, and before
-    graphs are captured.
+    """What a server takes beyond its budget: the pool is sized after each process's CUDA context is created and
+    before graphs are captured.
     """
     if device.memory is None:
         return 0
@@ -142,9 +142,9 @@ def _device_evidence(device: Device, pool: KvPool, facts: Facts) -> tuple[Eviden
         return ()
     gpu, memory = f"gpu_{device.index}", device.memory
     return (
-        number(f"{gpu}_free", memory.free_bytes, "bytes", "nvml"),
-        number(f"{gpu}_used_by_server", server_bytes(device, facts.server_pids), "bytes", "nvml"),
-        number(f"{gpu}_used_by_processes", _beside_driver_bytes(memory), "bytes", "nvml"),
-        number(f"{gpu}_budget", _budget_bytes(memory, pool), "bytes", "computed"),
-        number(f"{gpu}_driver_reserved", memory.driver_reserved_bytes, "bytes", "nvml"),
+        Evidence(f"{gpu}_free", memory.free_bytes, "bytes", "nvml"),
+        Evidence(f"{gpu}_used_by_server", server_bytes(device, facts.server_pids), "bytes", "nvml"),
+        Evidence(f"{gpu}_used_by_processes", _beside_driver_bytes(memory), "bytes", "nvml"),
+        Evidence(f"{gpu}_budget", _budget_bytes(memory, pool), "bytes", "computed"),
+        Evidence(f"{gpu}_driver_reserved", memory.driver_reserved_bytes, "bytes", "nvml"),
     )

@@ -11,9 +11,10 @@ from kvdiag.diagnosis.growth.equal_cycles import device_growths
 from kvdiag.diagnosis.growth.filling_caches import filling
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason, readable_bytes
-from kvdiag.model import Facts, Finding, Timeline
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import device_used_bytes, first_devices, floor_within, gap_reason
+from kvdiag.formatting import format_bytes
+from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "benign.warmup"
 CYCLES = "single_request"
@@ -34,9 +35,9 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
     evidence = (
-        number("first_touch_growth", first_touch, "bytes", "nvml"),
-        number("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
-        number("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
+        Evidence("first_touch_growth", first_touch, "bytes", "nvml"),
+        Evidence("growth_over_judged_cycles", largest.judged_bytes, "bytes", "nvml"),
+        Evidence("judged_cycles", largest.judged_cycles, "cycles", "kvdiag"),
     )
     if any(growth.rose for growth in growths) and not _stopped_later(timeline, facts, limits):
         return (
@@ -54,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Finding(
             id=ID,
             status="ok",
-            summary=f"GPU {largest.gpu}: {readable_bytes(first_touch)} came with the first requests, and then growth "
+            summary=f"GPU {largest.gpu}: {format_bytes(first_touch)} came with the first requests, and then growth "
             f"stopped: warm-up, not a leak",
             evidence=evidence,
         ),

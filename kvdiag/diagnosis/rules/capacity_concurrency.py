@@ -1,9 +1,12 @@
-"""capacity.concurrency: more requests at once than the pool holds, so that they wait or push one another out.
+"""capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
-Waiting for capacity begins well below usage 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three
-running and five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is no evidence by
-itself: it also counts what queues behind another prompt's prefill (seen on 0.32: 7 waiting at 49 of 159 blocks), so a
-wait counts where the pool has no room for one more request of the mean size of those that run.
+Decided in this order: any preemption is a fault; a queue in front of a full pool is suspect, and a fault where the
+server meanwhile does less than half of its usual work; requests that ran together without either are ok.
+
+Requests wait well below a usage of 1.0: eight 8K requests in a pool of 32,768 tokens stand at 80 %, three running and
+five waiting, without a preemption. The engine's own waiting_by_reason{reason="capacity"} is not enough: it also counts
+requests behind another prompt's prefill (vLLM 0.32: 7 waiting at 49 of 159 blocks). A wait therefore counts only where
+the pool has no room for one more request of the mean size of those that run.
 """
 
 from __future__ import annotations
@@ -12,53 +15,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import counted, gap_reason
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import gap_reason
+from kvdiag.formatting import format_ratio, plural
 from kvdiag.model import Engine, Evidence, Facts, Finding, Timeline
 
 ID = "capacity.concurrency"
 STEP = "concurrent"
-TOGETHER = 2
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Count preemptions, and samples in a row in which requests wait for room."""
+    """Count preemptions, and samples in a row in which requests wait for KV blocks."""
     seen = _seen(timeline, facts)
     if seen.counted < limits.idle_samples:
         reason = None if seen.samples else gap_reason(timeline, facts, "engine")
-        return unseen(ID, reason or "the engine counts no preemptions")
+        return unseen(ID, reason or "the engine does not report preemptions; its metrics need num_preemptions_total")
     preempted, streak, most = seen.preempted, seen.longest_wait, seen.most_waiting
     evidence: tuple[Evidence, ...] = (
-        number("preemptions", preempted, "requests", "engine"),
-        number("most_waiting_for_room", most, "requests", "engine"),
-        number("most_running", seen.most_running, "requests", "engine"),
-        number("highest_usage", seen.highest_usage, "ratio", "engine"),
-        number("capacity", _capacity_tokens(facts), "tokens", "engine"),
+        Evidence("preemptions", preempted, "requests", "engine"),
+        Evidence("max_waiting", most, "requests", "engine"),
+        Evidence("max_running", seen.most_running, "requests", "engine"),
+        Evidence("max_usage", seen.highest_usage, "ratio", "engine"),
+        Evidence("capacity", _capacity_tokens(facts), "tokens", "engine"),
     )
     fits = _fits(timeline, facts)
-    limit = "" if fits is None else f"; the pool holds {fits[0]} of the {fits[1]} requests of {fits[2]:,} tokens"
+    limit = "" if fits is None else f"; the pool holds {fits[0]} of {fits[1]} requests of {fits[2]:,} tokens"
     if preempted:
         # A request may be preempted many times.
-        times = counted(preempted, "preemption", "preemptions")
-        summary = f"{times}, each computed again; up to {most} requests waited for room{limit}"
-        return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
+        summary = (
+            f"{plural(preempted, 'preemption')}, each recomputed; up to {most} requests waited for KV blocks{limit}"
+        )
+        return (Finding(ID, "fault", summary, evidence),)
     if streak >= limits.waiting_samples:
-        summary = f"up to {counted(most, 'request', 'requests')} waited for room in the pool{limit}"
+        summary = f"the pool is full: up to {plural(most, 'request')} waited for KV blocks{limit}"
         share = _work_share(timeline, facts, limits)
-        evidence = (*evidence, number("work_while_waiting_over_other_times", share, "ratio", "computed"))
+        evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
         if share is not None and share < limits.queue_collapse_ratio:
-            summary = f"{summary}, and meanwhile the server did {share:.0%} of the work that it does at other times"
-            return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
-        return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
+            summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of its usual"
+            return (Finding(ID, "fault", summary, evidence),)
+        return (Finding(ID, "suspect", summary, evidence),)
     worked = any(span.outcome is not None and span.outcome.completed for span in timeline.spans(STEP))
-    if not worked and seen.most_running < TOGETHER:
-        return unseen(ID, "no requests ran at the same time")
-    return (Finding(id=ID, status="ok", summary="no request waited for room, none was preempted", evidence=evidence),)
+    if not worked and seen.most_running <= 1:
+        return unseen(ID, "no two requests ran at the same time; run `kvdiag run`, or sample under load")
+    return (Finding(ID, "ok", "no request waited for KV blocks or was preempted", evidence),)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What the engines showed, over all samples: how many there were, and how many counted preemptions."""
+    """Totals over all samples of the engines, and how many samples reported preemptions."""
 
     samples: int = 0
     counted: int = 0
@@ -70,7 +74,7 @@ class _Seen:
 
 
 def _seen(timeline: Timeline, facts: Facts) -> _Seen:
-    """Gone through once: a day of samples is long. Each engine counts by itself, and anew when it starts anew."""
+    """The totals in one pass, since a day of samples is long. Each engine counts by itself, from 0 after a restart."""
     seen, streak = _Seen(), 0
     last: dict[str, int] = {}
     for sample in timeline.samples:
@@ -99,9 +103,9 @@ def _seen(timeline: Timeline, facts: Facts) -> _Seen:
 
 
 def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | None:
-    """Tokens in a second while requests wait for room, over those while some run and none waits.
+    """Throughput while requests wait for KV blocks, over that while some run and none waits.
 
-    A queue alone may be somebody's batch; `None` where either was too short, or tokens are not counted.
+    A queue alone may be a batch job. `None` where either period was too short, or tokens are not reported.
     """
     tokens, seconds = [0, 0], [0.0, 0.0]
     before: tuple[float, Sequence[Engine]] | None = None
@@ -123,7 +127,7 @@ def _work_share(timeline: Timeline, facts: Facts, limits: Limits) -> float | Non
 
 
 def _worked(before: Sequence[Engine], now: Sequence[Engine]) -> int | None:
-    """Prompt and generated tokens between two readings; `None` where they are not counted, or counted anew."""
+    """Prompt and generated tokens between two samples; `None` where they are not reported, or after a restart."""
     first, last = (
         [
             (one.engine, each)

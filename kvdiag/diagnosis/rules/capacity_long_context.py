@@ -1,12 +1,17 @@
-"""capacity.long_context: one request's context needs more memory than there is."""
+"""capacity.long_context: one request's context needs more memory than there is.
+
+Decided in this order: a single request that ran out of memory, a pool smaller than max_model_len, and a request that
+has the whole pool and makes no progress are faults; a long request that completed is ok.
+"""
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import memory_failures
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import counted, readable_bytes, readings_of, whole_load
-from kvdiag.model import Engine, Facts, Finding, KvPool, Timeline
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import readings_of, whole_load
+from kvdiag.formatting import format_bytes, format_duration
+from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
 ID = "capacity.long_context"
 STEP = "long_context"
@@ -23,18 +28,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ]
     if alone:
         tokens, oom = alone[0]
-        free = "" if oom.free_bytes is None else f", {readable_bytes(oom.free_bytes)} were free"
+        free = "" if oom.free_bytes is None else f" with {format_bytes(oom.free_bytes)} free"
         return (
             Finding(
-                id=ID,
-                status="fault",
-                summary=f"one request of {tokens:,} tokens ran out of memory: it asked for "
-                f"{readable_bytes(oom.asked_bytes)} at once{free}",
-                evidence=(
-                    number("prompt", tokens, "tokens", "kvdiag"),
-                    number("asked", oom.asked_bytes, "bytes", "torch's message"),
-                    number("free_on_device", oom.free_bytes, "bytes", "torch's message"),
-                    number("reserved_but_unallocated", oom.unallocated_bytes, "bytes", "torch's message"),
+                ID,
+                "fault",
+                f"one request of {tokens:,} tokens ran out of memory: "
+                f"{format_bytes(oom.asked_bytes)} requested at once{free}",
+                (
+                    Evidence("prompt", tokens, "tokens", "kvdiag"),
+                    Evidence("requested", oom.asked_bytes, "bytes", "torch's message"),
+                    Evidence("free_on_device", oom.free_bytes, "bytes", "torch's message"),
+                    Evidence("reserved_but_unallocated", oom.unallocated_bytes, "bytes", "torch's message"),
                 ),
             ),
         )
@@ -44,12 +49,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if capacity is not None and longest and capacity < longest:
         return (
             Finding(
-                id=ID,
-                status="fault",
-                summary=f"the pool holds {capacity:,} tokens, a request may have {longest:,}: it cannot be",
-                evidence=(
-                    number("capacity", capacity, "tokens", "engine"),
-                    number("max_model_len", longest, "tokens", "engine"),
+                ID,
+                "fault",
+                f"max_model_len is {longest:,} tokens but the KV pool holds only {capacity:,}: such a request can "
+                "never run",
+                (
+                    Evidence("capacity", capacity, "tokens", "engine"),
+                    Evidence("max_model_len", longest, "tokens", "engine"),
                 ),
             ),
         )
@@ -65,18 +71,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         and len(whole_load(timeline, span)) >= limits.load_samples
     ]
     if not worked or worked[0].workload is None:
-        return unseen(ID, "no long request was seen to run to its end")
+        return unseen(ID, "no long request was observed to complete; run `kvdiag run`")
     tokens = worked[0].workload.prompt_tokens
     evidence = (
-        number("prompt", tokens, "tokens", "kvdiag"),
-        number("max_model_len", longest, "tokens", "engine"),
-        number("capacity", capacity, "tokens", "engine"),
+        Evidence("prompt", tokens, "tokens", "kvdiag"),
+        Evidence("max_model_len", longest, "tokens", "engine"),
+        Evidence("capacity", capacity, "tokens", "engine"),
     )
-    return (Finding(id=ID, status="ok", summary=f"a request of {tokens:,} tokens ran to its end", evidence=evidence),)
+    return (Finding(ID, "ok", f"a request of {tokens:,} tokens completed", evidence),)
 
 
 def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
-    """One request that has the whole pool and gets no further, while others wait behind it."""
+    """One request that has the whole pool and makes no progress, while others wait behind it."""
     for pool in facts.pools:
         begin: tuple[float, Engine] | None = None
         readings = 0
@@ -93,7 +99,7 @@ def _stuck(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
 
 
 def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limits) -> Finding:
-    """The finding of an engine that stands still, with how long it did and how many came to wait."""
+    """The finding of a stalled engine, with how long it stalled and how many requests came to wait."""
     seconds, waiting, first = 0.0, 0, None
     for at_seconds, engine in readings_of(timeline, pool.engine):
         if at_seconds < since_seconds:
@@ -104,30 +110,30 @@ def _hangs(pool: KvPool, since_seconds: float, timeline: Timeline, limits: Limit
         seconds, waiting = at_seconds - since_seconds, max(waiting, engine.requests_waiting or 0)
     capacity = pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
     return Finding(
-        id=ID,
-        status="fault",
-        summary=f"one request holds all of the pool ({capacity:,} tokens) and got no token in {seconds / 60:.0f} "
-        f"minutes, {counted(waiting, 'waits', 'wait')} behind it: its context needs more than there is",
-        evidence=(
-            number("capacity", capacity, "tokens", "engine"),
-            number("running", 1, "requests", "engine"),
-            number("most_waiting", waiting, "requests", "engine"),
-            number("without_a_token", seconds, "seconds", "engine"),
-            number("tokens_meanwhile", 0, "tokens", "engine"),
-            number("least_time_that_counts", limits.stuck_seconds, "seconds", "kvdiag"),
+        ID,
+        "fault",
+        f"one request uses the whole pool ({capacity:,} tokens) and generated no token for "
+        f"{format_duration(seconds)} with {waiting} waiting: its context does not fit",
+        (
+            Evidence("capacity", capacity, "tokens", "engine"),
+            Evidence("running", 1, "requests", "engine"),
+            Evidence("max_waiting", waiting, "requests", "engine"),
+            Evidence("stalled", seconds, "seconds", "engine"),
+            Evidence("tokens_while_stalled", 0, "tokens", "engine"),
+            Evidence("threshold", limits.stuck_seconds, "seconds", "kvdiag"),
         ),
     )
 
 
 def _fills_alone(engine: Engine, pool: KvPool) -> bool:
-    """Whether one request runs, others wait, and not a block is left to it."""
+    """Whether one request runs, others wait, and no block is left."""
     if engine.requests_running != 1 or not engine.requests_waiting or engine.kv_usage_ratio is None:
         return False
     return pool.used_blocks(engine.kv_usage_ratio) >= pool.usable_blocks - 1
 
 
 def _advanced(before: Engine, now: Engine) -> bool:
-    """Whether a token was made or a prompt begun in between, or it is not told."""
+    """Whether a token was generated or a prompt started in between, or that is not reported."""
     counts = ((before.generation_tokens_total, now.generation_tokens_total),
               (before.prompt_tokens_total, now.prompt_tokens_total))  # fmt: skip
     return any(one is None or one != other for one, other in counts)

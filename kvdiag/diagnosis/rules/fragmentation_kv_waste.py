@@ -1,23 +1,25 @@
-"""fragmentation.kv_waste: requests hold far more blocks than their tokens need, and give them back.
+"""fragmentation.kv_waste: requests use far more KV blocks than their tokens need, and release them at the end.
 
-Tail waste of large blocks, contiguous reservation to the maximum length, or padding of hybrid pages. Exact under a load
-of known tokens; without one the engine's page shows waste of several times what any of its requests can need.
+Causes are large blocks that stay half empty, contiguous reservation up to the maximum length, and padded pages of
+hybrid models. With a load of known tokens the comparison is exact; without one the engine's metrics show waste of
+several times the most that any of its requests can need (blocks/waste.py).
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.blocks.step_accounting import blind_spot, floor_before, measure
-from kvdiag.diagnosis.blocks.waste import PageWaste, page_waste
+from kvdiag.diagnosis.blocks.waste import MetricsWaste, metrics_waste
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import counted
-from kvdiag.model import Facts, Finding, Status, Timeline
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.formatting import format_count, plural
+from kvdiag.model import Evidence, Facts, Finding, Status, Timeline
 
 ID = "fragmentation.kv_waste"
+RUN = "run `kvdiag run`, whose requests have known tokens"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare, at the fullest moment of every load, blocks held with blocks needed and with tokens resident."""
+    """Compare, at the peak of every load, blocks in use with blocks needed and with tokens resident."""
     growths = [
         growth
         for span in timeline.spans()
@@ -30,55 +32,56 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     ]
     pool = next(iter(facts.pools), None)
     if not growths or pool is None:
-        return _by_page(timeline, facts, limits)
+        return _by_metrics(timeline, facts, limits)
     worst = max(growths, key=lambda growth: growth.held_blocks / max(growth.need.most_blocks, 1))
     ratio = worst.held_blocks / max(worst.need.most_blocks, 1)
     evidence = (
-        number("blocks_held", worst.held_blocks, "blocks", "engine"),
-        number("blocks_needed", worst.need.most_blocks, "blocks", "computed"),
-        number("tokens_resident", worst.tokens, "tokens", "kvdiag"),
-        number("block", pool.block_tokens, "tokens", "engine"),
-        number("filled", worst.filled_ratio, "ratio", "computed"),
+        Evidence("blocks_in_use", worst.held_blocks, "blocks", "engine"),
+        Evidence("blocks_needed", worst.need.most_blocks, "blocks", "computed"),
+        Evidence("tokens_resident", worst.tokens, "tokens", "kvdiag"),
+        Evidence("block_size", pool.block_tokens, "tokens", "engine"),
+        Evidence("fill_ratio", worst.filled_ratio, "ratio", "computed"),
     )
     tolerance = limits.blocks_per_request_tolerance * worst.requests
-    if worst.excess_blocks > tolerance and ratio > limits.kv_excess_fault_ratio:
-        blocks = f"{worst.held_blocks} for {worst.need.most_blocks}"
-        summary = f"requests hold {ratio:.1f} times the blocks that their tokens need ({blocks})"
-        return (Finding(id=ID, status="fault", summary=summary, evidence=evidence),)
-    if worst.excess_blocks > tolerance:
-        summary = f"requests hold {counted(worst.excess_blocks, 'block', 'blocks')} more than their tokens need"
-        return (Finding(id=ID, status="suspect", summary=summary, evidence=evidence),)
-    summary = "blocks held are the blocks that the tokens need"
-    return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
+    if worst.excess_blocks <= tolerance:
+        return (Finding(ID, "ok", "blocks in use match what the tokens need", evidence),)
+    if ratio > limits.kv_excess_fault_ratio:
+        blocks = f"{format_count(worst.held_blocks)} instead of {format_count(worst.need.most_blocks)}"
+        summary = f"requests use {ratio:.1f} times the blocks that their tokens need ({blocks})"
+        return (Finding(ID, "fault", summary, evidence),)
+    summary = f"requests use {plural(worst.excess_blocks, 'block')} more than their tokens need"
+    return (Finding(ID, "suspect", summary, evidence),)
 
 
-def _by_page(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
+def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Without a load of our own: blocks that come and go with a request, against the most that it can need."""
-    waste = page_waste(timeline, facts, limits)
+    waste = metrics_waste(timeline, facts, limits)
     if waste is None:
-        return unseen(ID, "no load of known tokens was seen whole")
+        return unseen(ID, f"no load of known tokens was observed; {RUN}")
     evidence = (
-        number("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
-        number("blocks_needed_at_most", waste.need_blocks, "blocks", "computed"),
-        number("tokens_of_a_request_at_most", waste.request_tokens, "tokens", "computed"),
-        number("longest_prompt_at_most", waste.longest_prompt_tokens, "tokens", "engine"),
-        number("prompts_at_least", waste.prompts, "requests", "engine"),
-        number("changes_of_running_requests", waste.changes, "readings", "engine"),
-        number("looked_up_over_counted", round(waste.looked_up_ratio, 3), "ratio", "engine"),
+        Evidence("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
+        Evidence("max_blocks_needed", waste.need_blocks, "blocks", "computed"),
+        Evidence("max_request_tokens", waste.request_tokens, "tokens", "computed"),
+        Evidence("max_prompt_tokens", waste.longest_prompt_tokens, "tokens", "engine"),
+        Evidence("min_prompts", waste.prompts, "requests", "engine"),
+        Evidence("concurrency_changes", waste.changes, "samples", "engine"),
+        Evidence("prefix_queries_to_prompt_tokens", round(waste.looked_up_ratio, 3), "ratio", "engine"),
     )
-    if waste.ratio < limits.page_waste_ratio:
-        bound = f"requests hold {waste.blocks_per_request:,.0f} blocks, and may need {waste.need_blocks:,}"
-        summary = f"cannot tell: no load of known tokens was seen whole; by the page {bound}"
-        return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
+    if waste.ratio < limits.metrics_waste_ratio:
+        summary = (
+            f"no load of known tokens was observed, and by the engine's metrics a request uses "
+            f"{waste.blocks_per_request:,.0f} blocks and may need {waste.need_blocks:,}; {RUN}"
+        )
+        return (Finding(ID, "unknown", summary, evidence),)
     summary = (
-        f"a request holds {waste.blocks_per_request:,.0f} blocks, {waste.ratio:.0f} times what "
-        f"{waste.request_tokens:,} tokens need, and none of that hour can have had more"
+        f"a request uses {waste.blocks_per_request:,.0f} blocks, {waste.ratio:.0f} times what its "
+        f"{waste.request_tokens:,} tokens at most can need"
     )
-    return (Finding(id=ID, status=_severity(waste, limits), summary=summary, evidence=evidence),)
+    return (Finding(ID, _severity(waste, limits), summary, evidence),)
 
 
-def _severity(waste: PageWaste, limits: Limits) -> Status:
-    agrees = 1.0 / limits.page_agreement_ratio <= waste.looked_up_ratio <= limits.page_agreement_ratio
-    # One window's prompts may be odd; what every window shows is how this server holds its requests.
-    large = waste.ratio >= limits.page_waste_fault_ratio or waste.windows_in_a_row >= limits.page_windows
+def _severity(waste: MetricsWaste, limits: Limits) -> Status:
+    agrees = 1.0 / limits.metrics_agreement_ratio <= waste.looked_up_ratio <= limits.metrics_agreement_ratio
+    # One window's prompts may be odd; what every window shows is how this server reserves.
+    large = waste.ratio >= limits.metrics_waste_fault_ratio or waste.windows_in_a_row >= limits.metrics_windows
     return "fault" if large and agrees else "suspect"

@@ -1,8 +1,9 @@
-"""imbalance.rank: one of an engine's ranks holds more than the others, and all of them pay for it in KV tokens.
+"""imbalance.rank: one of an engine's ranks uses more memory than the others, which costs all of them KV tokens.
 
-Every rank gets as many blocks as the fullest one has room for (vllm/v1/core/kv_cache_utils.py takes the smallest
-number over the workers). What a rank holds beyond the others is therefore missing in every rank's pool. Contexts that
-other ranks have on its GPU are the exact sign; engines that share the traffic tell it by pools of unequal size.
+Every rank gets as many blocks as the fullest one has room for (vllm/v1/core/kv_cache_utils.py takes the minimum over
+the workers), so what one rank uses beyond the others is missing in every rank's pool. Decided in this order: engines
+of one server with pools of unequal size; further processes of the server on the fullest GPU (contexts of other ranks,
+the exact sign); the fullest rank against the median of the others, more strictly where those agree.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
+from kvdiag.diagnosis.rule import unseen
 from kvdiag.diagnosis.timeline_queries import (
     assigned_uuids,
     block_bytes,
     gap_reason,
     idle_floors,
     newest_devices,
-    readable_bytes,
     server_bytes,
     server_devices,
-    whole_number,
 )
+from kvdiag.formatting import format_bytes, format_count, plural
 from kvdiag.model import Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
 
 ID = "imbalance.rank"
@@ -30,7 +30,7 @@ ID = "imbalance.rank"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A GPU of the server: what its processes hold there, and how much each of them."""
+    """A GPU of the server: the bytes its processes use there, in all and each."""
 
     device: Device
     held_bytes: int
@@ -39,7 +39,7 @@ class _Rank:
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare what the server holds of each of its GPUs while it is idle, and the pools of its engines."""
+    """Compare the server's bytes on each of its GPUs while it is idle, and the pools of its engines."""
     if (uneven := _uneven_pools(timeline, facts, limits)) is not None:
         return (uneven,)
     own = assigned_uuids(timeline, facts)
@@ -47,39 +47,40 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     devices = next((floor.devices for floor in reversed(floors) if floor.devices), None)
     if not own or devices is None:
         unknown = (
-            "no reading of the GPUs while the server was idle" if own else "which GPUs are the server's is not visible"
+            "the GPUs were not read while the server was idle; pause traffic for a moment"
+            if own
+            else "which GPUs belong to the server; run kvdiag in its PID namespace"
         )
         return unseen(ID, gap_reason(timeline, facts, "nvml") or unknown)
     ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
     if len(ranks) < len(own):
-        return unseen(ID, "the bytes of one of the server's ranks are not told")
+        return unseen(ID, "the memory of one of the server's ranks is not reported; run kvdiag in its PID namespace")
     if len(ranks) == 1:
-        return (Finding(id=ID, status="ok", summary="one GPU: there is nothing to balance"),)
+        return (Finding(ID, "ok", "one GPU: nothing to balance"),)
     if len(facts.pools) > 1:
-        return unseen(ID, f"{len(facts.pools)} engines share the GPUs, and which is on which is not told")
+        return unseen(ID, f"which of {len(facts.pools)} engines runs on which GPU; kvdiag needs one engine per server")
     return (_compared(ranks, facts, limits),)
 
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
-    """Engines of one server have one model and one fraction: the one with the smaller pool lacks what a rank holds."""
+    """Engines of one server share model and fraction: a smaller pool lacks what one of its ranks uses."""
     sizes = [(_pool_tokens(pool), pool) for pool in facts.pools]
     if not sizes:
         return None
     (least, small), (most, large) = min(sizes, key=_size), max(sizes, key=_size)
     if most - least <= limits.uneven_pools_ratio * most:
         return None
-    held, usual = f"{whole_number(least)} tokens", whole_number(most)
     alike = _alike(timeline, facts)
-    why = "holds more than the others" if alike else "holds more than the others, or has a smaller GPU"
+    why = "" if alike else ", or has a smaller GPU"
     return Finding(
-        id=ID,
-        status="fault" if alike and most - least > limits.uneven_pools_fault_ratio * most else "suspect",
-        summary=f"engine {small.engine} has a pool of {held}, engine {large.engine} one of {usual}: a rank of the "
-        f"first {why}",
-        evidence=(
-            *(number(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
-            number("kv_tokens_lost", most - least, "tokens", "computed"),
-            number("share_of_the_larger", least / most, "ratio", "computed"),
+        ID,
+        "fault" if alike and most - least > limits.uneven_pools_fault_ratio * most else "suspect",
+        f"engine {small.engine} has a pool of {format_count(least)} tokens, engine {large.engine} one of "
+        f"{format_count(most)}: a rank of engine {small.engine} uses more than the others{why}",
+        (
+            *(Evidence(f"engine_{pool.engine}_pool", size, "tokens", "engine") for size, pool in sizes),
+            Evidence("kv_tokens_lost", most - least, "tokens", "computed"),
+            Evidence("pool_ratio", least / most, "ratio", "computed"),
         ),
         imbalance=ImbalanceFigures(lost_tokens=most - least),
     )
@@ -109,7 +110,7 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
         and device.memory is not None
         and device.uuid in (facts.device_uuids or ())
     ):
-        # What was assigned to the server alone is its own, the driver's share apart.
+        # All of a device that is assigned to the server alone is its own, except the driver's share.
         whole = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
         return _Rank(device=device, held_bytes=whole, processes_bytes=())
     if held is None:
@@ -125,7 +126,7 @@ def _rank(device: Device, facts: Facts) -> _Rank | None:
 
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     fullest = max(ranks, key=lambda rank: rank.held_bytes)
-    # Of two the higher: where one rank alone holds less, the others are what is usual.
+    # Of two the higher: where one rank alone uses less, the others are the norm.
     usual = median_high([rank.held_bytes for rank in ranks if rank is not fullest])
     lost_bytes = fullest.held_bytes - usual
     contexts = fullest.processes_bytes[1:]
@@ -133,43 +134,39 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     tokens = lost_bytes // block * facts.pools[0].block_tokens if block and facts.pools else None
     figures = ImbalanceFigures(excess_bytes=lost_bytes, lost_tokens=tokens)
     evidence: tuple[Evidence, ...] = (
-        *(number(f"gpu_{rank.device.index}_held", rank.held_bytes, "bytes", "nvml") for rank in ranks),
-        number("excess", lost_bytes, "bytes", "computed"),
-        number("held_by_further_processes", sum(contexts), "bytes", "nvml"),
-        number("kv_tokens_lost", tokens, "tokens", "computed"),
+        *(Evidence(f"gpu_{rank.device.index}_held", rank.held_bytes, "bytes", "nvml") for rank in ranks),
+        Evidence("excess", lost_bytes, "bytes", "computed"),
+        Evidence("extra_process_bytes", sum(contexts), "bytes", "nvml"),
+        Evidence("kv_tokens_lost", tokens, "tokens", "computed"),
     )
-    price = "" if tokens is None else f", which costs the pool {whole_number(tokens)} tokens"
+    price = "" if tokens is None else f", which costs the pool {format_count(tokens)} tokens"
     gpu = fullest.device.index
     if _crowded(fullest, ranks, limits):
         summary = (
-            f"GPU {gpu} has {len(contexts)} more of the server's processes than its rank, with "
-            f"{readable_bytes(sum(contexts))}: contexts of other ranks{price}"
+            f"GPU {gpu} runs {plural(len(contexts), 'further process', 'further processes')} of the server with "
+            f"{format_bytes(sum(contexts))}: CUDA contexts of other ranks{price}"
         )
-        # Processes that have GPUs of their own are ranks: nothing of them belongs here.
+        # Processes that have GPUs of their own are ranks: they should use nothing here.
         ranks_too = len(fullest.pids & frozenset().union(*(one.pids for one in ranks if one is not fullest)))
         certain = ranks_too >= len(contexts) and sum(contexts) > limits.standing_out_bytes
-        return Finding(
-            id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence, imbalance=figures
-        )
+        return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
     if lost_bytes <= _even_bytes(fullest, ranks, limits):
-        summary = f"{len(ranks)} ranks hold the same, to within {readable_bytes(lost_bytes)}"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence, imbalance=figures)
-    unseen_one = "" if fullest.processes_bytes else "; whose processes hold it is not visible"
-    summary = f"the rank on GPU {gpu} holds {readable_bytes(lost_bytes)} more than the others{price}{unseen_one}"
+        summary = f"{len(ranks)} ranks use the same memory to within {format_bytes(lost_bytes)}"
+        return Finding(ID, "ok", summary, evidence, imbalance=figures)
+    unseen_one = "" if fullest.processes_bytes else "; its processes are not visible here"
+    summary = f"the rank on GPU {gpu} uses {format_bytes(lost_bytes)} more than the others{price}{unseen_one}"
     certain = _agree(fullest, ranks, limits) and lost_bytes > limits.imbalance_fault_ratio * _total_bytes(fullest)
-    return Finding(
-        id=ID, status="fault" if certain else "suspect", summary=summary, evidence=evidence, imbalance=figures
-    )
+    return Finding(ID, "fault" if certain else "suspect", summary, evidence, imbalance=figures)
 
 
 def _even_bytes(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> float:
-    """What a rank may hold beyond the others: less where those agree with one another, so that it stands out."""
+    """What a rank may use beyond the others: less where those agree with one another."""
     usual = max(limits.imbalance_ratio * _total_bytes(fullest), limits.foreign_suspect_bytes)
     return min(usual, limits.standing_out_bytes) if _agree(fullest, ranks, limits) else usual
 
 
 def _agree(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
-    """Whether enough other ranks hold the same: those of a pipeline's stages do not."""
+    """Whether enough other ranks use the same: the stages of a pipeline do not."""
     others = [rank.held_bytes for rank in ranks if rank is not fullest]
     return len(others) >= limits.agreeing_ranks and max(others) - min(others) < limits.foreign_suspect_bytes
 
@@ -179,9 +176,9 @@ def _total_bytes(rank: _Rank) -> int:
 
 
 def _crowded(fullest: _Rank, ranks: list[_Rank], limits: Limits) -> bool:
-    """Whether a GPU has further processes of the server beside its rank's, which the other GPUs have not.
+    """Whether a GPU runs more of the server's processes than the other GPUs do.
 
-    A context that is smaller than any is none; two engines on one GPU are no imbalance where every GPU has two.
+    Bytes below the smallest CUDA context do not count; two engines on every GPU are no imbalance.
     """
     beside = sum(fullest.processes_bytes[1:])
     fewest = min(len(rank.processes_bytes) for rank in ranks)

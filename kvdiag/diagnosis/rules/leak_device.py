@@ -27,8 +27,9 @@ from kvdiag.diagnosis.growth.equal_cycles import AllocatorGrowth, Climb, DeviceG
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding, weightier
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason, readable_bytes
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import first_devices, gap_reason
+from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"
@@ -79,23 +80,23 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
     if worst.owner == "neighbour":
-        amount = f"{readable_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
+        amount = f"{format_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"another process grows on GPU {worst.gpu} ({amount})", worst)
     if not worst.rose:
         sentence = (
             f"device memory is flat over {worst.judged_cycles} equal cycles "
-            f"(detection limit {readable_bytes(worst.smallest_visible_bytes)} per request)"
+            f"(detection limit {format_bytes(worst.smallest_visible_bytes)} per request)"
         )
         return _both("ok", sentence, worst)
     if not worst.leaking:
-        amount = f"{readable_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
+        amount = f"{format_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"device memory rose {amount}, but not steadily", worst)
     if worst.owner == "unseen" and (worst.idle_bytes or 0) >= limits.device_quantum_bytes:
-        amount = f"{readable_bytes(worst.idle_bytes or 0)} before any request"
+        amount = f"{format_bytes(worst.idle_bytes or 0)} before any request"
         return _both("unknown", f"GPU {worst.gpu} grows while nothing runs, too ({amount})", worst)
     whose = "the server's process" if worst.owner == "server" else "device memory (whose process is not visible)"
     summary = (
-        f"GPU {worst.gpu}: {whose} grows {readable_bytes(worst.bytes_per_cycle)} with each request and is not released"
+        f"GPU {worst.gpu}: {whose} grows {format_bytes(worst.bytes_per_cycle)} with each request and is not released"
     )
     likely, other = likely_and_other(facts.engine_name)
     told = Finding(id=likely, status="fault", summary=f"{summary}; {UNDECIDED}", evidence=_evidence(worst))
@@ -112,11 +113,11 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
     worst = max(inside, key=lambda one: (one.live.leaking, one.live.bytes_per_cycle))
     evidence = _climb(worst, worst.live, "live")
     if worst.live.leaking:
-        amount = readable_bytes(worst.live.bytes_per_cycle)
+        amount = format_bytes(worst.live.bytes_per_cycle)
         summary = f"{worst.who}: torch's allocated memory grows {amount} with each request and is not released"
         return Finding(id=TORCH, status="fault", summary=summary, evidence=evidence, holder=worst.who)
     if worst.live.rose:
-        amount = f"{readable_bytes(worst.live.judged_bytes)} in {worst.live.judged_cycles} cycles"
+        amount = f"{format_bytes(worst.live.judged_bytes)} in {worst.live.judged_cycles} cycles"
         if worst.live.rising_cycles == 1:
             # Seen to the 512 bytes, some table or workspace is made late in most runs.
             summary = f"torch's allocated memory rose once, {amount}: an event, not a leak"
@@ -125,7 +126,7 @@ def _of_torch(inside: tuple[AllocatorGrowth, ...], limits: Limits) -> Finding:
         return Finding(id=TORCH, status="unknown", summary=summary, evidence=evidence)
     summary = (
         f"torch's allocated memory is flat over {worst.live.judged_cycles} equal cycles "
-        f"(detection limit {readable_bytes(limits.torch_quantum_bytes)} per request)"
+        f"(detection limit {format_bytes(limits.torch_quantum_bytes)} per request)"
     )
     return Finding(id=TORCH, status="ok", summary=summary, evidence=evidence)
 
@@ -138,16 +139,16 @@ def _beside_torch(inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts
     worst, climb = max(climbs, key=lambda one: (one[1].leaking, one[1].bytes_per_cycle))
     evidence = _climb(worst, climb, "outside_torch")
     if climb.leaking:
-        amount = readable_bytes(climb.bytes_per_cycle)
+        amount = format_bytes(climb.bytes_per_cycle)
         summary = f"{worst.who} grows {amount} with each request outside torch, and it is not released"
         return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=evidence, holder=worst.who)
     if climb.rose:
-        amount = f"{readable_bytes(climb.judged_bytes)} in {climb.judged_cycles} cycles"
+        amount = f"{format_bytes(climb.judged_bytes)} in {climb.judged_cycles} cycles"
         summary = f"outside torch the process rose {amount}, but not steadily"
         return Finding(id=NON_TORCH, status="unknown", summary=summary, evidence=evidence)
     summary = (
         f"outside torch the process is flat over {climb.judged_cycles} equal cycles "
-        f"(detection limit {readable_bytes(limits.device_quantum_bytes)} per request)"
+        f"(detection limit {format_bytes(limits.device_quantum_bytes)} per request)"
     )
     return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=evidence)
 
@@ -168,7 +169,7 @@ def _beside_torch_by_device(
     if rest < limits.device_quantum_bytes:
         summary = f"GPU {worst.gpu} grows by no more than torch reserves: outside torch it is flat"
         return Finding(id=NON_TORCH, status="ok", summary=summary, evidence=_evidence(worst))
-    amount = f"{readable_bytes(rest)} in {worst.judged_cycles} cycles"
+    amount = f"{format_bytes(rest)} in {worst.judged_cycles} cycles"
     if worst.leaking:
         summary = f"GPU {worst.gpu} grows with each request and is not released, {amount} of it outside torch"
         return Finding(id=NON_TORCH, status="fault", summary=summary, evidence=_evidence(worst))
@@ -178,13 +179,13 @@ def _beside_torch_by_device(
 
 def _climb(growth: AllocatorGrowth, climb: Climb, what: str) -> tuple[Evidence, ...]:
     return (
-        number("process", growth.who, "", "torch"),
-        number(f"{what}_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
-        number(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
-        number("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
-        number("rising_cycles", climb.rising_cycles, "cycles", "torch"),
-        number("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
-        number("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
+        Evidence("process", growth.who, "", "torch"),
+        Evidence(f"{what}_growth_per_cycle", climb.bytes_per_cycle, "bytes", "torch"),
+        Evidence(f"{what}_growth_over_judged_cycles", climb.judged_bytes, "bytes", "torch"),
+        Evidence("judged_cycles", climb.judged_cycles, "cycles", "kvdiag"),
+        Evidence("rising_cycles", climb.rising_cycles, "cycles", "torch"),
+        Evidence("first_touch_growth", climb.warmup_bytes, "bytes", "torch"),
+        Evidence("reserved_growth_over_judged_cycles", growth.reserved.judged_bytes, "bytes", "torch"),
     )
 
 
@@ -195,12 +196,12 @@ def _both(status: Status, summary: str, growth: DeviceGrowth | None = None) -> t
 
 def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
     return (
-        number("gpu", growth.gpu, "index", "nvml"),
-        number("growth_per_cycle", growth.bytes_per_cycle, "bytes", "nvml"),
-        number("growth_over_judged_cycles", growth.judged_bytes, "bytes", "nvml"),
-        number("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
-        number("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
-        number("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        number("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
-        number("held_by", growth.owner, "", "nvml"),
+        Evidence("gpu", growth.gpu, "index", "nvml"),
+        Evidence("growth_per_cycle", growth.bytes_per_cycle, "bytes", "nvml"),
+        Evidence("growth_over_judged_cycles", growth.judged_bytes, "bytes", "nvml"),
+        Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
+        Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
+        Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
+        Evidence("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("held_by", growth.owner, "", "nvml"),
     )

@@ -1,8 +1,15 @@
-"""leak.kv_blocks: blocks that stay held although nothing runs. Exact accounting, no statistics.
+"""leak.kv_blocks: KV blocks still in use while no request runs. Exact accounting, no statistics.
 
 The usage gauge counts blocks with a live reference only; cached blocks without one are free
-(vllm/v1/core/block_pool.py::BlockPool.get_usage), so an idle engine must show none, prefix caching or not. What idle
-moments have shown stands while the engine works, until a later one shows otherwise or the engine is another one.
+(vllm/v1/core/block_pool.py::BlockPool.get_usage), so an idle engine must show 0, with or without prefix caching.
+Decided in this order:
+
+1. Idle intervals of the engine that runs now: blocks in use at the end of the last one are a leak, unless they are
+   fewer than before (still being released) or the pool had not settled (unknown).
+2. Nothing in use at the end: blocks that a timeout released late, then a prefix cache whose hits collapsed.
+3. Never idle: the lowest usage over hours bounds what can be leaked (blocks/busy_pool.py).
+
+The verdict of an idle interval stands while the engine works, until a later one or another engine replaces it.
 """
 
 from __future__ import annotations
@@ -13,183 +20,166 @@ from kvdiag.diagnosis.blocks.busy_pool import BusyFloor, busy_floor
 from kvdiag.diagnosis.blocks.late_frees import Collapse, LateFree, hit_collapse, late_holds
 from kvdiag.diagnosis.growth.memory_series import memory_series
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.timeline_queries import (
-    IdleFloor,
-    block_bytes,
-    counted,
-    gap_reason,
-    held_blocks,
-    idle_floors,
-    readable_bytes,
-    whole_number,
-)
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.timeline_queries import IdleFloor, block_bytes, gap_reason, held_blocks, idle_floors
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
 from kvdiag.model import Evidence, Facts, Finding, Timeline
 
 ID = "leak.kv_blocks"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Compare the blocks held in every idle stretch with none."""
+    """Compare the blocks in use at the end of every idle interval with 0."""
     if not facts.pools:
         return unseen(ID, gap_reason(timeline, facts, "engine") or "the engine does not report its KV pool")
     began = _began_seconds(timeline, facts, limits)
     every = idle_floors(timeline, facts, limits)
-    stretches = [floor for floor in every if floor.at_seconds >= began]
-    floors = [floor for floor in stretches if floor.blocks is not None]
+    intervals = [floor for floor in every if floor.at_seconds >= began]
+    floors = [floor for floor in intervals if floor.blocks is not None]
     if not floors:
         if not timeline.marks and (lowest := busy_floor(timeline, facts, limits, began)) is not None:
             return (_under_load(lowest, facts),)
         return unseen(ID, _not_idle(every, timeline, facts))
     first, last = floors[0], floors[-1]
     held, before = last.blocks or 0, first.blocks or 0
-    if stretches[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
-        return unseen(ID, "the pool had not settled when the readings ended")
+    if intervals[-1].blocks is None and _least_held_since(last, timeline, facts) < max(held, 1):
+        return unseen(ID, "the pool had not settled at the last sample; sample the idle server for a few seconds more")
     requests = _requests_between(timeline, first, last)
-    evidence = (
-        number("idle_stretches", len(floors), "stretches", "engine"),
-        number("held_at_first_idle", before, "blocks", "engine"),
-        number("held_at_last_idle", held, "blocks", "engine"),
-        number("requests_between", requests, "requests", "kvdiag"),
+    evidence: tuple[Evidence, ...] = (
+        Evidence("idle_intervals", len(floors), "intervals", "engine"),
+        Evidence("blocks_at_first_idle", before, "blocks", "engine"),
+        Evidence("blocks_at_last_idle", held, "blocks", "engine"),
+        Evidence("requests_between", requests, "requests", "kvdiag"),
     )
     if held == 0:
         if late := late_holds(timeline, facts, limits):
-            return (_came_back_late(late, facts, evidence, limits),)
+            return (_released_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:
-            return (_hit_less(collapse, evidence),)
-        summary = f"in {len(floors)} idle stretches no block stayed held at the end"
-        return (Finding(id=ID, status="ok", summary=summary, evidence=evidence),)
+            return (_hits_collapsed(collapse, evidence),)
+        summary = f"no block was in use at the end of {plural(len(floors), 'idle interval')}"
+        return (Finding(ID, "ok", summary, evidence),)
     if held < _lowest_since_empty(floors[:-1]):
-        still = counted(held, "block is", "blocks are")
-        summary = f"{still} held while nothing runs, but fewer than before: still being returned?"
-        return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
+        blocks = plural(held, "block is", "blocks are")
+        summary = f"{blocks} in use while idle, but fewer than before; sample longer to see whether all are released"
+        return (Finding(ID, "unknown", summary, evidence),)
     size = block_bytes(facts)
-    amount = f" ({readable_bytes(held * size)})" if size is not None else ""
-    rate = f", {(held - before) / requests:.2g} more with each request" if requests and held > before else ""
+    amount = f" ({format_bytes(held * size)})" if size is not None else ""
+    rate = f"; +{(held - before) / requests:.2g} per request" if requests and held > before else ""
     total = sum(pool.usable_blocks for pool in facts.pools)
-    return (
-        Finding(
-            id=ID,
-            status="fault",
-            summary=f"{whole_number(held)} of {whole_number(total)} KV blocks{amount} stay held at idle{rate}",
-            evidence=(
-                *evidence,
-                number("held_bytes", None if size is None else held * size, "bytes", "engine"),
-                number("held_share_of_pool", held / total, "ratio", "engine"),
-                number(
-                    "requests_until_the_pool_is_gone",
-                    None if not requests or held <= before else round((total - held) * requests / (held - before)),
-                    "requests",
-                    "computed",
-                ),
-            ),
-        ),
+    left = None if not requests or held <= before else round((total - held) * requests / (held - before))
+    evidence = (
+        *evidence,
+        Evidence("leaked", None if size is None else held * size, "bytes", "engine"),
+        Evidence("leaked_ratio", held / total, "ratio", "engine"),
+        Evidence("requests_until_pool_full", left, "requests", "computed"),
     )
+    summary = f"{format_count(held)} of {plural(total, 'KV block')}{amount} still in use while idle{rate}"
+    return (Finding(ID, "fault", summary, evidence),)
 
 
-def _came_back_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
-    """Blocks that nobody used, and that a timeout gave back: no leak for ever, but a pool that is smaller meanwhile."""
+def _released_late(late: Sequence[LateFree], facts: Facts, evidence: tuple[Evidence, ...], limits: Limits) -> Finding:
+    """Blocks that no request used until a timeout released them: no lasting leak, but a smaller pool meanwhile."""
     most = max(late, key=lambda hold: hold.blocks)
     longest = max(late, key=lambda hold: hold.seconds).seconds
     total = sum(pool.usable_blocks for pool in facts.pools)
     times = "once" if len(late) == 1 else f"{len(late)} times"
     large = [hold for hold in late if hold.blocks >= limits.late_blocks_fault_ratio * total]
     return Finding(
-        id=ID,
-        # Once may be a neighbour that was lost; what happens again is how this server works.
-        status="fault" if len(large) > 1 else "suspect",
-        summary=f"{whole_number(most.blocks)} of {whole_number(total)} KV blocks stayed held for up to {longest:.0f} s "
-        f"while nothing ran, {times}, and came back: freed by a timeout, not with their requests",
-        evidence=(
+        ID,
+        # Once may be a peer that was lost; what happens again is how this server works.
+        "fault" if len(large) > 1 else "suspect",
+        f"{format_count(most.blocks)} of {plural(total, 'KV block')} stayed in use for up to "
+        f"{format_duration(longest)} while idle, {times}; released by a timeout, not when their requests ended",
+        (
             *evidence,
-            number("times_held_late", len(late), "times", "engine"),
-            number("longest_held", longest, "seconds", "engine"),
-            number("most_held_late", most.blocks, "blocks", "engine"),
-            number("share_of_pool_held_late", most.blocks / total, "ratio", "engine"),
+            Evidence("late_frees", len(late), "times", "engine"),
+            Evidence("longest_late_free", longest, "seconds", "engine"),
+            Evidence("max_blocks_freed_late", most.blocks, "blocks", "engine"),
+            Evidence("max_late_ratio", most.blocks / total, "ratio", "engine"),
         ),
-        likely_cause="Requests that were cancelled or lost while a KV connector had their blocks: only its timeout "
-        "frees them.",
+        likely_cause="Requests that were cancelled or lost while a KV connector held their blocks: only the "
+        "connector's timeout releases them.",
         confirm="Cancel a few requests at once on an idle server and watch the usage: it falls after the connector's "
         "abort timeout (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, 480 s by default), not at once.",
-        remedy="Upgrade the engine and the connector; lower the abort timeout, which bounds how long they stay held.",
+        remedy="Upgrade the engine and the connector. Lower the abort timeout, which limits how long the blocks stay "
+        "in use.",
     )
 
 
-def _hit_less(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
-    """A cache tier behind the pool that lost its blocks shows on the page by this alone, as other prompts do."""
-    fell = f"from {collapse.first_ratio:.0%} to {collapse.last_ratio:.0%} over {collapse.hours:.1f} h"
+def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Finding:
+    """A cache tier behind the pool that lost its blocks shows in the metrics by this alone, as different prompts do."""
+    fell = f"from {format_ratio(collapse.first_ratio)} to {format_ratio(collapse.last_ratio)}"
     return Finding(
-        id=ID,
-        status="unknown",
-        summary=f"cannot tell: no block stayed held, but the share of prompt tokens found in a cache fell step by step "
-        f"{fell} with room in the pool; the same prompts sent again would decide between other traffic and a cache "
-        "tier (LMCache, offloading) that lost its blocks",
-        evidence=(
+        ID,
+        "unknown",
+        f"no block is in use while idle, but the prefix-cache hit rate fell steadily {fell} over "
+        f"{format_duration(collapse.hours * 3600)} with room in the pool; repeat the same prompts to tell different "
+        "traffic from a cache tier (LMCache, offloading) that lost its blocks",
+        (
             *evidence,
-            number("hit_share_at_first", collapse.first_ratio, "ratio", "engine"),
-            number("hit_share_at_last", collapse.last_ratio, "ratio", "engine"),
-            number("looked_up", collapse.queried_tokens, "tokens", "engine"),
+            Evidence("first_hit_ratio", collapse.first_ratio, "ratio", "engine"),
+            Evidence("last_hit_ratio", collapse.last_ratio, "ratio", "engine"),
+            Evidence("prefix_queries", collapse.queried_tokens, "tokens", "engine"),
         ),
     )
 
 
 def _not_idle(every: Sequence[IdleFloor], timeline: Timeline, facts: Facts) -> str:
-    """Why there is no idle floor of the engine that is there now."""
+    """Why the engine that runs now has no idle floor."""
     if any(floor.blocks is not None for floor in every):
-        return "the engine was restarted, and was not idle for two samples in a row since"
+        return "the engine restarted and has not been idle for two samples in a row since; pause traffic for a moment"
     seen = any(sample.engines for sample in timeline.samples)
     reason = None if seen else gap_reason(timeline, facts, "engine")
-    return reason or "no two samples in a row saw every engine idle"
+    return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
 
 
 def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
-    """A server that is never idle, by its lowest readings: what they bound is ok, what they leave open is unknown."""
+    """A server that is never idle, by its minimum usage: ok as far as that bounds a leak, else unknown."""
     total = sum(pool.usable_blocks for pool in facts.pools)
-    lowest = f"{whole_number(floor.lowest_blocks)} of {whole_number(total)} KV blocks"
+    lowest = f"{format_count(floor.lowest_blocks)} of {plural(total, 'KV block')}"
     evidence = (
-        number("window", round(floor.hours, 2), "hours", "kvdiag"),
-        number("lowest_held_under_load", floor.lowest_blocks, "blocks", "engine"),
-        number("running_at_the_lowest", floor.running, "requests", "engine"),
-        number("growth_of_the_lowest_per_hour", floor.growth_per_hour, "blocks", "engine"),
-        number("smallest_visible_growth_per_hour", floor.visible_per_hour, "blocks", "computed"),
+        Evidence("window", round(floor.hours, 2), "hours", "kvdiag"),
+        Evidence("min_blocks_under_load", floor.lowest_blocks, "blocks", "engine"),
+        Evidence("running_at_min", floor.running, "requests", "engine"),
+        Evidence("min_blocks_growth_per_hour", floor.growth_per_hour, "blocks", "engine"),
+        Evidence("detection_limit_per_hour", floor.visible_per_hour, "blocks", "computed"),
     )
     if floor.says == "bounded":
-        summary = f"never idle, but at the lowest {lowest} were held: no more can have stayed held"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        return Finding(ID, "ok", f"never idle; the minimum in use was {lowest}, so no more can be leaked", evidence)
     if floor.says == "flat":
         summary = (
-            f"never idle; the lowest readings beside as many requests do not rise over {floor.hours:.3g} h: "
-            f"{floor.visible_per_hour:,.2g} blocks an hour would show"
+            f"never idle; minimum usage at equal concurrency did not rise over {format_duration(floor.hours * 3600)} "
+            f"(detection limit {floor.visible_per_hour:,.2g} blocks/h)"
         )
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        return Finding(ID, "ok", summary, evidence)
     if floor.says == "rising":
         summary = (
-            f"cannot tell: never idle, and the lowest readings beside as many requests rise "
-            f"{floor.growth_per_hour:,.2g} blocks an hour: an idle moment would tell a leak from longer requests"
+            f"never idle; minimum usage at equal concurrency rises by {floor.growth_per_hour:,.2g} blocks/h; "
+            "pause traffic for a moment to tell a leak from longer requests"
         )
-        return Finding(id=ID, status="unknown", summary=summary, evidence=evidence)
+        return Finding(ID, "unknown", summary, evidence)
     summary = (
-        f"cannot tell: never idle for two samples in a row, never fewer than {lowest} held of late, and their number "
-        "moves too much to see it grow"
+        f"never idle for two samples in a row, and usage never fell below {lowest} and varies too much to show "
+        "growth; pause traffic for a moment"
     )
-    return Finding(id=ID, status="unknown", summary=summary)
+    return Finding(ID, "unknown", summary)
 
 
 def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
-    """When the engine that is there now began, as far as that was seen: its pool was empty then."""
+    """When the engine that runs now started, as far as observed: its pool was empty then."""
     began = memory_series(timeline, facts, limits).engines.began_seconds
     return max(began or 0.0, facts.started_seconds or 0.0)
 
 
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
-    """The fewest blocks that any idle reading after a floor shows."""
+    """The fewest blocks in use in any idle sample after a floor."""
     since = timeline.between(floor.at_seconds, timeline.samples[-1].at_seconds)
     held = [held_blocks(sample, facts) for sample in since if sample.engines_idle is True]
     return min((blocks for blocks in held if blocks is not None), default=0)
 
 
 def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
-    """The lowest floor since the pool was last seen empty: what falls below it comes back late."""
+    """The lowest floor since the pool was last empty: what falls below it is being released late."""
     lowest = 0
     for floor in floors:
         blocks = floor.blocks or 0
@@ -198,7 +188,7 @@ def _lowest_since_empty(floors: Sequence[IdleFloor]) -> int:
 
 
 def _requests_between(timeline: Timeline, first: IdleFloor, last: IdleFloor) -> int | None:
-    """Requests of kvdiag's own between two floors; how many others there were is not counted."""
+    """Requests of kvdiag's own between two floors; other clients' requests are not counted."""
     if not timeline.marks:
         return None
     return sum(

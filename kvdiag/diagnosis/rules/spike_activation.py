@@ -1,9 +1,12 @@
-"""spike.activation: a step needs more device memory than the headroom has, for a moment.
+"""spike.activation: for a moment, a step needs more device memory than the headroom has.
 
-Torch counts the allocations that it gave up on, and its black box has the newest; where more had grown since the first
-reading than was short, that growth is the cause and no spike. Without agents a spike shows where a device has next to
-nothing free while requests run, and has it again when they are over. Most transients are shorter than the time between
-two readings, but torch keeps what they took: the device's least free bytes are their record.
+Decided in this order:
+
+1. Allocations that torch reports as failed; the agent's black box has the newest. Where allocated bytes had grown by
+   more than was missing, that growth is the cause, not a spike.
+2. A server that exited while serving: what it requested stands in its log or the black box, so it is unknown here.
+3. Without agents, a device with almost nothing free while requests run, and free again afterwards. Most transients are
+   shorter than the time between two samples, but torch keeps what they took: the minimum of free bytes records them.
 """
 
 from __future__ import annotations
@@ -13,43 +16,36 @@ from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import confirmed
-from kvdiag.diagnosis.rule import number, unseen
-from kvdiag.diagnosis.server_exits import deaths
-from kvdiag.diagnosis.timeline_queries import (
-    assigned_uuids,
-    gap_reason,
-    readable_bytes,
-    server_bytes,
-    server_devices,
-    torch_readings,
-)
+from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.server_exits import server_exits
+from kvdiag.diagnosis.timeline_queries import assigned_uuids, gap_reason, server_bytes, server_devices, torch_readings
+from kvdiag.formatting import format_bytes, plural
 from kvdiag.model import Allocator, Device, Evidence, Facts, FailedAllocation, Finding, Status, Timeline
 
 ID = "spike.activation"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Look at what torch gave up on, at deaths under load, and at the devices while requests run."""
-    failed = [(first, last) for first, last in torch_readings(timeline, facts) if _gave_up(first, last)]
+    """Look at allocations that torch failed, at exits under load, and at the devices while requests run."""
+    failed = [(first, last) for first, last in torch_readings(timeline, facts) if _failed(first, last)]
     judged = [replace(_of_torch(first, last), holder=last.who) for first, last in sorted(failed, key=_named)]
     order: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
     if judged:
         return (min(judged, key=lambda finding: order.index(finding.status)),)
-    ended = [death for death in deaths(timeline, facts, limits) if death.answered_before]
+    ended = [one for one in server_exits(timeline, facts, limits) if one.answered_before]
     if ended:
-        last_death = ended[-1]
+        last = ended[-1]
         times = "once" if len(ended) == 1 else f"{len(ended)} times"
         summary = (
-            f"cannot tell: the server ended {times} while it served, with at least "
-            f"{readable_bytes(last_death.free_before_bytes)} of GPU {last_death.gpu} free before; what it asked for "
-            "its log, or the agent's black box, tells (--postmortem)"
+            f"the server exited {times} while serving; GPU {last.gpu} had {format_bytes(last.free_before_bytes)} "
+            "free at its minimum before; pass its log or the agent's black box to `kvdiag diagnose --postmortem`"
         )
         evidence = (
-            number("deaths_while_serving", len(ended), "times", "engine"),
-            number("gpu", last_death.gpu, "index", "nvml"),
-            number("least_free_before", last_death.free_before_bytes, "bytes", "nvml"),
+            Evidence("exits_while_serving", len(ended), "times", "engine"),
+            Evidence("gpu", last.gpu, "index", "nvml"),
+            Evidence("min_free_before_exit", last.free_before_bytes, "bytes", "nvml"),
         )
-        return (Finding(id=ID, status="unknown", summary=summary, evidence=evidence),)
+        return (Finding(ID, "unknown", summary, evidence),)
     return (_of_devices(timeline, facts, limits),)
 
 
@@ -57,43 +53,45 @@ def _named(pair: tuple[Allocator, Allocator]) -> tuple[str, int, str]:
     return pair[1].title or "", pair[1].pid, pair[1].device_uuid
 
 
-def _gave_up(first: Allocator, last: Allocator) -> bool:
+def _failed(first: Allocator, last: Allocator) -> bool:
     return None not in (first.ooms_total, last.ooms_total) and (last.ooms_total or 0) > (first.ooms_total or 0)
 
 
 def _of_torch(first: Allocator, last: Allocator) -> Finding:
-    """One process that torch had to refuse an allocation since the first reading."""
+    """One process in which torch failed an allocation since the first sample."""
     who = last.who
     times = (last.ooms_total or 0) - (first.ooms_total or 0)
     grown = last.allocated_bytes - first.allocated_bytes
     failure = last.failure
     evidence: tuple[Evidence, ...] = (
-        number("process", who, "", "torch"),
-        number("allocations_given_up", times, "times", "torch"),
-        number("live_grown_since_first_reading", grown, "bytes", "torch"),
+        Evidence("process", who, "", "torch"),
+        Evidence("failed_allocations", times, "times", "torch"),
+        Evidence("allocated_growth", grown, "bytes", "torch"),
     )
     if failure is None:
-        summary = f"{who}: torch gave up on {times} allocations; how much they asked for its black box would tell"
-        return Finding(id=ID, status="suspect", summary=summary, evidence=evidence)
+        summary = f"{who}: {plural(times, 'torch allocation')} failed; the agent's black box would show the sizes"
+        return Finding(ID, "suspect", summary, evidence)
     room = _room_bytes(failure)
     short = failure.asked_bytes - room
     evidence = (
         *evidence,
-        number("asked", failure.asked_bytes, "bytes", "black box"),
-        number("free_on_device", failure.free_bytes, "bytes", "black box"),
-        number("room_with_unused", room, "bytes", "black box"),
+        Evidence("requested", failure.asked_bytes, "bytes", "black box"),
+        Evidence("free_on_device", failure.free_bytes, "bytes", "black box"),
+        Evidence("available_with_unused", room, "bytes", "black box"),
     )
     if confirmed(failure):
-        summary = f"{who}: there was room for what torch gave up on, in pieces"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        summary = f"{who}: enough memory was free for the failed allocation, but not in one piece"
+        return Finding(ID, "ok", summary, evidence)
     if short > 0 and grown >= short:
-        summary = f"{who}: torch's live bytes had grown by {readable_bytes(grown)}, without which there was room"
-        return Finding(id=ID, status="ok", summary=summary, evidence=evidence)
+        summary = (
+            f"{who}: torch's allocated bytes had grown by {format_bytes(grown)}; without that growth it would have fit"
+        )
+        return Finding(ID, "ok", summary, evidence)
     summary = (
-        f"{who}: {readable_bytes(failure.asked_bytes)} were asked for at once, {readable_bytes(room)} were left of the "
-        f"device and of torch's cache, and what lives in it had grown by {readable_bytes(max(grown, 0))} only"
+        f"{who}: {format_bytes(failure.asked_bytes)} requested at once with {format_bytes(room)} left on the device "
+        f"and in torch's cache; allocated bytes had grown by only {format_bytes(max(grown, 0))}"
     )
-    return Finding(id=ID, status="fault" if short > 0 else "suspect", summary=summary, evidence=evidence)
+    return Finding(ID, "fault" if short > 0 else "suspect", summary, evidence)
 
 
 def _room_bytes(failure: FailedAllocation) -> int:
@@ -103,7 +101,7 @@ def _room_bytes(failure: FailedAllocation) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dip:
-    """A device at its fullest while requests ran, and the idle readings next to it where there are any."""
+    """A device at its fullest while requests ran, and the idle samples next to it where there are any."""
 
     fullest: Device
     idle_before: Device | None
@@ -111,45 +109,47 @@ class _Dip:
 
     @property
     def gpu(self) -> int:
-        """The GPU, as it is counted."""
+        """The index of the GPU."""
         return self.fullest.index
 
 
 def _of_devices(timeline: Timeline, facts: Facts, limits: Limits) -> Finding:
     dips = _dips(timeline, facts, limits)
     if not dips:
-        missing = gap_reason(timeline, facts, "nvml") or "no GPU that is known to be the server's was read under load"
+        missing = (
+            gap_reason(timeline, facts, "nvml")
+            or "no GPU of the server was read under load; run kvdiag in its PID namespace"
+        )
         return unseen(ID, missing)[0]
     worst = min(dips, key=lambda dip: (_free(dip.fullest), dip.gpu))
     least = _free(worst.fullest)
     before, after = (None if one is None else _free(one) for one in (worst.idle_before, worst.idle_after))
     evidence = (
-        number("gpu", worst.gpu, "index", "nvml"),
-        number("least_free_while_running", least, "bytes", "nvml"),
-        number("free_at_idle_before", before, "bytes", "nvml"),
-        number("free_at_idle_after", after, "bytes", "nvml"),
-        number("taken_by_others", _taken_by_others(worst, facts), "bytes", "nvml"),
+        Evidence("gpu", worst.gpu, "index", "nvml"),
+        Evidence("min_free_under_load", least, "bytes", "nvml"),
+        Evidence("free_before_load", before, "bytes", "nvml"),
+        Evidence("free_after_load", after, "bytes", "nvml"),
+        Evidence("taken_by_other_processes", _taken_by_others(worst, facts), "bytes", "nvml"),
     )
-    status, summary = _told(f"GPU {worst.gpu}", least, before, after, limits)
+    status, summary = _judged(f"GPU {worst.gpu}", least, before, after, limits)
     if status == "suspect" and (_taken_by_others(worst, facts) or 0) >= limits.foreign_suspect_bytes:
-        status, summary = "ok", f"GPU {worst.gpu}: what was short while requests ran, others had taken"
-    return Finding(id=ID, status=status, summary=summary, evidence=evidence)
+        status, summary = "ok", f"GPU {worst.gpu}: other processes caused the shortage under load"
+    return Finding(ID, status, summary, evidence)
 
 
-def _told(gpu: str, least: int, before: int | None, after: int | None, limits: Limits) -> tuple[Status, str]:
+def _judged(gpu: str, least: int, before: int | None, after: int | None, limits: Limits) -> tuple[Status, str]:
     """Status and sentence of a device by its free bytes under load, and at idle before and after."""
-    free = f"{gpu} had {readable_bytes(least)} free at its fullest while requests ran"
+    free = f"{gpu}: at least {format_bytes(least)} free under load"
     if least >= limits.headroom_bytes:
         return "ok", free
     if before is None:
-        return "unknown", f"cannot tell: {free}, and no reading shows it idle before"
+        return "unknown", f"{free}, but it was not observed idle before; sample the idle server first"
     if before < limits.headroom_bytes:
-        return "ok", f"{free}, and {readable_bytes(before)} before any ran: it is full without a spike"
+        return "ok", f"{free} and {format_bytes(before)} before it: full without a spike"
     if after is None or after - least < limits.foreign_suspect_bytes:
-        kept = "torch keeps what a step took as a leak does; its statistics would tell"
-        return "unknown", f"cannot tell: {free}, {readable_bytes(before)} before, and it has not come back: {kept}"
-    came = f"{readable_bytes(after - least)} came back when they were over: the next larger step does not fit"
-    return "suspect", f"{free}, and {came}"
+        kept = "a spike that torch caches, or a leak; the agent's statistics would tell them apart"
+        return "unknown", f"{free}, {format_bytes(before)} before it, and not released since: {kept}"
+    return "suspect", f"{free}; {format_bytes(after - least)} were released after it, so a larger step may not fit"
 
 
 def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
@@ -157,7 +157,7 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     own = assigned_uuids(timeline, facts)
     pages = [sample for sample in timeline.samples if sample.engines]
     times = [page.at_seconds for page in pages]
-    long = bool(times) and times[-1] - times[0] > limits.page_window_seconds
+    long = bool(times) and times[-1] - times[0] > limits.metrics_window_seconds
     apart = limits.growth.reading_seconds if long else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
@@ -192,7 +192,7 @@ def _free(device: Device) -> int:
 
 
 def _taken_by_others(dip: _Dip, facts: Facts) -> int | None:
-    """What others than the server took between the idle reading and the fullest; `None` where it is not told."""
+    """What other processes took between the idle sample and the fullest; `None` where it is not known."""
     held = [_others(one, facts) for one in (dip.fullest, dip.idle_before) if one is not None]
     known = [one for one in held if one is not None]
     return max(known[0] - known[1], 0) if len(known) == 2 else None  # noqa: PLR2004 - both of them

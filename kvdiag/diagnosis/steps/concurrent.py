@@ -1,4 +1,4 @@
-"""Step 3: ten requests of 2K at once. The pool's growth must match tokens times cost."""
+"""Step 3: ten requests of 2K tokens at once. Blocks in use must match what their tokens need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ID = "concurrent"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """Peak with all requests resident against what their tokens need."""
+    """Compare the peak with all requests resident with what their tokens need."""
     return judge_load(ID, timeline, facts, limits)
 
 

@@ -1,4 +1,4 @@
-"""Step 4: one request of 16K. Growth must be linear in tokens; for windowed layers it must follow their own curve."""
+"""Step 4: one request of 16K tokens. Usage must grow linearly; for windowed layers it must follow their own curve."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from kvdiag.diagnosis.blocks.expected import grows_with_every_token
 from kvdiag.diagnosis.blocks.step_accounting import highest_blocks, judge_load, last_span, nominal_need, refused
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.timeline_queries import whole_number
+from kvdiag.formatting import plural
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
 ID = "long_context"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """Peak against the tokens' need; and, watched all the way, never more than the finished request needs.
+    """Compare the peak with what the tokens need, and usage at any time with what the finished request needs.
 
-    A straight line through nothing and the finished request lies below its end everywhere: a duplicate or a leak on the
-    way shows as an overshoot even where the end is right. Windowed layers hold a prefill chunk on top of their window,
-    so only their end is judged.
+    Linear growth never exceeds its end: a duplicate or a leak on the way shows as an overshoot even where the end is
+    right. Windowed layers hold a prefill chunk on top of their window, so only their end is judged.
     """
     result = judge_load(ID, timeline, facts, limits)
     span = last_span(timeline, ID)
@@ -29,14 +28,14 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     overshoot = highest - most.most_blocks
     linear = overshoot <= limits.blocks_per_request_tolerance
     sentence = (
-        "growth is linear" if linear else f"on the way it held {whole_number(overshoot)} blocks more than at its end"
+        "growth is linear" if linear else f"usage peaked {plural(overshoot, 'block')} above its end during prefill"
     )
     return StepResult(
-        id=ID,
-        status=result.status if linear or result.status == "fault" else "suspect",
-        summary=f"{result.summary}; {sentence}",
-        expected=(*result.expected, Quantity(name="highest_blocks", value=most.most_blocks, unit="blocks")),
-        measured=(*result.measured, Quantity(name="highest_blocks", value=highest, unit="blocks")),
+        ID,
+        result.status if linear or result.status == "fault" else "suspect",
+        f"{result.summary}; {sentence}",
+        expected=(*result.expected, Quantity("highest_blocks", most.most_blocks, "blocks")),
+        measured=(*result.measured, Quantity("highest_blocks", highest, "blocks")),
         notes=result.notes,
     )
 

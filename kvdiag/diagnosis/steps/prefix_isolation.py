@@ -1,13 +1,12 @@
-"""The isolation probe: two tenants send the same prompts, and one's must not be answered from the other's cache.
+"""The isolation step: two tenants send the same prompts; neither may be answered from the other's cache.
 
-Only where it was asked for, and alone: `kvdiag run --isolation`.
+Runs alone, and only with `kvdiag run --isolation`; judged in kvdiag/diagnosis/cache_isolation.py.
 """
 
 from __future__ import annotations
 
 from kvdiag.diagnosis.blocks.step_accounting import unknown
-from kvdiag.diagnosis.cache_isolation import ISOLATION, probed
-from kvdiag.diagnosis.isolation_verdict import timing, verdict
+from kvdiag.diagnosis.cache_isolation import ISOLATION, probed, timing, verdict
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.step import Step
 from kvdiag.model import Facts, Probe, Quantity, StepResult, Timeline, Workload
@@ -16,25 +15,25 @@ ID = ISOLATION
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """Shares of prompts that came from the cache, by who had sent them before, and what a clock tells of it."""
+    """Hit ratios by who had sent the prompts before, and what time to first token reveals."""
     found = probed(timeline, facts)
     spans = timeline.spans(ID)
     if found is None:
         return unknown(ID, "it did not run", spans[0] if spans else None)
     status, summary = verdict(found, limits)
-    told = timing(found, limits)
+    note = timing(found, limits)
     shares = (("other_salt_hit_ratio", found.salted), ("other_unsalted_hit_ratio", found.unsalted))
     return StepResult(
-        id=ID,
-        status=status,
-        summary=summary,
-        expected=tuple(Quantity(name=name, value=0.0, unit="ratio") for name, _ in shares),
+        ID,
+        status,
+        summary,
+        expected=tuple(Quantity(name, 0.0, "ratio") for name, _ in shares),
         measured=(
-            Quantity(name="requests", value=sum(one.problem is None for one in found.answers), unit="requests"),
-            Quantity(name="own_hit_ratio", value=found.own.hit_ratio, unit="ratio"),
-            *(Quantity(name=name, value=arm.hit_ratio, unit="ratio") for name, arm in shares),
+            Quantity("requests", sum(one.problem is None for one in found.answers), "requests"),
+            Quantity("own_hit_ratio", found.own.hit_ratio, "ratio"),
+            *(Quantity(name, arm.hit_ratio, "ratio") for name, arm in shares),
         ),
-        notes=(*spans[0].notes, *(() if told is None else (told,))),
+        notes=(*spans[0].notes, *(() if note is None else (note,))),
     )
 
 

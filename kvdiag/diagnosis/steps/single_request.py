@@ -18,7 +18,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
 )
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.step import Step
-from kvdiag.diagnosis.timeline_queries import counted, whole_number
+from kvdiag.formatting import format_count, plural
 from kvdiag.model import Facts, Quantity, StepResult, Timeline, Workload
 
 ID = "single_request"
@@ -52,13 +52,13 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     )
     # Part of a block cannot be seen: a leak smaller than one block per run of cycles stays invisible.
     visible = 1 / max(requests, 1)
-    loads = counted(requests, "request", "requests")
+    loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
-        sentence = f"{counted(kept, 'block', 'blocks')} did not come back after {loads}; {sentence}"
+        sentence = f"{plural(kept, 'block', 'blocks')} did not come back after {loads}; {sentence}"
     elif kept < 0:
         # Blocks held before came back: whatever held them was not this step's requests.
-        sentence = f"all blocks came back, and {whole_number(-kept)} that were held before; {sentence}"
+        sentence = f"all blocks came back, and {format_count(-kept)} that were held before; {sentence}"
     else:
         sentence = f"all blocks came back, one in {loads} would show; {sentence}"
     return StepResult(

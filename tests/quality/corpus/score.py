@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.postmortem import Account, Case, postmortem
+from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.model import Diagnosis, Facts, Status, Timeline
+from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
 from tests.quality.corpus.incident import Incident
 from tests.quality.corpus.recording import standard_series

@@ -47,7 +47,7 @@ def test_holes_are_told_from_exhaustion_by_the_black_box(agent: Path, tmp_path: 
     assert "fault" == full.finding("spike.activation")["status"]
     evidence = {one["name"]: one["value"] for one in full.finding("spike.activation")["evidence"]}
     assert (1000 * 2**20, 300 * 2**20, 100 * 2**20, 0) == tuple(
-        evidence[name] for name in ("asked", "free_on_device", "stranded", "device")
+        evidence[name] for name in ("requested", "free_on_device", "stranded", "device")
     )
 
 
@@ -67,5 +67,5 @@ def test_black_box_and_message_agree(agent: Path, tmp_path: Path) -> None:
     found = actual.finding("spike.graph_capture")
     assert (2, "fault", []) == (actual.code, found["status"], actual.document["gaps"])
     told = {one["name"]: one["value"] for one in found["evidence"]}
-    assert told["told_by"].endswith("; server.log, line 3 agrees")
-    assert 1000 * 2**20 == told["asked"]
+    assert told["sources"].endswith("; server.log, line 3 agrees")
+    assert 1000 * 2**20 == told["requested"]

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kvdiag.model.codec import to_plain
 
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.model import Facts, Sample
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag

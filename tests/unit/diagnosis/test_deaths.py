@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.server_exits import ServerExit, deaths
+from kvdiag.diagnosis.server_exits import ServerExit, server_exits
 from kvdiag.model import Device, Engine, Facts, Gap, Sample, Timeline
 from tests.builders.values import GIB, NO_ANSWER, device, engine
 
@@ -34,7 +34,7 @@ def down(seconds: float, *free_bytes: int | None, gap: Gap = NO_ANSWER) -> Sampl
 
 def found(*samples: Sample, known: Facts | None = None) -> tuple[ServerExit, ...]:
     """The deaths of a timeline."""
-    return deaths(Timeline(samples=samples), known or Facts(), DEFAULT_LIMITS)
+    return server_exits(Timeline(samples=samples), known or Facts(), DEFAULT_LIMITS)
 
 
 def test_memory_that_comes_free_when_nobody_answers_is_a_death() -> None:

@@ -62,16 +62,9 @@ def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, 
     assert status == compare(growth(held, need, requests=requests), DEFAULT_LIMITS)[0]
 
 
-def test_sentence_of_a_comparison_has_its_figures() -> None:
-    """Blocks held and needed, tokens and requests, and the ratio of what is too much."""
-    assert ("ok", "64 blocks held, 64 needed for 1,024 tokens of 1 request") == compare(
-        growth(64, 64, requests=1), DEFAULT_LIMITS
-    )
-    assert (
-        "128 blocks held, 64 needed for 1,024 tokens of 2 requests: 2.00 times what they need"
-        == (compare(growth(128, 64), DEFAULT_LIMITS)[1])
-    )
-    assert "fewer than the tokens need" in compare(growth(10, 64), DEFAULT_LIMITS)[1]
+def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
+    """The pool's report then does not fit the model."""
+    assert "suspect" == compare(growth(10, 64), DEFAULT_LIMITS)[0]
 
 
 def test_fullest_whole_sample_is_measured() -> None:

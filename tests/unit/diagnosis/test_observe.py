@@ -22,7 +22,6 @@ from kvdiag.diagnosis.timeline_queries import (
     most_waiting,
     newest_devices,
     published_since,
-    readable_bytes,
     readings_of,
     server_bytes,
     server_devices,
@@ -31,10 +30,9 @@ from kvdiag.diagnosis.timeline_queries import (
     tokens_taken,
     torch_readings,
     whole_load,
-    whole_number,
 )
 from kvdiag.model import Allocator, Device, Engine, Facts, Gap, Load, Sample, Span, Timeline, Workload
-from tests.builders.values import GIB, KIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
+from tests.builders.values import GIB, MIB, NO_ANSWER, allocator, device, engine, holding, pool, process
 
 KNOWN = Facts(pools=(pool(),), server_pids=(100, 101))
 SPAN = Span(
@@ -342,34 +340,3 @@ def test_reason_is_that_of_the_newest_gap() -> None:
     assert "connection refused" == gap_reason(seen, beforehand, "engine")
     assert "no page" == gap_reason(timeline(), beforehand, "engine")
     assert gap_reason(timeline(), beforehand, "nvml") is None
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (KIB, "1.00 KiB"),
-        (1023.4, "1023 B"),
-        (1023.6, "1.00 KiB"),
-        (MIB - 513, "1023 KiB"),
-        (MIB - 512, "1.00 MiB"),
-        (GIB - 1, "1.00 GiB"),
-        (1 - GIB, "-1.00 GiB"),
-        (MIB, "1.00 MiB"),
-        (100 * MIB - KIB, "100.00 MiB"),
-        (100 * MIB, "100 MiB"),
-        (GIB, "1.00 GiB"),
-        (1.25 * GIB, "1.25 GiB"),
-        (-12.5 * MIB, "-12.50 MiB"),
-        (-1, "-1 B"),
-    ],
-)
-def test_bytes_are_readable(size: float, words: str) -> None:
-    """The largest unit that is reached, two places below a hundred of it, and a sign."""
-    assert words == readable_bytes(size)
-
-
-def test_numbers_are_readable() -> None:
-    """Thousands apart, without places."""
-    assert ("12,345", "0") == (whole_number(12_345.4), whole_number(0.4))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.request_failures_text import OutOfMemory, parse_oom
+from kvdiag.diagnosis.request_failures import OutOfMemory, parse_oom
 from tests.builders.values import GIB, MIB, OOM
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis.blocks.waste import PageWaste, page_waste
+from kvdiag.diagnosis.blocks.waste import MetricsWaste, metrics_waste
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Facts, KvPool, Sample, Timeline
 from tests.builders.values import engine, pool
@@ -46,9 +46,9 @@ def page(
     return samples
 
 
-def waste(*samples: Sample, known: Facts = KNOWN) -> PageWaste | None:
+def waste(*samples: Sample, known: Facts = KNOWN) -> MetricsWaste | None:
     """What the page says of these."""
-    return page_waste(Timeline(samples=samples), known, DEFAULT_LIMITS)
+    return metrics_waste(Timeline(samples=samples), known, DEFAULT_LIMITS)
 
 
 def test_a_request_holds_what_comes_and_goes_with_it() -> None:
@@ -58,7 +58,7 @@ def test_a_request_holds_what_comes_and_goes_with_it() -> None:
 
     # THEN
     assert (
-        PageWaste(
+        MetricsWaste(
             engine="0",
             blocks_per_request=40.0,
             need_blocks=21,
@@ -183,7 +183,7 @@ def test_windows_of_an_hour_in_a_row_count() -> None:
     # GIVEN 84 blocks are 4 x 21; a window lasts an hour
     much, less = 84, 83
 
-    def hours(*held: int) -> PageWaste | None:
+    def hours(*held: int) -> MetricsWaste | None:
         samples = [each for hour, blocks in enumerate(held) for each in page(9, blocks=blocks, start=3601.0 * hour)]
         return waste(*samples)
 

@@ -192,7 +192,7 @@ def test_equal_figures_of_both_versions_are_no_comparison() -> None:
             True,
             "torch_live",
             "fault",
-            "keep growing, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and do not come back",
+            "keep growing, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and do not come back",
         ),
         (19.0, 19.9, True, "torch_live", "suspect", "a bounded cache fills for up to 12 h"),
         (19.0, 20.0, False, "torch_live", "suspect", "the replicas' load was not told"),
@@ -280,7 +280,7 @@ def test_held_blocks_fill_no_cache() -> None:
             six(SIX, ended=True),
             "ok",
             (
-                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.31 MiB/h (9.54 MiB to 19.07 MiB), and have come "
+                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and have come "
                 "to an end: warm-up or a cache that fills, not a leak"
             ),
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvdiag.diagnosis.postmortem import Account, Case, postmortem
+from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.model import Finding, ReservedSplit
+from kvdiag.oom.account import Account
 from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import Shortage
 

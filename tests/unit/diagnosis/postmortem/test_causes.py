@@ -63,7 +63,11 @@ def test_listed_others_count_from_what_would_have_been_enough(
 
 def test_listed_others_count_without_the_devices_size() -> None:
     """A list of processes alone is enough: theirs are added up."""
-    listed: dict[str, Any] = {"total_bytes": None, "free_bytes": None, "others": ((7, 200 * MIB), (8, 100 * MIB))}
+    listed: dict[str, Any] = {
+        "total_bytes": None,
+        "free_bytes": None,
+        "other_processes": ((7, 200 * MIB), (8, 100 * MIB)),
+    }
     assert Foreign(size_bytes=300 * MIB, sure=True) == others_of(**listed)
 
 
@@ -102,7 +106,7 @@ def test_without_all_figures_nothing_is_said_of_others(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "free", "unallocated", "state"),
+    ("requested", "free", "unallocated", "state"),
     [
         (GIB, GIB, GIB, "unknown"),
         (GIB, GIB - 1, GIB, "confirmed"),
@@ -141,25 +145,22 @@ def test_only_torch_has_blocks_with_holes(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "free", "state", "words"),
+    ("blocks", "free", "state"),
     [
-        ({"stranded_bytes": 768 * MIB, "largest_free_block_bytes": GIB - 1}, 256 * MIB, "confirmed", "but the largest"),
-        ({"stranded_bytes": 768 * MIB - 1}, 256 * MIB, "none", "768 MiB between live blocks: not enough together"),
-        ({"stranded_bytes": GIB, "largest_free_block_bytes": 64 * MIB}, None, "confirmed", "0 B free"),
-        ({"stranded_bytes": GIB - 1}, None, "none", "not enough together"),
-        ({"stranded_bytes": GIB, "largest_free_block_bytes": GIB}, 0, "unknown", "a block of 1.00 GiB was there"),
-        ({"pending_bytes": GIB}, 0, "unknown", "1.00 GiB waiting for another stream: a retry may work"),
-        ({"pending_bytes": GIB - 1}, 0, "none", "0 B between live blocks: not enough together"),
-        ({"releasable_bytes": 768 * MIB, "largest_free_block_bytes": 8 * MIB}, 256 * MIB, "confirmed", "but the"),
+        ({"stranded_bytes": 768 * MIB, "largest_free_block_bytes": GIB - 1}, 256 * MIB, "confirmed"),
+        ({"stranded_bytes": 768 * MIB - 1}, 256 * MIB, "none"),
+        ({"stranded_bytes": GIB, "largest_free_block_bytes": 64 * MIB}, None, "confirmed"),
+        ({"stranded_bytes": GIB - 1}, None, "none"),
+        ({"stranded_bytes": GIB, "largest_free_block_bytes": GIB}, 0, "unknown"),
+        ({"pending_bytes": GIB}, 0, "unknown"),
+        ({"pending_bytes": GIB - 1}, 0, "none"),
+        ({"releasable_bytes": 768 * MIB, "largest_free_block_bytes": 8 * MIB}, 256 * MIB, "confirmed"),
     ],
 )
-def test_blocks_of_a_black_box_decide_by_the_byte(
-    blocks: dict[str, int], free: int | None, state: str, words: str
-) -> None:
+def test_blocks_of_a_black_box_decide_by_the_byte(blocks: dict[str, int], free: int | None, state: str) -> None:
     """What is free and what lies between live blocks has to be enough, and no block of it; 1 GiB was asked for."""
     # WHEN
     actual = holes(account(split=split(**blocks), free_bytes=free, unallocated_bytes=3 * GIB), DEFAULT_LIMITS)
 
     # THEN
     assert state == actual.state
-    assert words in actual.reason

@@ -61,11 +61,11 @@ def test_request_of_our_own_that_ran_out_is_an_account(seen: Timeline, told: boo
     spike = next(one for one in actual.findings if one.id == "spike.activation")
     shown = {one.name: (one.value, one.source) for one in spike.evidence}
     expected = {
-        "told_by": ("the trace", "kvdiag"),
+        "sources": ("the trace", "kvdiag"),
         "phase": ("request", "the trace"),
-        "asked": (3 * GIB, "the trace"),
+        "requested": (3 * GIB, "the trace"),
     }
-    assert told == ("asked" in shown)
+    assert told == ("requested" in shown)
     assert not told or expected == {name: shown[name] for name in expected}
     assert told == (spike.status == "fault")
 

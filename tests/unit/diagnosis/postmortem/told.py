@@ -1,7 +1,4 @@
-"""All that is told of the recorded failures, kept in a file whose changes are read: what was found, and each verdict.
-
-python -m tests.unit.diagnosis.postmortem.told    writes it again
-"""
+"""The recorded failures and what the post-mortem says of each, as text for tests/golden/diagnosis/postmortem.txt."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from kvdiag.oom.log import read_failures
 from tests.unit.diagnosis.postmortem.cases import case_of
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "failures"
-TOLD = FOLDER / "told.txt"
 TEXTS: dict[str, str] = {
     one["id"]: one["text"]
     for name in ("incidents", "kept_aside")
@@ -63,13 +59,3 @@ def _of(finding: Finding) -> list[str]:
     """A finding, and the remedy that is this failure's own."""
     own = finding.remedy != KNOWLEDGE[finding.id].remedy
     return [f"{finding.id}: {finding.status}, {finding.summary}", *([f"    {finding.remedy}"] if own else [])]
-
-
-def kept() -> dict[str, str]:
-    """The file, by the names of the failures."""
-    parts = (part.partition("\n") for part in TOLD.read_text(encoding="utf-8").removeprefix("# ").split("\n\n# "))
-    return {name: rest.rstrip("\n") for name, _, rest in parts}
-
-
-if __name__ == "__main__":
-    TOLD.write_text("\n\n".join(f"# {name}\n{told(name)}" for name in (*TEXTS, *LOGS)) + "\n", encoding="utf-8")

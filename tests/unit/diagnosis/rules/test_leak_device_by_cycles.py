@@ -87,7 +87,7 @@ def test_a_server_that_grows_has_its_figures() -> None:
         ),
         ((9, 9, 0, 0, 0, 0, 0, 0), PAGE, "ok", "device memory is flat over 6 equal cycles"),
         ((0, 0, 0, 0, 0, 0, 0, 1), PAGE, "unknown", "device memory rose 2.00 MiB in 6 cycles, but not"),
-        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", "device memory rose 36.00 MiB in 6 cycles, but not"),
+        ((0, 0, 9, 0, 9, 0, 0, 0), PAGE, "unknown", "device memory rose 36.0 MiB in 6 cycles, but not"),
     ],
     ids=["less than a page", "first touch", "a page once", "twice"],
 )
@@ -224,13 +224,13 @@ def of_live(*processes: Sequence[int], unit: int = KIB) -> Finding:
         (
             (0, 0, 0, 0, 0, 0, 0, 64),
             "ok",
-            "allocated memory rose once, 64.00 KiB in 6 cycles: an event",
+            "allocated memory rose once, 64.0 KiB in 6 cycles: an event",
         ),
         ((0, 0, 0, 0, 64, 0, 0, 64), "unknown", "torch's allocated memory rose 128 KiB in 6 cycles, but not"),
         (
             (64,) * 8,
             "fault",
-            "Worker 100: torch's allocated memory grows 64.00 KiB with each",
+            "Worker 100: torch's allocated memory grows 64.0 KiB with each",
         ),
         ((63,) * 8, "unknown", "torch's allocated memory rose 378 KiB in 6 cycles, but not steadily"),
     ],
@@ -332,17 +332,17 @@ def rest(grown: Sequence[int], *reserved: Sequence[int], uuid: str = "0", own: b
         (
             lambda: rest((2,) * 8, STEADY),
             "fault",
-            "GPU 0 grows with each request and is not released, 12.00 MiB in 6 cycles",
+            "GPU 0 grows with each request and is not released, 12.0 MiB in 6 cycles",
         ),
         (lambda: rest((2,) * 8, STEADY, STEADY), "ok", "GPU 0 grows by no more than torch reserves"),
-        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", "is not released, 12.00 MiB in 6 cycles of it outside torch"),
+        (lambda: rest((3,) * 8, STEADY, STEADY), "fault", "is not released, 12.0 MiB in 6 cycles of it outside torch"),
         (
             lambda: rest((0, 0, 1, 0, 0, 0, 0, 0), (0,) * 8),
             "unknown",
             "outside torch GPU 0 rose 2.00 MiB in 6",
         ),
         (lambda: rest((0,) * 8, (0,) * 8), "ok", "GPU 0 grows by no more than torch reserves"),
-        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", "24.00 MiB in 6 cycles of it outside torch"),
+        (lambda: rest((2,) * 8, (2,) * 8, uuid="1"), "fault", "24.0 MiB in 6 cycles of it outside torch"),
         (
             lambda: rest(STEADY, (0,) * 8, own=False),
             "unknown",
@@ -387,7 +387,7 @@ def test_of_several_devices_the_one_with_most_beside_torch_is_told() -> None:
     )[1]
 
     # THEN
-    assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.00 MiB in 6 cycles")
+    assert found.summary.startswith("GPU 1 grows with each request and is not released, 24.0 MiB in 6 cycles")
 
 
 def test_one_process_that_does_not_tell_its_bytes_leaves_it_to_the_device() -> None:

@@ -39,7 +39,7 @@ def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
 
     # THEN
-    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.00 KiB per request)"
+    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
     grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
 
@@ -81,7 +81,7 @@ def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
         (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat")),
         (
             2 * MIB,
-            ("fault", "GPU 0 grows with each request and is not released, 24.00 MiB in 6 cycles of it outside torch"),
+            ("fault", "GPU 0 grows with each request and is not released, 24.0 MiB in 6 cycles of it outside torch"),
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
         ),
         (
             (0, 0, 0, 0, 0, 9 * MIB, 0, 9 * MIB),
-            ("unknown", "torch's allocated memory rose 18.00 MiB in 6"),
+            ("unknown", "torch's allocated memory rose 18.0 MiB in 6"),
         ),
     ],
     ids=["once", "now and then"],

@@ -1,0 +1,35 @@
+"""What one source reports about a failure: the engine's log, an agent's black box, a trace, a bare message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdiag.model import Allocator, ReservedSplit
+from kvdiag.oom.log import Work
+from kvdiag.oom.message import Shortage
+from kvdiag.oom.phase import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One source's report of a failure. `exact` figures are bytes as counted; others were rounded for print.
+
+    `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed.
+    """
+
+    origin: str
+    shortage: Shortage
+    exact: bool = False
+    at_seconds: float | None = None
+    process: str = ""
+    rank: int | None = None
+    phase: Phase | None = None
+    phase_told_by: str | None = None
+    work: Work | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage_ratio: float | None = None
+    max_num_seqs: int | None = None
+    later: int = 0
+    allocator: Allocator | None = None
+    split: ReservedSplit | None = None
