@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -14,8 +15,6 @@ from rich.console import Console, RenderableType
 from kvdiag.commands import close_stdout
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis, Status
-from kvdiag.outputs.documents import diagnosis_document
-from kvdiag.outputs.terminal import text
 
 if TYPE_CHECKING:
     from kvdiag.feeds.active.step_runner import Progress
@@ -35,9 +34,9 @@ def exit_code(status: Status) -> int:
 def print_diagnosis(diagnosis: Diagnosis, output: str) -> None:
     """Print a diagnosis to stdout as `text` or `json`."""
     if output == "json":
-        print_json(diagnosis_document.document(diagnosis))
+        print_json(import_module("kvdiag.outputs.documents.diagnosis_document").document(diagnosis))
     else:
-        print_text(text.render(diagnosis))
+        print_text(import_module("kvdiag.outputs.terminal.text").render(diagnosis))
 
 
 def print_json(document: dict[str, Any]) -> None:

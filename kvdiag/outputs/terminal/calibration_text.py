@@ -17,7 +17,7 @@ from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO, Calibration, Comparison, Figure, Interval
 from kvdiag.kv.calibration.profiles import Profile
-from kvdiag.outputs.terminal.text import grid, heading, plain
+from kvdiag.outputs.terminal.cells import grid, heading, plain
 
 SCHEMA_VERSION = 1
 MOST_RANKS_SHOWN = 8

@@ -1,4 +1,4 @@
-"""The cells of a terminal: texts wrapped over several lines or at both ends of one, characters of bars."""
+"""Parts of every terminal output: safe text, headings, tables of names and values, wrapped cells, bar characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rich.cells import cell_len, chop_cells
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
+
+from kvdiag.outputs.presentation import printable
 
 MARKS = 3
 """Combining marks on a character that are looked through for the end of a line; text with more breaks early."""
@@ -68,3 +73,21 @@ def sides(left: Text, right: Text, width: int) -> Text:
     kept = left.copy()
     kept.truncate(max(room, 0), pad=True)
     return Text.assemble(kept, "  ", right)
+
+
+def heading(text: str) -> RenderableType:
+    """The line above a part, after an empty one."""
+    return Padding(plain(text, "bold"), (1, 0, 0, 0))
+
+
+def plain(content: str, style: str = "") -> Text:
+    """Text as it may appear on a terminal: no markup, and no character that moves a cursor or reverses the line."""
+    return Text(printable(content), style=style)
+
+
+def grid() -> Table:
+    """A table of names and values."""
+    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

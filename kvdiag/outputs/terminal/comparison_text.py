@@ -12,7 +12,7 @@ from rich.text import Text
 from kvdiag.comparison import Baseline, Change, Outcome
 from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.outputs.presentation import signed
-from kvdiag.outputs.terminal.text import plain
+from kvdiag.outputs.terminal.cells import plain
 
 SCHEMA_VERSION = 1
 STYLES: Mapping[Outcome, str] = {

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.checks import Check, Outcome, worst
-from kvdiag.outputs.terminal.text import grid, heading, plain
+from kvdiag.outputs.terminal.cells import grid, heading, plain
 
 SCHEMA_VERSION = 1
 STYLES: dict[Outcome, str] = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}

@@ -12,8 +12,7 @@ from rich.text import Text
 from kvdiag.formatting import format_bytes, format_ratio, plural
 from kvdiag.kv.fit.plan import Budget, Outcome, Plan
 from kvdiag.kv.fit.scenario import Lever, Scenario
-from kvdiag.outputs.terminal.cells import Kind, marked
-from kvdiag.outputs.terminal.text import grid, heading
+from kvdiag.outputs.terminal.cells import Kind, grid, heading, marked
 
 WORDS = {Outcome.FITS: "FITS", Outcome.TIGHT: "FITS, TIGHTLY", Outcome.DOES_NOT_FIT: "DOES NOT FIT"}
 STYLES = {Outcome.FITS: "green", Outcome.TIGHT: "yellow", Outcome.DOES_NOT_FIT: "red"}

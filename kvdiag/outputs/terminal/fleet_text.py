@@ -22,7 +22,8 @@ from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
 from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, WORDS, problems_of, spaced
 from kvdiag.outputs.terminal import text
-from kvdiag.outputs.terminal.text import STYLES, gap_list, headed, heading, plain, problem, unknowns
+from kvdiag.outputs.terminal.cells import heading, plain
+from kvdiag.outputs.terminal.text import STYLES, gap_list, headed, problem, unknowns
 from kvdiag.stats import Interval
 
 MAX_REPLICAS, MAX_ROWS = 40, 20

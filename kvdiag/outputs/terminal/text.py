@@ -1,6 +1,6 @@
 """The diagnosis for a person at a terminal: verdict first, evidence next, remedy last. Readable at 80 columns.
 
-Names and error texts come from servers and drivers: `plain` is the one way in which any of them gets onto the screen.
+Names and error texts come from servers and drivers: `cells.plain` is the only way any of them reaches the screen.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvdiag.outputs.presentation import (
     engine_of,
     evidence_value,
     explained_of,
-    printable,
     problems_of,
     sentence,
     signed,
     spaced,
     unknown_by_reason,
 )
+from kvdiag.outputs.terminal.cells import grid, heading, plain
 
 readable = format_bytes
 
@@ -200,22 +200,4 @@ def gap_list(gaps: Iterable[Gap]) -> RenderableType:
     table = grid()
     for gap in gaps:
         table.add_row(plain(gap.source, "dim"), plain(f"{gap.kind}: {gap.reason}"))
-    return table
-
-
-def heading(text: str) -> RenderableType:
-    """The line above a part, after an empty one."""
-    return Padding(plain(text, "bold"), (1, 0, 0, 0))
-
-
-def plain(content: str, style: str = "") -> Text:
-    """Text as it may appear on a terminal: no markup, and no character that moves a cursor or reverses the line."""
-    return Text(printable(content), style=style)
-
-
-def grid() -> Table:
-    """A table of names and values."""
-    table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     return table

@@ -9,8 +9,8 @@ from rich.text import Text
 from kvdiag.formatting import format_duration
 from kvdiag.model import Diagnosis, Finding, Status
 from kvdiag.outputs.presentation import WORDS, problems_of, unknown_by_reason
-from kvdiag.outputs.terminal.cells import wrapped
-from kvdiag.outputs.terminal.text import STYLES, plain
+from kvdiag.outputs.terminal.cells import plain, wrapped
+from kvdiag.outputs.terminal.text import STYLES
 
 DETAILS = (4, 3, 2, 1, 0)
 """Forms of the findings, the longest first; see `findings`."""

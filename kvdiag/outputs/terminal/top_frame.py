@@ -15,9 +15,9 @@ from kvdiag.formatting import format_duration, format_time, plural
 from kvdiag.model import Diagnosis, LedgerLine, Snapshot, Status
 from kvdiag.outputs.current_verdict import current_verdict
 from kvdiag.outputs.presentation import ORDER, WORDS, engine_of
-from kvdiag.outputs.terminal.cells import sides, wrapped
+from kvdiag.outputs.terminal.cells import plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import Trend
-from kvdiag.outputs.terminal.text import STYLES, plain
+from kvdiag.outputs.terminal.text import STYLES
 from kvdiag.outputs.terminal.top_findings import DETAILS, WITH_SENTENCES, exhaustion, findings
 from kvdiag.outputs.terminal.top_memory import (
     ALL,

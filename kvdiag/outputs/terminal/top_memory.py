@@ -17,9 +17,8 @@ from kvdiag.formatting import format_bytes, format_duration, format_ratio, plura
 from kvdiag.kv.calibration.running_server import pool_bytes
 from kvdiag.model import Device, Engine, Facts, LedgerLine, Memory, Sample, without_mig_parents
 from kvdiag.outputs.presentation import NOT_REPORTED, signed
-from kvdiag.outputs.terminal.cells import Kind, marked, sides, wrapped
+from kvdiag.outputs.terminal.cells import Kind, marked, plain, sides, wrapped
 from kvdiag.outputs.terminal.sparkline_history import LEAST_SECONDS, Trend
-from kvdiag.outputs.terminal.text import plain
 
 NARROW_COLUMNS, WIDE_COLUMNS = 60, 100
 NAME_CHARACTERS = 48
