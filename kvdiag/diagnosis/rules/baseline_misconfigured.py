@@ -73,7 +73,7 @@ def _model_problem(pool: KvPool, facts: Facts, limits: Limits) -> tuple[Status, 
     predicted, reported = (_count(one.nominal) for one in (drift.predicted, drift.reported))
     told = f"the model's config gives {predicted} {drift.title}, the engine reports {reported}"
     told += f" ({drift.drift_ratio:+.1%})"
-    return "suspect", ": ".join((told, *drift.reasons[:1]))
+    return "suspect", ": ".join((told, *(reason.text for reason in drift.reasons[:1])))
 
 
 def _count(value: float) -> str:

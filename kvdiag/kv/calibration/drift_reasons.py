@@ -16,6 +16,8 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
     Comparison,
     Expected,
     Figure,
+    Reason,
+    ReasonId,
     capacity_comparisons,
 )
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment, Platform
@@ -75,7 +77,7 @@ def _depends_on_batches(architecture: Architecture) -> bool:
     return bool(set(architecture.kinds) & {LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.CROSS_ATTENTION})
 
 
-def _confirmed(architecture: Architecture, deployment: Deployment, report: EngineReport) -> Iterator[str]:
+def _confirmed(architecture: Architecture, deployment: Deployment, report: EngineReport) -> Iterator[Reason]:
     """Single changes that make every capacity exact."""
     for text, changed in _changes(architecture, deployment, report):
         try:
@@ -83,7 +85,7 @@ def _confirmed(architecture: Architecture, deployment: Deployment, report: Engin
         except KvModelError:
             continue
         if comparisons and not any(one.drift_ratio for one in comparisons):
-            yield f"with {text} the prediction matches exactly"
+            yield Reason(ReasonId.SETTING, f"with {text} the prediction matches exactly", text)
 
 
 def _changes(
@@ -120,47 +122,68 @@ def _changes(
 
 def _capacity_reasons(
     one: Comparison, architecture: Architecture, deployment: Deployment, report: EngineReport
-) -> Iterator[str]:
+) -> Iterator[Reason]:
     settings = report.settings
     ranks = deployment.tensor_parallel * deployment.pipeline_parallel
-    told = sum(rank.pool is not None for rank in report.ranks)
+    reporting = sum(rank.pool is not None for rank in report.ranks)
     if one.drift_ratio > 0:
         if settings.speculative_tokens and not deployment.draft_layers:
-            yield "the draft model's layers use part of the pool and are not in MODEL's config"
-        if 0 < told < ranks:
-            yield (
-                f"another rank may have a smaller pool ({told} of {ranks} ranks report theirs), and vLLM uses the "
-                "smallest for all ranks"
+            yield Reason(
+                ReasonId.DRAFT_MODEL, "the draft model's layers use part of the pool and are not in MODEL's config"
+            )
+        if 0 < reporting < ranks:
+            yield Reason(
+                ReasonId.SMALLER_RANK,
+                f"another rank may have a smaller pool ({reporting} of {ranks} ranks report theirs), and vLLM uses the "
+                "smallest for all ranks",
             )
         if settings.speculative_tokens is None:
-            yield "a draft model may share the pool; the engine does not report whether there is one"
-    elif told and not report.is_v0:
-        yield "a token takes less than predicted: check the KV dtype, and for layers that share a cache"
+            yield Reason(
+                ReasonId.POSSIBLE_DRAFT_MODEL,
+                "a draft model may share the pool; the engine does not report whether there is one",
+            )
+    elif reporting and not report.is_v0:
+        yield Reason(
+            ReasonId.CHEAPER_TOKENS,
+            "a token takes less than predicted: check the KV dtype, and for layers that share a cache",
+        )
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield f"the engine serves a different model: {settings.model[:80]!r}"
+        yield Reason(ReasonId.DIFFERENT_MODEL, f"the engine serves a different model: {settings.model[:80]!r}")
     if report.is_v0 and set(architecture.kinds) - {LayerKind.FULL}:
-        yield "the V0 engine keeps the full context in every layer"
-    yield "unknown: how the engine lays out this architecture; pass --kv-bytes-per-token"
+        yield Reason(ReasonId.V0_FULL_CONTEXT, "the V0 engine keeps the full context in every layer")
+    yield Reason(
+        ReasonId.UNKNOWN_LAYOUT, "unknown: how the engine lays out this architecture; pass --kv-bytes-per-token"
+    )
 
 
-def _weight_reasons(one: Comparison, report: EngineReport) -> Iterator[str]:
+def _weight_reasons(one: Comparison, report: EngineReport) -> Iterator[Reason]:
     settings = report.settings
     if abs(one.drift_ratio) > ANOTHER_MODEL_RATIO and settings.model:
-        yield f"the engine serves a different model or weight format: {settings.model[:80]!r}"
+        yield Reason(
+            ReasonId.DIFFERENT_MODEL, f"the engine serves a different model or weight format: {settings.model[:80]!r}"
+        )
     if settings.quantization is not None:
-        yield f"the engine runs with --quantization {settings.quantization}: pass its format with --weights"
+        yield Reason(
+            ReasonId.WEIGHT_FORMAT,
+            f"the engine runs with --quantization {settings.quantization}: pass its format with --weights",
+        )
     if one.drift_ratio < 0:
         if settings.speculative_tokens:
-            yield "the draft model's weights are included"
-        yield "weights are padded or repacked on load, or LoRA slots are included"
+            yield Reason(ReasonId.DRAFT_WEIGHTS, "the draft model's weights are included")
+        yield Reason(ReasonId.PADDED_WEIGHTS, "weights are padded or repacked on load, or LoRA slots are included")
     else:
-        yield "the checkpoint has fewer weights than the config describes, or other ranks hold the rest"
+        yield Reason(
+            ReasonId.FEWER_WEIGHTS,
+            "the checkpoint has fewer weights than the config describes, or other ranks hold the rest",
+        )
 
 
-def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[str]:
+def _pool_reasons(calibration: Calibration, expected: Expected) -> Iterator[Reason]:
     weights = [one for one in calibration.comparisons if one.figure is Figure.WEIGHTS and not one.within_limit]
     if weights:
-        yield "the weights differ, which changes what is left for the pool"
-    yield f"context, activation and graphs differ from the plan's ({expected.pool_source})"
+        yield Reason(ReasonId.WEIGHTS_DIFFER, "the weights differ, which changes what is left for the pool")
+    yield Reason(
+        ReasonId.OVERHEADS_DIFFER, f"context, activation and graphs differ from the plan's ({expected.pool_source})"
+    )
     if any(not one.within_limit for one in calibration.comparisons if one.figure in CAPACITY_FIGURES):
-        yield "the capacity differs too: see its reasons"
+        yield Reason(ReasonId.CAPACITY_DIFFERS, "the capacity differs too: see its reasons")

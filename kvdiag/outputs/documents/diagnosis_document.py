@@ -87,7 +87,7 @@ def cost_model(model: Served | str) -> Json:
                 "predicted": figure.predicted.nominal,
                 "reported": figure.reported.nominal,
                 "drift_ratio": round(figure.drift_ratio, 6),
-                "reasons": list(figure.reasons),
+                "reasons": [reason.text for reason in figure.reasons],
             }
             for figure in model.figures
         ],

@@ -101,7 +101,7 @@ def _reasons(comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in comparisons:
         for reason in one.reasons:
-            names = found.setdefault(reason, [])
+            names = found.setdefault(reason.text, [])
             if NAMES[one.figure] not in names:
                 names.append(NAMES[one.figure])
     return found
@@ -185,7 +185,7 @@ def calibration_document(
                 "reported": _number(one.figure, one.reported.nominal),
                 "drift_ratio": one.drift_ratio,
                 "where": one.where,
-                "reasons": list(one.reasons),
+                "reasons": [reason.text for reason in one.reasons],
             }
             for one in calibration.comparisons
         ],

@@ -22,7 +22,7 @@ from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source
 from kvdiag.outputs.presentation import NOT_REPORTED, ORDER, WORDS, problems_of, spaced
 from kvdiag.outputs.terminal import text
-from kvdiag.outputs.terminal.cells import heading, plain
+from kvdiag.outputs.terminal.cells import grid, heading, plain
 from kvdiag.outputs.terminal.text import STYLES, gap_list, headed, problem, unknowns
 from kvdiag.stats import Interval
 
@@ -60,7 +60,7 @@ def render(result: FleetDiagnosis) -> RenderableType:
 
 
 def _history(source: Source) -> RenderableType:
-    table = text.grid()
+    table = grid()
     rows = (
         ("history", source.url + (f" {{{source.match}}}" if source.match else "")),
         ("time", f"{format_time(source.start_seconds)} to {format_time(source.end_seconds)}"),

@@ -138,7 +138,9 @@ def _cost_model(model: Served | str) -> str:
     if drift is None:
         return f"{name}; agrees with what the engine reports"
     told = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
-    return ": ".join((name, f"{told} ({signed(format_ratio(drift.drift_ratio))})", *drift.reasons[:1]))
+    return ": ".join(
+        (name, f"{told} ({signed(format_ratio(drift.drift_ratio))})", *(reason.text for reason in drift.reasons[:1]))
+    )
 
 
 def _steps(steps: Iterable[StepResult]) -> RenderableType:

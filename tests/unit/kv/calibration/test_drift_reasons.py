@@ -1,4 +1,4 @@
-"""Reasons for a drift: each setting that can be confirmed, what is said where none is, and in which order."""
+"""Reasons for a drift: each setting that is confirmed, what is given where none is, and in which order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 
 from kvdiag.kv.calibration.drift_reasons import explain, settled_batches
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
-from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Comparison, Expected, Figure, compare, exactly
+from kvdiag.kv.calibration.predicted_vs_reported import (
+    Calibration,
+    Comparison,
+    Expected,
+    Figure,
+    Reason,
+    ReasonId,
+    compare,
+    exactly,
+)
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
@@ -27,17 +36,6 @@ GEMMA = model("gemma-3-27b", 12)
 QWEN = model("Qwen3.6-27B", 8)
 """Gated delta nets beside attention, and a draft layer that its config describes."""
 
-UNKNOWN = "unknown: how the engine lays out this architecture; pass --kv-bytes-per-token"
-MAY_DRAFT = "a draft model may share the pool; the engine does not report whether there is one"
-ANOTHER = "the engine serves a different model: 'm'"
-ANOTHER_FORMAT = "the engine serves a different model or weight format: 'm'"
-PADDED = "weights are padded or repacked on load, or LoRA slots are included"
-HOLDS_LESS = "the checkpoint has fewer weights than the config describes, or other ranks hold the rest"
-SMALLER_RANK = (
-    "another rank may have a smaller pool (1 of 2 ranks report theirs), and vLLM uses the smallest for all ranks"
-)
-OVERHEADS = "context, activation and graphs differ from the plan's (estimate)"
-
 
 def report_of(architecture: Architecture, deployment: Deployment, **settings: Any) -> EngineReport:
     """What an engine with these settings reports of a pool of 100,000 blocks, for requests of 65,536 tokens."""
@@ -53,15 +51,37 @@ def report_of(architecture: Architecture, deployment: Deployment, **settings: An
     )
 
 
-def reasons(architecture: Architecture, planned: Deployment, report: EngineReport) -> set[str]:
-    """All reasons that are given for any figure."""
+def reasons(architecture: Architecture, planned: Deployment, report: EngineReport) -> set[Reason]:
+    """All reasons for any drift; every figure that drifts has one."""
     found = compare(architecture, planned, report, Expected())
     explained = explain(found, architecture, planned, report, Expected()).comparisons
+    assert all(bool(one.reasons) is not one.within_limit for one in explained)
     return {reason for one in explained for reason in one.reasons}
 
 
+def reasons_for(
+    figure: Figure,
+    predicted: int,
+    report: EngineReport,
+    *,
+    architecture: Architecture = LLAMA,
+    deployment: Deployment | None = None,
+) -> tuple[Reason, ...]:
+    """The reasons for one figure of which 100 are reported."""
+    one = Comparison(figure=figure, predicted=exactly(predicted), reported=exactly(100))
+    found = explain(
+        Calibration(comparisons=(one,)), architecture, deployment or Deployment(), report, Expected()
+    ).comparisons
+    return found[0].reasons
+
+
+def ids(found: tuple[Reason, ...]) -> list[ReasonId]:
+    """The kinds of reasons, in order."""
+    return [one.id for one in found]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "planned", "served", "told", "change"),
+    ("architecture", "planned", "served", "reported", "setting"),
     [
         (GEMMA, {}, {"max_num_batched_tokens": 8192}, {}, "--max-num-batched-tokens 8192"),
         (GEMMA, {}, {"hybrid_manager": False}, {}, "--no-hybrid-kv-cache-manager"),
@@ -71,66 +91,67 @@ def reasons(architecture: Architecture, planned: Deployment, report: EngineRepor
         (LLAMA, {"kv_dtype": "fp8"}, {"kv_dtype": "bfloat16"}, {}, "--kv-dtype bfloat16"),
         (LLAMA, {}, {"kv_dtype": "int8_per_token_head"}, {}, "--kv-dtype int8_per_token_head"),
         (LLAMA, {}, {"kv_dtype": "int4_per_token_head"}, {}, "--kv-dtype int4_per_token_head"),
-        (LLAMA, {}, {"tensor_parallel": 2}, {}, "--tp 2"),
-        (LLAMA, {}, {"tensor_parallel": 4}, {}, "--tp 4"),
-        (LLAMA, {}, {"tensor_parallel": 8}, {}, "--tp 8"),
+        *((LLAMA, {}, {"tensor_parallel": ranks}, {}, f"--tp {ranks}") for ranks in (2, 4, 8)),
         (QWEN, {}, {"state_cache_mode": StateCacheMode.NONE}, {}, "--mamba-cache-mode none"),
         (QWEN, {"prefix_caching": False}, {}, {}, "--mamba-cache-mode align"),
         (QWEN, {}, {"state_dtype": "float16"}, {}, "--mamba-ssm-cache-dtype float16"),
         (QWEN, {"state_dtype": "float16"}, {}, {}, "--mamba-ssm-cache-dtype float32"),
         *(
-            (
-                QWEN,
-                {},
-                {"speculative_tokens": tokens, "draft_layers": QWEN.draft_layers},
-                {},
-                f"a draft model in the same pool (--num-speculative-tokens {tokens})",
-            )
-            for tokens in (1, 2, 3)
+            (QWEN, {}, {"speculative_tokens": drafts, "draft_layers": QWEN.draft_layers}, {}, f"speculative {drafts}")
+            for drafts in (1, 2, 3)
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_setting_that_gives_the_figures_is_the_reason(
-    architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], told: dict[str, Any], change: str
+    architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], reported: dict[str, Any], setting: str
 ) -> None:
     """To the last digit; then no other kind of reason is given."""
-    report = report_of(architecture, Deployment(**served), **told)
+    found = reasons(architecture, Deployment(**planned), report_of(architecture, Deployment(**served), **reported))
 
-    found = reasons(architecture, Deployment(**planned), report)
-
-    assert any(f"with {change} " in reason for reason in found)
-    assert all(reason.endswith("matches exactly") for reason in found)
+    named = {(one.setting or "").replace("a draft model in the same pool (--num-speculative-tokens", "speculative")
+             for one in found}  # fmt: skip
+    assert setting in {one.rstrip(")") for one in named}
+    assert {ReasonId.SETTING} == {one.id for one in found}
 
 
 @pytest.mark.parametrize(
-    ("architecture", "planned", "served", "told", "change"),
+    ("architecture", "planned", "served", "reported", "setting"),
     [
         (GEMMA, {}, {"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 2048}, "--max-num-batched"),
-        (GEMMA, {}, {"async_scheduling": False}, {"async_scheduling": True}, "scheduling without"),
-        (GEMMA, {"platform": Platform.CPU}, {"async_scheduling": False}, {}, "scheduling without"),
+        (GEMMA, {}, {"async_scheduling": False}, {"async_scheduling": True}, "synchronous"),
+        (GEMMA, {"platform": Platform.CPU}, {"async_scheduling": False}, {}, "synchronous"),
         (LLAMA, {}, {"tensor_parallel": 2}, {"tensor_parallel": 1}, "--tp"),
         (LLAMA, {"tensor_parallel": 2}, {"tensor_parallel": 1}, {}, "--tp 2"),
-        (LLAMA, {"kv_dtype": "fp8"}, {"tensor_parallel": 2, "kv_dtype": "fp8"}, {}, "--kv-dtype fp8 "),
+        (LLAMA, {"kv_dtype": "fp8"}, {"tensor_parallel": 2, "kv_dtype": "fp8"}, {}, "--kv-dtype fp8"),
         (QWEN, {}, {"state_cache_mode": StateCacheMode.NONE}, {"state_cache_mode": "align"}, "--mamba-cache-mode"),
+        (
+            QWEN,
+            {"speculative_tokens": 1, "draft_layers": QWEN.draft_layers},
+            {"speculative_tokens": 2, "draft_layers": QWEN.draft_layers},
+            {},
+            "a draft model",
+        ),
     ],
-    ids=["batches", "scheduling", "a CPU", "ranks", "the ranks it has", "the dtype it has", "states"],
+    ids=["batches", "scheduling", "a CPU", "ranks", "the ranks it has", "the dtype it has", "states", "drafts"],
 )
-def test_what_the_engine_tells_is_not_guessed_otherwise(
-    architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], told: dict[str, Any], change: str
+def test_a_setting_that_is_reported_or_planned_is_no_reason(
+    architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], reported: dict[str, Any], setting: str
 ) -> None:
-    """A setting that is told, or planned already, is no reason."""
-    found = reasons(architecture, Deployment(**planned), report_of(architecture, Deployment(**served), **told))
+    """What is known is not guessed to be different."""
+    found = reasons(architecture, Deployment(**planned), report_of(architecture, Deployment(**served), **reported))
 
     assert found
-    assert not {reason for reason in found if reason.startswith(change)}
+    assert not {one for one in found if (one.setting or "").startswith(setting)}
 
 
 def test_a_setting_that_gives_some_of_the_figures_is_no_reason() -> None:
-    """With 8 bits the blocks come out, and the tokens do not."""
+    """With 8 bits the blocks are exact, and the tokens are not."""
     report = replace(report_of(LLAMA, Deployment(kv_dtype="fp8")), tokens=1)
 
-    assert not {reason for reason in reasons(LLAMA, Deployment(), report) if "gives exactly" in reason}
+    found = reasons(LLAMA, Deployment(), report)
+    assert found
+    assert ReasonId.SETTING not in {one.id for one in found}
 
 
 def test_three_reasons_are_enough() -> None:
@@ -139,127 +160,90 @@ def test_three_reasons_are_enough() -> None:
         settings=EngineSettings(model="m", speculative_tokens=2),
         ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),),
     )
-    one = Comparison(figure=Figure.BLOCKS, predicted=exactly(200), reported=exactly(100))
 
-    found = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(tensor_parallel=2), report, Expected())
+    found = reasons_for(Figure.BLOCKS, 200, report, deployment=Deployment(tensor_parallel=2))
 
-    assert (
-        "the draft model's layers use part of the pool and are not in MODEL's config",
-        SMALLER_RANK,
-        ANOTHER,
-    ) == found.comparisons[0].reasons
+    assert [ReasonId.DRAFT_MODEL, ReasonId.SMALLER_RANK, ReasonId.DIFFERENT_MODEL] == ids(found)
+
+
+MAY_DRAFT, UNKNOWN, ANOTHER = ReasonId.POSSIBLE_DRAFT_MODEL, ReasonId.UNKNOWN_LAYOUT, ReasonId.DIFFERENT_MODEL
+FEWER, PADDED, FORMAT = ReasonId.FEWER_WEIGHTS, ReasonId.PADDED_WEIGHTS, ReasonId.WEIGHT_FORMAT
 
 
 @pytest.mark.parametrize(
     ("figure", "predicted", "settings", "expected"),
     [
-        (Figure.BLOCKS, 110, {}, (MAY_DRAFT, UNKNOWN)),
-        (Figure.BLOCKS, 110, {"speculative_tokens": 0}, (UNKNOWN,)),
-        (Figure.TOKENS, 125, {"model": "m"}, (MAY_DRAFT, UNKNOWN)),
-        (Figure.TOKENS, 126, {"model": "m"}, (MAY_DRAFT, ANOTHER, UNKNOWN)),
-        (Figure.CONCURRENCY, 126, {}, (MAY_DRAFT, UNKNOWN)),
-        (Figure.BLOCKS, 75, {"model": "m"}, (UNKNOWN,)),
-        (Figure.BLOCKS, 74, {"model": "m"}, (ANOTHER, UNKNOWN)),
-        (Figure.WEIGHTS, 110, {"model": "m"}, (HOLDS_LESS,)),
-        (Figure.WEIGHTS, 125, {"model": "m"}, (HOLDS_LESS,)),
-        (Figure.WEIGHTS, 126, {"model": "m"}, (ANOTHER_FORMAT, HOLDS_LESS)),
-        (Figure.WEIGHTS, 126, {}, (HOLDS_LESS,)),
-        (Figure.WEIGHTS, 90, {}, (PADDED,)),
-        (Figure.WEIGHTS, 75, {"model": "m"}, (PADDED,)),
+        (Figure.BLOCKS, 110, {}, [MAY_DRAFT, UNKNOWN]),
+        (Figure.BLOCKS, 110, {"speculative_tokens": 0}, [UNKNOWN]),
+        (Figure.TOKENS, 125, {"model": "m"}, [MAY_DRAFT, UNKNOWN]),
+        (Figure.TOKENS, 126, {"model": "m"}, [MAY_DRAFT, ANOTHER, UNKNOWN]),
+        (Figure.CONCURRENCY, 126, {}, [MAY_DRAFT, UNKNOWN]),
+        (Figure.BLOCKS, 75, {"model": "m"}, [UNKNOWN]),
+        (Figure.BLOCKS, 74, {"model": "m"}, [ANOTHER, UNKNOWN]),
+        (Figure.WEIGHTS, 125, {"model": "m"}, [FEWER]),
+        (Figure.WEIGHTS, 126, {"model": "m"}, [ANOTHER, FEWER]),
+        (Figure.WEIGHTS, 126, {}, [FEWER]),
+        (Figure.WEIGHTS, 90, {}, [PADDED]),
+        (Figure.WEIGHTS, 75, {"model": "m"}, [PADDED]),
         (
             Figure.WEIGHTS,
             74,
             {"model": "m", "quantization": "awq", "speculative_tokens": 1},
-            (
-                ANOTHER_FORMAT,
-                "the engine runs with --quantization awq: pass its format with --weights",
-                "the draft model's weights are included",
-            ),
+            [ANOTHER, FORMAT, ReasonId.DRAFT_WEIGHTS],
         ),
-        (
-            Figure.WEIGHTS,
-            110,
-            {"quantization": "fp8", "speculative_tokens": 1},
-            ("the engine runs with --quantization fp8: pass its format with --weights", HOLDS_LESS),
-        ),
-        (Figure.POOL, 110, {}, (OVERHEADS,)),
-        (Figure.POOL, 101, {}, ()),
-        (Figure.WEIGHTS, 99, {}, ()),
+        (Figure.WEIGHTS, 110, {"quantization": "fp8", "speculative_tokens": 1}, [FORMAT, FEWER]),
+        (Figure.POOL, 110, {}, [ReasonId.OVERHEADS_DIFFER]),
+        (Figure.POOL, 101, {}, []),
+        (Figure.WEIGHTS, 99, {}, []),
     ],
 )
 def test_what_cannot_be_excluded(
-    figure: Figure, predicted: int, settings: dict[str, Any], expected: tuple[str, ...]
+    figure: Figure, predicted: int, settings: dict[str, Any], expected: list[ReasonId]
 ) -> None:
     """Of 100 reported, by which way and how far it is off: beyond a quarter it may be another model."""
-    one = Comparison(figure=figure, predicted=exactly(predicted), reported=exactly(100))
-
-    found = explain(
-        Calibration(comparisons=(one,)),
-        LLAMA,
-        Deployment(),
-        EngineReport(settings=EngineSettings(**settings)),
-        Expected(pool_source="estimate"),
-    )
-
-    assert expected == found.comparisons[0].reasons
+    assert expected == ids(reasons_for(figure, predicted, EngineReport(settings=EngineSettings(**settings))))
 
 
 @pytest.mark.parametrize(
-    ("architecture", "v0", "told", "expected"),
+    ("architecture", "v0", "reporting", "expected"),
     [
-        (LLAMA, False, 1, "a token takes less than predicted: check the KV dtype, and for layers that share a cache"),
-        (LLAMA, False, 0, UNKNOWN),
-        (LLAMA, True, 1, UNKNOWN),
-        (GEMMA, True, 1, "the V0 engine keeps the full context in every layer"),
-        (GEMMA, False, 0, UNKNOWN),
+        (LLAMA, False, 1, [ReasonId.CHEAPER_TOKENS, UNKNOWN]),
+        (LLAMA, False, 0, [UNKNOWN]),
+        (LLAMA, True, 1, [UNKNOWN]),
+        (GEMMA, True, 1, [ReasonId.V0_FULL_CONTEXT, UNKNOWN]),
+        (GEMMA, False, 0, [UNKNOWN]),
     ],
 )
-def test_fewer_blocks_than_reported(architecture: Architecture, v0: bool, told: int, expected: str) -> None:
-    """Less predicted than there is: a token costs less, where the pool's bytes are told."""
-    ranks = (RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told
-    one = Comparison(figure=Figure.BLOCKS, predicted=exactly(90), reported=exactly(100))
+def test_fewer_blocks_than_reported(
+    architecture: Architecture, v0: bool, reporting: int, expected: list[ReasonId]
+) -> None:
+    """Less predicted than there is: a token costs less, where the pool's bytes are reported."""
+    report = EngineReport(ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * reporting, is_v0=v0)
 
-    found = explain(
-        Calibration(comparisons=(one,)), architecture, Deployment(), EngineReport(ranks=ranks, is_v0=v0), Expected()
-    )
-
-    assert expected == found.comparisons[0].reasons[0]
-    assert UNKNOWN == found.comparisons[0].reasons[-1]
+    assert expected == ids(reasons_for(Figure.BLOCKS, 90, report, architecture=architecture))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stages", "told", "expected"),
+    ("ranks", "stages", "reporting", "expected"),
     [(1, 1, 1, False), (2, 1, 1, True), (1, 2, 1, True), (2, 2, 3, True), (2, 1, 2, False), (2, 1, 0, False)],
 )
-def test_a_rank_that_does_not_tell_may_have_less(ranks: int, stages: int, told: int, expected: bool) -> None:
-    """Where some of them tell their pool and some do not."""
-    report = EngineReport(ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told)
-    one = Comparison(figure=Figure.BLOCKS, predicted=exactly(110), reported=exactly(100))
-
+def test_a_rank_that_does_not_report_may_have_less(ranks: int, stages: int, reporting: int, expected: bool) -> None:
+    """Where some ranks report their pool and some do not."""
+    report = EngineReport(ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * reporting)
     deployment = Deployment(tensor_parallel=ranks, pipeline_parallel=stages)
-    (found,) = explain(Calibration(comparisons=(one,)), LLAMA, deployment, report, Expected()).comparisons
 
-    assert expected is any(f"({told} of {ranks * stages} ranks" in reason for reason in found.reasons)
+    found = reasons_for(Figure.BLOCKS, 110, report, deployment=deployment)
+
+    assert expected is (ReasonId.SMALLER_RANK in ids(found))
+    assert expected is any(f"({reporting} of {ranks * stages} ranks" in one.text for one in found)
 
 
 @pytest.mark.parametrize("figure", [Figure.BLOCKS, Figure.WEIGHTS])
 def test_the_name_of_another_model_is_cut_short(figure: Figure) -> None:
     """80 characters of what the engine was started with."""
-    one = Comparison(figure=figure, predicted=exactly(200), reported=exactly(100))
     report = EngineReport(settings=EngineSettings(model="m" * 90, speculative_tokens=0))
 
-    (found,) = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(), report, Expected()).comparisons
-
-    assert found.reasons[0].endswith(f": '{'m' * 80}'")
-
-
-def test_a_drafter_that_is_planned_is_no_reason() -> None:
-    """Nor is it guessed with another number of tokens."""
-    planned = Deployment(speculative_tokens=1, draft_layers=QWEN.draft_layers)
-
-    found = reasons(QWEN, planned, report_of(QWEN, replace(planned, speculative_tokens=2)))
-    assert found
-    assert not {reason for reason in found if reason.startswith("a drafter in the same pool")}
+    assert reasons_for(figure, 200, report)[0].text.endswith(f": '{'m' * 80}'")
 
 
 def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
@@ -270,18 +254,16 @@ def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
     }
     fine = Comparison(figure=Figure.BLOCKS, predicted=exactly(100), reported=exactly(100))
 
-    def of_pool(*drifting: Figure) -> tuple[str, ...]:
+    def of_pool(*drifting: Figure) -> list[ReasonId]:
         comparisons = (*(figures[figure] for figure in (Figure.POOL, *drifting)), fine)
-        expected = Expected(pool_source="estimate")
+        expected = Expected(pool_source="the source")
         found = explain(Calibration(comparisons=comparisons), LLAMA, Deployment(), EngineReport(), expected)
         assert () == found.comparisons[-1].reasons
-        return found.comparisons[0].reasons
+        assert any("(the source)" in one.text for one in found.comparisons[0].reasons)
+        return ids(found.comparisons[0].reasons)
 
-    weights, capacity = (
-        "the weights differ, which changes what is left for the pool",
-        "the capacity differs too: see its reasons",
-    )
-    assert [(OVERHEADS,), (weights, OVERHEADS), (OVERHEADS, capacity), (weights, OVERHEADS, capacity)] == [
+    weights, overheads, capacity = ReasonId.WEIGHTS_DIFFER, ReasonId.OVERHEADS_DIFFER, ReasonId.CAPACITY_DIFFERS
+    assert [[overheads], [weights, overheads], [overheads, capacity], [weights, overheads, capacity]] == [
         of_pool(),
         of_pool(Figure.WEIGHTS),
         of_pool(Figure.TOKENS),
@@ -290,35 +272,20 @@ def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "served", "told", "expected"),
+    ("architecture", "served", "reported", "expected"),
     [
-        (GEMMA, 8192, {}, 8192),
-        (GEMMA, 1024, {}, 1024),
-        (GEMMA, 4096, {}, 4096),
-        (GEMMA, 16_384, {}, 16_384),
-        (GEMMA, 32_768, {}, 32_768),
+        *((GEMMA, tokens, {}, tokens) for tokens in (1024, 4096, 8192, 16_384, 32_768)),
         (GEMMA, 2048, {}, None),
         (GEMMA, 8192, {"max_num_batched_tokens": 2048}, None),
         (GEMMA, 3000, {}, None),
         (LLAMA, 8192, {}, None),
     ],
-    ids=[
-        "another",
-        "the least",
-        "twice as many",
-        "16 Ki",
-        "the whole request",
-        "as planned",
-        "told",
-        "an unusual one",
-        "no windows",
-    ],
 )
-def test_the_batch_that_the_figures_give_away(
-    architecture: Architecture, served: int, told: dict[str, Any], expected: int | None
+def test_the_batch_size_that_the_figures_show(
+    architecture: Architecture, served: int, reported: dict[str, Any], expected: int | None
 ) -> None:
-    """Planned with 2,048: one of the usual sizes that gives every figure, where the engine does not tell its own."""
-    report = report_of(architecture, Deployment(max_num_batched_tokens=served), **told)
+    """Planned with 2,048: the usual size that gives every figure, for a model with windows and not reported."""
+    report = report_of(architecture, Deployment(max_num_batched_tokens=served), **reported)
 
     assert expected == settled_batches(architecture, Deployment(), report)
 
