@@ -1,4 +1,4 @@
-"""What an engine's report comes to: printed sizes, releases and what changed with them, and the ranks that count."""
+"""An engine's report: printed sizes, releases and their defaults, the ranks that decide, and metrics as a report."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def test_major_and_minor_of_a_version(version: str | None, release: tuple[int, i
         ({"version": "0.20.2"}, 0.92, False),
         ({"version": "0.21.0"}, 0.92, True),
         ({"version": "1.0"}, 0.92, True),
+        ({"version": "v0.32.0+cu130"}, 0.92, True),
         ({}, 0.92, True),
         ({"version": "0.19.1", "memory_fraction_ratio": 0.5}, 0.5, False),
         ({"version": "0.21.0", "enforce_eager": True}, 0.92, False),
@@ -132,6 +133,7 @@ def test_a_page_in_the_logs_terms(change: dict[str, Any], expected: tuple[object
         report.settings.state_dtype,
         report.ranks,
     )
+    assert change.get("pool_bytes") == report.settings.pool_bytes
 
 
 @pytest.mark.parametrize(
@@ -155,3 +157,58 @@ def test_the_smallest_of_several_pools(blocks: tuple[int, ...], named: str | Non
         report.num_blocks,
         [named is not None and named in note for note in report.notes],
     )
+
+
+FULL_POOL = KvPool(
+    engine="0",
+    block_tokens=16,
+    total_blocks=1000,
+    usable_blocks=999,
+    usage_blocks=999,
+    capacity_tokens=16_000,
+    max_concurrency=2.0,
+    cache_dtype="fp8",
+    memory_fraction_ratio=0.85,
+    prefix_caching=False,
+    state_cache_mode="align",
+    state_dtype="float32",
+)
+FACTS = Facts(
+    engine_version="0.32.0",
+    model="m",
+    max_model_len_tokens=8000,
+    pools=(FULL_POOL,),
+    tensor_parallel=2,
+    pipeline_parallel=1,
+)
+
+
+def test_a_metrics_endpoint_reports_capacity_and_settings() -> None:
+    """On a GPU it has no sizes at all."""
+    expected = EngineReport(
+        settings=EngineSettings(
+            version="0.32.0",
+            model="m",
+            kv_dtype="fp8",
+            tensor_parallel=2,
+            pipeline_parallel=1,
+            max_model_len_tokens=8000,
+            block_size_tokens=16,
+            memory_fraction_ratio=0.85,
+            prefix_caching=False,
+            state_cache_mode="align",
+            state_dtype="float32",
+        ),
+        num_blocks=1000,
+        tokens=16_000,
+        concurrency=2.0,
+    )
+
+    assert expected == page_report(FACTS)
+
+
+def test_a_page_without_pools_tells_nothing() -> None:
+    """The report is empty but for who answers."""
+    report = page_report(replace(FACTS, pools=()))
+
+    assert (None, None, ()) == (report.num_blocks, report.tokens, report.ranks)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.calibration.profiles import MOST_PROFILES, parse_profiles, profiles_document
+from kvdiag.kv.calibration.profiles import MOST_PROFILES, ModelKey, Profile, parse_profiles, profiles_document
 from tests.unit.kv.calibration.profiled import MODEL, PROFILE
 
 
@@ -110,3 +113,59 @@ def test_what_is_no_object_is_no_document(document: object) -> None:
     """A list, a text, a number, nothing."""
     with pytest.raises(KvModelError):
         parse_profiles(document)
+
+
+SIZES = st.integers(0, 1 << 50)
+PROFILES = st.builds(
+    Profile,
+    gpu_total_bytes=st.integers(1, 1 << 50),
+    gpu_name=st.none() | st.text(max_size=20),
+    model=st.builds(ModelKey, digest=st.text(max_size=20), name=st.text(max_size=20)),
+    tensor_parallel=st.integers(1, 4096),
+    pipeline_parallel=st.integers(1, 4096),
+    max_num_batched_tokens=st.none() | st.integers(1, 1 << 30),
+    context_bytes=SIZES,
+    activation_bytes=SIZES,
+    graph_bytes=st.none() | SIZES,
+    overhead_bytes=st.none() | SIZES,
+    graphs_in_fraction=st.booleans(),
+    engine_version=st.none() | st.text(max_size=20),
+    date=st.text(max_size=20),
+    source=st.text(max_size=20),
+)
+
+
+@given(st.lists(PROFILES, max_size=5).map(tuple))
+def test_the_json_form_loses_nothing(profiles: tuple[Profile, ...]) -> None:
+    """Written and read they are equal."""
+    assert profiles == parse_profiles(json.loads(json.dumps(profiles_document(profiles))))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(st.sampled_from(sorted(profiles_document([PROFILE])["profiles"][0])), JSON)
+def test_any_field_may_be_wrong(name: str, value: object) -> None:
+    """A document with one field replaced by anything is read, or refused in one sentence."""
+    document = profiles_document([PROFILE])
+    document["profiles"][0][name] = value
+    assert "\n" not in refusal(document)
+
+
+def refusal(document: object) -> str:
+    """Why a document is refused; nothing where it is read."""
+    try:
+        parse_profiles(document)
+    except KvModelError as error:
+        return str(error)
+    return ""
+
+
+@given(JSON)
+def test_any_document_may_be_wrong(document: object) -> None:
+    """The same for whole documents."""
+    assert "\n" not in refusal(document)

@@ -1,122 +1,178 @@
-"""Measured profiles: what a report gives of one, its JSON form, and which one a plan takes."""
+"""Measured profiles: what a report gives to the byte, what a plan takes of it, and which profile fits a plan."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvdiag.errors import KvModelError
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings, RankReport
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
 from kvdiag.kv.calibration.profiles import (
     MOST_PROFILES,
-    MeasuredOverheads,
-    ModelKey,
-    Profile,
     ProfileQuery,
     find_profile,
     measure,
     model_key,
-    parse_profiles,
-    profiles_document,
     with_profile,
 )
+from kvdiag.kv.calibration.profiles import MeasuredOverheads as Measured
 from kvdiag.kv.families.architecture import parse_architecture
 from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
 
-
-def measured(rank: RankReport, settings: EngineSettings) -> MeasuredOverheads | None:
-    """What a report of one rank gives on a GPU of 80 GiB, with a pool of 50 and planned weights of 15."""
-    report = EngineReport(settings=settings, ranks=(replace(rank, pool=size(50 * GIB)),))
-    return measure(report, total_bytes=80 * GIB, weights_bytes=15 * GIB, pool_bytes=50 * GIB)
+PIB = 1 << 50
 
 
-def test_consumed_memory_gives_the_context() -> None:
-    """0.27 and later: consumed is weights and context; activation has the graphs' estimate in it."""
-    rank = RankReport(
-        name="",
-        weights=size(15 * GIB),
-        consumed=size(16 * GIB),
-        activation=size(3 * GIB),
-        graphs_estimate=size(GIB),
-        graphs_actual=size(2 * GIB),
-    )
+@pytest.mark.parametrize(
+    ("planned", "pool", "told", "expected"),
+    [
+        (500, 400, {}, Measured(overhead_bytes=0)),
+        (500, 401, {}, None),
+        (500, 300, {}, Measured(overhead_bytes=100)),
+        (None, 300, {}, None),
+        (None, 300, {"activation": 30, "non_torch": 10}, None),
+        (None, 300, {"activation": 30, "consumed": 600}, None),
+        (500, 300, {"weights": 480}, Measured(overhead_bytes=120)),
+        (500, 300, {"graphs_estimate": 40}, Measured(overhead_bytes=60, graph_bytes=40)),
+        (500, 300, {"activation": 50}, Measured(overhead_bytes=100)),
+        (500, 300, {"non_torch": 50}, Measured(overhead_bytes=100)),
+        (500, 300, {"activation": 50, "non_torch": 7}, Measured(activation_bytes=50, context_bytes=7)),
+        (
+            500,
+            300,
+            {"activation": 50, "non_torch": 7, "graphs_estimate": 40},
+            Measured(activation_bytes=10, context_bytes=7, graph_bytes=40),
+        ),
+        (
+            500,
+            300,
+            {"activation": 30, "non_torch": 7, "graphs_estimate": 40},
+            Measured(activation_bytes=0, context_bytes=7, graph_bytes=40),
+        ),
+        (
+            None,
+            300,
+            {"activation": 50, "weights": 480, "consumed": 490},
+            Measured(activation_bytes=50, context_bytes=10),
+        ),
+        (
+            500,
+            300,
+            {"activation": 50, "weights": 480, "consumed": 470},
+            Measured(activation_bytes=50, context_bytes=0),
+        ),
+        (
+            500,
+            300,
+            {"peak_torch": 530, "weights": 480, "non_torch": 7},
+            Measured(activation_bytes=50, context_bytes=7),
+        ),
+        (
+            500,
+            300,
+            {"peak_torch": 470, "weights": 480, "non_torch": 7},
+            Measured(activation_bytes=0, context_bytes=7),
+        ),
+        (500, 300, {"peak_torch": 530, "consumed": 510}, Measured(overhead_bytes=100)),
+    ],
+    ids=[
+        "nothing left",
+        "a byte too much",
+        "one figure",
+        "no weights",
+        "no weights, parts told",
+        "no weights, consumed told",
+        "the engine's own weights",
+        "graphs told",
+        "no context",
+        "no activation",
+        "both",
+        "graphs within activation",
+        "graphs larger than activation",
+        "context by what is consumed",
+        "less consumed than the weights",
+        "activation by torch's peak",
+        "a peak below the weights",
+        "a peak without its weights",
+    ],
+)
+def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int], expected: Measured | None) -> None:
+    """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, and are told apart only
+    where the engine tells both context and activation.
+    """
+    sizes: dict[str, Any] = {name: size(nominal_bytes) for name, nominal_bytes in told.items()}
+    rank = RankReport(name="", pool=size(pool), **sizes)
+    report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9), ranks=(rank,))
 
-    assert MeasuredOverheads(context_bytes=GIB, activation_bytes=2 * GIB, graph_bytes=GIB) == measured(
-        rank, EngineSettings(version="0.32.0")
-    )
+    assert expected == measure(report, total_bytes=1000, weights_bytes=planned, pool_bytes=pool)
 
 
-def test_v0_tells_every_part() -> None:
-    """Its graphs lie outside the memory fraction."""
-    rank = RankReport(
-        name="", weights=size(15 * GIB), non_torch=size(GIB), activation=size(3 * GIB), graphs_actual=size(2 * GIB)
-    )
+@pytest.mark.parametrize(
+    ("version", "activation_bytes", "overhead_bytes", "graph_bytes", "within"),
+    [("0.20.0", 50, 120, 60, False), ("0.21.0", 10, 80, 40, True)],
+)
+def test_graphs_count_where_the_release_keeps_them(
+    version: str, activation_bytes: int, overhead_bytes: int, graph_bytes: int, within: bool
+) -> None:
+    """Before 0.21 what they really took, beside the fraction; since then the estimate, inside it: 0.92 x 1,000 less
+    500 and 300 are 120.
+    """
+    bare = RankReport(name="", pool=size(300), graphs_estimate=size(40), graphs_actual=size(60))
+    split = replace(bare, activation=size(50), non_torch=size(7))
 
-    assert MeasuredOverheads(
-        context_bytes=GIB, activation_bytes=3 * GIB, graph_bytes=2 * GIB, graphs_in_fraction=False
-    ) == measured(rank, EngineSettings(version="0.8.5"))
+    def taken(rank: RankReport) -> Measured | None:
+        settings = EngineSettings(version=version, memory_fraction_ratio=0.92)
+        report = EngineReport(settings=settings, ranks=(rank,))
+        return measure(report, total_bytes=1000, weights_bytes=500, pool_bytes=300)
 
-
-def test_a_peak_of_torch_is_weights_and_activation() -> None:
-    """0.6.4 tells the peak alone."""
-    rank = RankReport(name="", weights=size(15 * GIB), peak_torch=size(17 * GIB), non_torch=size(GIB))
-    found = measured(rank, EngineSettings(version="0.6.4"))
-
-    assert found is not None
-    assert (GIB, 2 * GIB) == (found.context_bytes, found.activation_bytes)
-
-
-def test_what_is_not_told_apart_stays_one_figure() -> None:
-    """Weights and pool alone: 0.9 x 80 - 15 - 50 = 7 GiB of overhead, and no split is made up."""
-    found = measured(RankReport(name="", weights=size(15 * GIB)), EngineSettings(memory_fraction_ratio=0.9))
-
-    assert MeasuredOverheads(overhead_bytes=7 * GIB) == found
-
-
-def test_planned_weights_serve_where_the_engine_tells_none() -> None:
-    """A metrics page has no weights."""
-    found = measured(RankReport(name=""), EngineSettings(memory_fraction_ratio=0.9))
-
-    assert MeasuredOverheads(overhead_bytes=7 * GIB) == found
+    assert [
+        Measured(
+            context_bytes=7, activation_bytes=activation_bytes, graph_bytes=graph_bytes, graphs_in_fraction=within
+        ),
+        Measured(overhead_bytes=overhead_bytes, graph_bytes=graph_bytes, graphs_in_fraction=within),
+    ] == [taken(split), taken(bare)]
 
 
-def test_more_than_the_fraction_gives_measures_nothing() -> None:
-    """15 + 50 GiB in 0.5 x 80: one of the figures is another GPU's."""
-    assert measured(RankReport(name=""), EngineSettings(memory_fraction_ratio=0.5)) is None
+def test_a_fraction_of_a_gpu_is_rounded_up() -> None:
+    """0.9 x 1,001 = 900.9: 101 of 901 bytes are left beside 800."""
+    report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9))
+
+    assert Measured(overhead_bytes=101) == measure(report, total_bytes=1001, weights_bytes=500, pool_bytes=300)
 
 
-def test_overheads_of_a_profile_name_their_source() -> None:
-    """What a plan is made with, and where it comes from."""
-    overheads = PROFILE.overheads
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (10, 20, 5, 0)),
+        ({"graph_bytes": None}, (10, 20, 0, 0)),
+        ({"context_bytes": 0, "activation_bytes": 0}, (0, 0, 5, 0)),
+        ({"graphs_in_fraction": False}, (10, 20, 0, 0)),
+        ({"overhead_bytes": 70}, (0, 0, 5, 70)),
+        ({"overhead_bytes": 0}, (0, 0, 5, 0)),
+        ({"overhead_bytes": 70, "context_bytes": None, "activation_bytes": None, "graph_bytes": 0}, (0, 0, 0, 70)),
+    ],
+)
+def test_what_a_plan_takes_of_a_profile(change: dict[str, Any], expected: tuple[int, ...]) -> None:
+    """One overhead stands in place of context and activation; graphs count where they lie inside the fraction."""
+    overheads = replace(PROFILE, **change).overheads
 
-    assert (10, 20, 5, 0, "measured: profile of 2026-01-02, log x.log") == (
+    assert expected == (
         overheads.context_bytes,
         overheads.activation_bytes,
         overheads.graph_bytes,
         overheads.overhead_bytes,
-        overheads.source,
     )
-
-
-def test_graphs_outside_the_fraction_take_nothing_from_the_pool() -> None:
-    """As the engine that was measured does."""
-    assert 0 == replace(PROFILE, graphs_in_fraction=False).overheads.graph_bytes
+    assert "measured: profile of 2026-01-02, log x.log" == overheads.source
 
 
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
         (QUERY, True),
-        (replace(QUERY, gpu_total_bytes=1_010_000), True),
         (replace(QUERY, gpu_name=None), True),
         (replace(QUERY, max_num_batched_tokens=8192), True),
         (replace(QUERY, max_num_batched_tokens=2048), False),
         (replace(QUERY, gpu_name="a100"), False),
-        (replace(QUERY, gpu_total_bytes=1_190_000), False),
         (replace(QUERY, model=replace(MODEL, digest="another")), False),
         (replace(QUERY, model=replace(MODEL, name="called otherwise")), True),
         (replace(QUERY, tensor_parallel=1), False),
@@ -136,87 +192,124 @@ def test_the_newest_profile_is_taken() -> None:
     assert last == find_profile([newer, last, PROFILE], QUERY)
 
 
-def test_a_new_profile_replaces_its_own_kind() -> None:
-    """Same GPU, model, ranks and batch."""
-    other = replace(PROFILE, tensor_parallel=1)
-    new = replace(PROFILE, date="2026-03-01")
-
-    assert (other, new) == with_profile([PROFILE, other], new)
-
-
-def test_there_are_never_too_many() -> None:
-    """The oldest go."""
-    many = [replace(PROFILE, pipeline_parallel=number, date=f"{number:05}") for number in range(1, MOST_PROFILES + 1)]
-
-    kept = with_profile(many, replace(PROFILE, date="99999"))
-
-    assert (MOST_PROFILES, "99999") == (len(kept), kept[-1].date)
-
-
-def test_a_model_is_its_shape_and_not_its_name() -> None:
-    """Names, paths and the longest context do not count; width, vocabulary and quantization do."""
-
-    def key(**changes: object) -> str:
-        changed = LLAMA | changes
-        return model_key(changed, parse_architecture(changed), name="x").digest
-
-    same = {key(), key(max_position_embeddings=8192, _name_or_path="y")}
-    others = {key(vocab_size=32_000), key(intermediate_size=1024), key(quantization_config={"quant_method": "fp8"})}
-
-    assert (1, 3, set()) == (len(same), len(others), same & others)
-
-
-SIZES = st.integers(0, 1 << 50)
-PROFILES = st.builds(
-    Profile,
-    gpu_total_bytes=st.integers(1, 1 << 50),
-    gpu_name=st.none() | st.text(max_size=20),
-    model=st.builds(ModelKey, digest=st.text(max_size=20), name=st.text(max_size=20)),
-    tensor_parallel=st.integers(1, 4096),
-    pipeline_parallel=st.integers(1, 4096),
-    max_num_batched_tokens=st.none() | st.integers(1, 1 << 30),
-    context_bytes=SIZES,
-    activation_bytes=SIZES,
-    graph_bytes=st.none() | SIZES,
-    overhead_bytes=st.none() | SIZES,
-    graphs_in_fraction=st.booleans(),
-    engine_version=st.none() | st.text(max_size=20),
-    date=st.text(max_size=20),
-    source=st.text(max_size=20),
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"gpu_total_bytes": 1_050_000}, True),
+        ({"gpu_total_bytes": 1_050_001}, False),
+        ({"gpu_total_bytes": 950_000}, True),
+        ({"gpu_total_bytes": 949_999}, False),
+        ({"gpu_name": None}, True),
+        ({"max_num_batched_tokens": None}, True),
+    ],
 )
+def test_a_gpu_of_about_the_same_total_will_do(change: dict[str, Any], found: bool) -> None:
+    """To 5 % of the plan's; a profile without a batch size or a GPU's name fits any."""
+    assert found is (
+        find_profile([replace(PROFILE, **change)], replace(QUERY, max_num_batched_tokens=8192)) is not None
+    )
 
 
-@given(st.lists(PROFILES, max_size=5).map(tuple))
-def test_the_json_form_loses_nothing(profiles: tuple[Profile, ...]) -> None:
-    """Written and read they are equal."""
-    assert profiles == parse_profiles(json.loads(json.dumps(profiles_document(profiles))))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=9,
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [
+        ({}, True),
+        ({"date": "2026-03-01", "context_bytes": 11, "gpu_total_bytes": 990_000}, True),
+        ({"gpu_name": "h200"}, False),
+        ({"gpu_name": None}, False),
+        ({"model": replace(MODEL, digest="another")}, False),
+        ({"model": replace(MODEL, name="another")}, True),
+        ({"tensor_parallel": 1}, False),
+        ({"pipeline_parallel": 2}, False),
+        ({"max_num_batched_tokens": 4096}, False),
+    ],
 )
+def test_what_a_newer_profile_replaces(change: dict[str, Any], replaced: bool) -> None:
+    """One of the same GPU, model, ranks and batch; GPUs without a name are told apart by their totals."""
+    new = replace(PROFILE, **change)
+
+    assert ((new,) if replaced else (PROFILE, new)) == with_profile([PROFILE], new)
+    nameless = replace(PROFILE, gpu_name=None)
+    assert 2 == len(with_profile([nameless], replace(nameless, gpu_total_bytes=999_999)))
 
 
-@given(st.sampled_from(sorted(profiles_document([PROFILE])["profiles"][0])), JSON)
-def test_any_field_may_be_wrong(name: str, value: object) -> None:
-    """A document with one field replaced by anything is read, or refused in one sentence."""
-    document = profiles_document([PROFILE])
-    document["profiles"][0][name] = value
-    assert "\n" not in refusal(document)
+def test_the_oldest_profile_goes_first() -> None:
+    """Of 4,096 by date, wherever it stands."""
+    many = [
+        replace(PROFILE, pipeline_parallel=number, date=f"{9999 - number:04}") for number in range(1, MOST_PROFILES + 1)
+    ]
+
+    kept = with_profile(many, replace(PROFILE, tensor_parallel=4))
+
+    # THEN the profile with the highest number has the oldest date
+    assert (MOST_PROFILES, {MOST_PROFILES}) == (
+        len(kept),
+        {each.pipeline_parallel for each in many} - {each.pipeline_parallel for each in kept[:-1]},
+    )
 
 
-def refusal(document: object) -> str:
-    """Why a document is refused; nothing where it is read."""
-    try:
-        parse_profiles(document)
-    except KvModelError as error:
-        return str(error)
-    return ""
+def digest(config: dict[str, Any]) -> str:
+    """The digest of a config."""
+    return model_key(config, parse_architecture(config), name="x").digest
 
 
-@given(JSON)
-def test_any_document_may_be_wrong(document: object) -> None:
-    """The same for whole documents."""
-    assert "\n" not in refusal(document)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 31},
+        {"num_attention_heads": 64, "head_dim": 128},
+        {"num_key_value_heads": 4},
+        {"hidden_size": 8192},
+        {"intermediate_size": 1024},
+        {"moe_intermediate_size": 1024},
+        {"vocab_size": 32_000},
+        {"quantization_config": {"quant_method": "awq"}},
+        {"compression_config": {"quant_method": "compressed-tensors"}},
+    ],
+)
+def test_what_decides_weights_and_activation_makes_another_model(change: dict[str, Any]) -> None:
+    """Depth, heads, widths, and how it is quantized."""
+    assert digest(LLAMA) != digest(LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (
+            {"model_type": "bloom", "n_layer": 24, "n_head": 16, "n_embed": 1024, "vocab_size": 250880},
+            {"n_embed": 1536},
+        ),
+        (
+            {"model_type": "moondream3", "config": {"text": {"dim": 2048, "n_layers": 24, "n_heads": 32}}},
+            {"config": {"text": {"dim": 1024, "n_layers": 24, "n_heads": 32}}},
+        ),
+    ],
+    ids=["BLOOM 560M and 1B1", "Moondream"],
+)
+def test_a_width_makes_another_model_whatever_its_field_is_called(
+    config: dict[str, Any], width: dict[str, Any]
+) -> None:
+    """Two sizes of a family may be as deep as each other, with as many heads."""
+    assert digest(config) != digest(config | width)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quantization_config": {"bits": 4}},
+        {"quantization_config": {}},
+        {"rope_theta": 1e6},
+        {"max_position_embeddings": 8192, "_name_or_path": "y"},
+    ],
+)
+def test_what_does_not_decide_leaves_the_model_the_same(change: dict[str, Any]) -> None:
+    """A quantization that names no method is none."""
+    assert digest(LLAMA) == digest(LLAMA | change)
+
+
+def test_a_key_is_short() -> None:
+    """16 hex digits, and a name of 512 characters at most."""
+    key = model_key(LLAMA, parse_architecture(LLAMA), name="n" * 600)
+
+    assert (16, 512) == (len(key.digest), len(key.name))
+    assert int(key.digest, 16) >= 0

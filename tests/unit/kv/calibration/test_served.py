@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvdiag.kv.calibration.predicted_vs_reported import Figure
-from kvdiag.kv.calibration.running_server import Served, all_pools_bytes, block_bytes, bytes_problem, pool_bytes, served
+from kvdiag.kv.calibration.running_server import Served, block_bytes, bytes_problem, pool_bytes, served
 from kvdiag.model import Facts, KvPool
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -74,29 +73,6 @@ def test_what_the_engine_reports_comes_first() -> None:
     assert (77, "reported") == block_bytes(known, known.pools[0])
 
 
-@pytest.mark.parametrize(
-    ("known", "word"),
-    [
-        (facts(pool(), config=None), "config.json"),
-        (facts(pool(), config="]"), "JSON"),
-        (facts(pool(), tensor_parallel=None), "ranks"),
-        (facts(pool(per_request=3_000)), "capacity_tokens"),
-    ],
-    ids=["no config", "no JSON", "ranks unseen", "another model"],
-)
-def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known: Facts, word: str) -> None:
-    """Where they would be a guess there are none, and the reason is named."""
-    assert word in (bytes_problem(known) or "")
-    assert all_pools_bytes(known) is None
-
-
-def test_an_unknown_architecture_is_named_by_its_field() -> None:
-    """The error of the config is handed on."""
-    known = facts(pool(), config=json.dumps({"model_type": "no-such-model"}))
-
-    assert "model_type 'no-such-model'" in (bytes_problem(known) or "")
-
-
 def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
     """A latent cache is whole on every rank, so that its bytes are known where the ranks are not."""
     known = facts(pool(per_request=LONGEST_TOKENS // 64, block_tokens=64), config=LATENT, tensor_parallel=None)
@@ -113,17 +89,6 @@ def test_reported_bytes_tell_the_ranks_that_cannot_be_seen(ranks: int) -> None:
 
     assert ranks == model(known).deployment.tensor_parallel
     assert model(known).drift() is None
-
-
-@pytest.mark.parametrize("in_flight_tokens", [512, 2_048, 5_000, 16_384, 30_000])
-def test_a_batch_size_that_no_metric_tells_is_found(in_flight_tokens: int) -> None:
-    """Whatever max_num_batched_tokens a windowed model runs with, the blocks of one request give it away."""
-    # GIVEN 2,048 blocks of the full layers, and in each of six groups the window of 1,024 and what is in flight
-    sliding = -(-min(1_023 + in_flight_tokens, LONGEST_TOKENS) // 16) + 1
-    known = facts(pool(60_000, per_request=2_048 + 6 * sliding), config=GEMMA)
-
-    assert model(known).drift() is None
-    assert 2_048 + 6 * sliding == model(known).planned_blocks
 
 
 def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:

@@ -72,9 +72,19 @@ def model(known: Facts) -> Served:
         {"model_config": ""},
         {"model_config": "[" * 100_000},
         {"model_config": "5"},
+        {"model_config": json.dumps({"model_type": "no-such-model"})},
         {"tensor_parallel": 3},
     ],
-    ids=["no config", "no length", "broken", "empty", "endless nesting", "not an object", "ranks that do not divide"],
+    ids=[
+        "no config",
+        "no length",
+        "broken",
+        "empty",
+        "endless nesting",
+        "not an object",
+        "unknown type",
+        "ranks that do not divide",
+    ],
 )
 def test_why_there_is_no_model(change: dict[str, Any]) -> None:
     """In one clause; nothing is computed then."""
@@ -168,15 +178,6 @@ def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, siz
     assert (unseen if size is None else None) == bytes_problem(known)
 
 
-def test_stages_of_unlike_blocks_are_told_as_such() -> None:
-    """Three layers over two stages: the ranks are known, and their blocks are of two sizes."""
-    config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
-    known = facts(model_config=config, tensor_parallel=1, pipeline_parallel=2)
-
-    assert model(known).block_bytes is None
-    assert "block sizes differ between pipeline stages" == bytes_problem(known)
-
-
 def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
     """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
     shape = {**SHAPE, "hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}
@@ -191,8 +192,9 @@ def test_stages_of_unlike_size_have_no_one_block() -> None:
     """Three layers over two stages: 128 KiB on one and 64 KiB on the other."""
     config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
 
-    found = model(facts(model_config=config, pipeline_parallel=2))
-    assert (None, (BLOCK, BLOCK // 2)) == (found.block_bytes, found.layout.bytes_per_block)
+    known = facts(model_config=config, pipeline_parallel=2)
+    assert (None, (BLOCK, BLOCK // 2)) == (model(known).block_bytes, model(known).layout.bytes_per_block)
+    assert bytes_problem(known) == "block sizes differ between pipeline stages"
 
 
 @pytest.mark.parametrize(
