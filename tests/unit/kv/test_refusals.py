@@ -99,7 +99,8 @@ EDGES = [
     *edges(
         Traffic,
         {"requests_per_second": 1, "prompt_tokens": 1, "output_tokens": 1, "seconds_per_output_token": 1},
-        {"seconds_to_first_token": (0, 10**9)},
+        # A mean, so not always whole; but every request that is present has at least one token.
+        {"seconds_to_first_token": (0, 10**9), "present_tokens": (1, 2 * 10**9)},
     ),
     *edges(GivenWeights, {}, {"total_bytes": (0, MOST_BYTES)}, total_bytes="weights"),
     *edges(
@@ -347,7 +348,7 @@ def test_every_constructor_refuses_its_edges(edge: Edge) -> None:
         (lambda: Traffic(requests_per_second=1, prompt_tokens=1, output_tokens=1e9 + 1, seconds_per_output_token=1),
          "output_tokens"),
         (lambda: Traffic(requests_per_second=1, prompt_tokens=1, output_tokens=1, seconds_per_output_token=1,
-                         present_tokens=0), "present_tokens"),
+                         present_tokens=0.9), "present_tokens"),
         (lambda: Plan(outcome=Outcome.FITS, demand=Demand(context_tokens=1, requests=1), capacity=CAPACITY, budgets=(),
                       blocks_needed=0, headroom_bytes=0, max_requests=0, max_context_tokens=0, limiting_stage=0),
          "limiting_stage"),

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
+from kvdiag.kv.layout.page_specs import parse_page_specs
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
 from tests.unit.kv.vectors import vectors
 
@@ -49,30 +48,3 @@ def test_a_request_as_large_as_the_pool_is_refused_as_the_engine_refuses_it() ->
 
     assert (128, 128, False) == (capacity.num_blocks, capacity.blocks_per_request, capacity.admits_one)
     assert f"({capacity.needed_bytes[0] / (1 << 30):.2f} GiB KV cache is needed" in vector["refused"]
-
-
-SPEC = {"spec": "FullAttentionSpec", "block_size": 16, "num_kv_heads": 2, "page_bytes": 8192, "count": 3}
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"spec": "QuantumSpec"}, "layers[0].spec"),
-        ({"page_bytes": 8191}, "layers[0].page_bytes"),
-        ({"page_bytes": -1}, "layers[0].page_bytes"),
-        ({"block_size": "16"}, "layers[0].block_size"),
-        ({"count": 100_000}, "layers[0].count"),
-        ({"spec": "SlidingWindowSpec"}, "sliding_window"),
-    ],
-)
-def test_specs_that_cannot_be_are_refused(change: dict[str, Any], field: str) -> None:
-    """A spec of unknown kind or impossible size names its field."""
-    with pytest.raises(KvModelError) as caught:
-        parse_page_specs({"layers": [{**SPEC, **change}]})
-
-    assert field == caught.value.field
-
-
-def test_a_config_is_told_from_specs() -> None:
-    """A document with layer specs is recognised, a model config is not."""
-    assert (True, False) == (is_spec_document({"layers": [SPEC]}), is_spec_document({"num_hidden_layers": 3}))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvdiag.errors import KvModelError
-from kvdiag.kv.fit.plan import Budget, Demand, Outcome, Plan, make_plan
+from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Budget, Demand, Outcome, Plan, make_plan
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer, LayerKind
 
@@ -127,7 +127,6 @@ def test_a_stage_whose_weights_do_not_fit_stops_all() -> None:
         demand=Demand(context_tokens=16, requests=1),
     )
 
-    # THEN the null block and one of the request are missing too
     assert (Outcome.DOES_NOT_FIT, 0, 0) == (actual.outcome, actual.max_requests, actual.max_context_tokens)
     assert (1, -23 - 2 * LAYER_BYTES, -1.0) == (actual.limiting_stage, actual.headroom_bytes, actual.headroom_ratio)
     assert [0, 23] == [budget.shortfall_bytes for budget in actual.budgets]
@@ -209,3 +208,11 @@ def test_every_part_takes_from_the_pool(part: str) -> None:
     before = budget(500)
 
     assert 493 == replace(before, **{part: getattr(before, part) + 7}).pool_bytes
+
+
+def test_a_budget_of_the_default_fraction_is_what_vllm_asks_for() -> None:
+    """At its start vLLM prints "Desired GPU memory utilization is (0.92, 72.85 GiB)" on a GPU of 79.19 GiB."""
+    total_bytes = round(79.19 * 2**30)
+    usable = replace(budget(total_bytes - 1123), memory_fraction_ratio=DEFAULT_MEMORY_FRACTION).usable_bytes
+
+    assert pytest.approx(72.85 * 2**30, rel=1e-4) == usable

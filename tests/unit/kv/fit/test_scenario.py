@@ -11,6 +11,7 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.fit.overheads import Overheads, generic_overheads
 from kvdiag.kv.fit.plan import Demand, Outcome
 from kvdiag.kv.fit.scenario import (
+    CheckpointWeights,
     CountedWeights,
     GivenWeights,
     Lever,
@@ -24,6 +25,7 @@ from kvdiag.kv.fit.scenario import (
 )
 from kvdiag.kv.layout.deployment import Deployment
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
+from kvdiag.kv.weights.checkpoint import CheckpointTensor
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import WeightFormat, usual_quantization
 from tests.unit.kv.models import served
@@ -262,4 +264,52 @@ def test_what_fits_comes_first_then_what_gains_most() -> None:
     assert {True, False} == set(fits)
     assert all(gain > 0 for gain in gains)
     first = fits.count(True)
+    assert all(found.price and found.change for found in levers)
     assert [*sorted(gains[:first], reverse=True), *sorted(gains[first:], reverse=True)] == gains
+
+
+def test_outcomes_have_the_names_that_scripts_read() -> None:
+    """In the JSON document."""
+    assert ["fits", "tight", "does_not_fit"] == [
+        scenario_plan(scenario(demand=Demand(context_tokens=160, requests=requests))).outcome.value
+        for requests in (1, 10, 11)
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama_70b", "gemma-3-27b", "qwen3.6-27b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_the_largest_demand_that_fits_fits_and_one_more_does_not(name: str) -> None:
+    """max_requests and max_context_tokens are exact on both sides."""
+    config = served(name).config
+    architecture = parse_architecture(config)
+    base = Scenario(
+        architecture=architecture,
+        deployment=Deployment(tensor_parallel=4),
+        gpu_bytes=80_000_000_000,
+        memory_fraction_ratio=0.92,
+        weights=CountedWeights(
+            parameters=count_parameters(config, architecture), quantization=usual_quantization(WeightFormat.BF16)
+        ),
+        overheads=generic_overheads(),
+        demand=Demand(context_tokens=4096, requests=2),
+        most_context_tokens=1 << 20,
+    )
+    plan = scenario_plan(base)
+
+    def fits(context: int, requests: int) -> bool:
+        demand = Demand(context_tokens=context, requests=requests)
+        return scenario_plan(replace(base, demand=demand)).outcome is not Outcome.DOES_NOT_FIT
+
+    assert fits(4096, plan.max_requests)
+    assert not fits(4096, plan.max_requests + 1)
+    assert fits(plan.max_context_tokens, 2)
+    assert 1 << 20 == plan.max_context_tokens or not fits(plan.max_context_tokens + 1, 2)
+
+
+def test_weights_of_a_checkpoint_are_spread_over_ranks() -> None:
+    """800 stored bytes on four ranks."""
+    tensors = (CheckpointTensor(name="model.layers.0.mlp.up_proj.weight", stored_bytes=800, elements=400),)
+    of = scenario(
+        deployment=Deployment(tensor_parallel=4), weights=CheckpointWeights(tensors=tensors, kv_heads=8, tied=False)
+    )
+
+    assert [200] == [weights.weights_bytes for weights in rank_weights(of)]

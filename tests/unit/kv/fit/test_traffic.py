@@ -29,7 +29,7 @@ def test_a_request_stays_until_its_last_token() -> None:
     assert (11.515, 23.03) == pytest.approx((TRAFFIC.seconds_in_system, TRAFFIC.mean_requests))
 
 
-@pytest.mark.parametrize(("present_tokens", "expected"), [(None, 1201), (1500.5, 1501), (1200.0, 1200)])
+@pytest.mark.parametrize(("present_tokens", "expected"), [(None, 1201), (1500.5, 1501), (1200.0, 1200), (1, 1)])
 def test_tokens_are_counted_up(present_tokens: float | None, expected: int) -> None:
     """1,000.2 + 200.3 tokens are 1,201 to plan for, unless the length of those present is known."""
     assert expected == replace(TRAFFIC, present_tokens=present_tokens).peak_tokens

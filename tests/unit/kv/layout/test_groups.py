@@ -1,32 +1,233 @@
-"""Layers -> groups -> bytes per block."""
+"""Which layers share a block table: each rule of get_kv_cache_groups where it just holds and where it just does not."""
+
+from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
-from kvdiag.kv.layout.groups import group_pages, padding_layers
+from kvdiag.kv.layout.groups import PageGroup, group_pages, padding_layers
 from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
 
+TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="bf16 128 128")
+WIDE = replace(FULL, heads=16, row_bytes=256, variant="bf16 64 64")
+"""Of the same size, and another shape."""
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=1024)
 CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=8192)
-LATENT = PageSpec(kind=PageKind.MLA, block_size_tokens=64, heads=1, row_bytes=656)
-INDEXER = replace(LATENT, row_bytes=132, variant="indexer")
+CROSS = replace(FULL, kind=PageKind.CROSS)
+LATENT = replace(FULL, kind=PageKind.MLA, heads=1, row_bytes=1152)
+PACKED = replace(FULL, kind=PageKind.MLA, block_size_tokens=64, heads=1, row_bytes=656)
+INDEXER = replace(PACKED, row_bytes=132, variant="indexer")
 STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=60_000, dcp_sharded=False)
-TERMS = RequestTerms(max_in_flight_tokens=2048, max_encoder_tokens=1500)
+DOUBLE = replace(FULL, block_size_tokens=32, heads=4)
+"""Of the same size, with 32 tokens."""
 
 
-def sizes(pages: list[PageSpec], **options: Any) -> list[int]:
-    """How many layers each group has."""
-    return [len(group.layers) for group in group_pages(pages, **options)]
+def layers(pages: list[PageSpec], *, hybrid_manager: bool = True) -> list[tuple[int, ...]]:
+    """Which layers are in each group."""
+    return [group.layers for group in group_pages(pages, hybrid_manager=hybrid_manager)]
 
 
-def test_equal_layers_are_one_group() -> None:
-    """A dense model has one block table."""
-    assert [32] == sizes([FULL] * 32)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FULL, WIDE),
+        (FULL, replace(FULL, heads=2)),
+        (FULL, LATENT),
+        (LATENT, FULL),
+        (SLIDING, replace(SLIDING, heads=2)),
+        (CHUNKED, replace(CHUNKED, heads=2)),
+        (CROSS, replace(CROSS, heads=2)),
+        (STATE, replace(STATE, variant="another shape")),
+    ],
+    ids=["shapes", "heads", "full and latent", "latent and full", "windows", "chunks", "encoders", "states"],
+)
+def test_layers_that_need_equally_many_blocks_share_a_table(one: PageSpec, other: PageSpec) -> None:
+    """UniformTypeKVCacheSpecs: of one type, whatever a page of each takes."""
+    assert [(0, 1, 2)] == layers([one, other, one])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FULL, DOUBLE),
+        (FULL, replace(FULL, dcp_sharded=False)),
+        (FULL, SLIDING),
+        (SLIDING, FULL),
+        (SLIDING, replace(SLIDING, window_tokens=512)),
+        (SLIDING, CHUNKED),
+        (CHUNKED, SLIDING),
+        (CHUNKED, replace(CHUNKED, chunk_tokens=4096)),
+        (CROSS, FULL),
+        (FULL, CROSS),
+        (STATE, replace(STATE, speculative_blocks=1)),
+        (STATE, replace(STATE, checkpoint_blocks=1)),
+        (STATE, replace(STATE, row_bytes=40_000)),
+        (STATE, replace(FULL, dcp_sharded=False)),
+    ],
+    ids=[
+        "block sizes",
+        "sharding",
+        "full and window",
+        "window and full",
+        "two windows",
+        "window and chunk",
+        "chunk and window",
+        "two chunks",
+        "encoder and full",
+        "full and encoder",
+        "drafts",
+        "checkpoints",
+        "sizes of state",
+        "state and full",
+    ],
+)
+def test_layers_that_do_not_have_a_table_each(one: PageSpec, other: PageSpec) -> None:
+    """Of equally large pages, one group for each kind; the larger page of two states pads the smaller."""
+    groups = group_pages([one, other, one, other])
+
+    assert [(0, 2), (1, 3)] == [group.layers for group in groups]
+    assert 1 == len({page.page_bytes for group in groups for page in group.pages})
+
+
+def test_full_layers_of_unlike_shape_are_not_mixed_beside_windows() -> None:
+    """4 of each: three groups, none with two shapes, as FullAttentionSpec.merge asserts."""
+    assert [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)] == layers([FULL] * 4 + [WIDE] * 4 + [SLIDING] * 4)
+
+
+@pytest.mark.parametrize(
+    ("fewer", "more", "sizes"),
+    [
+        (2, 2, [2, 2]),
+        (2, 3, [2, 2, 1]),
+        (4, 5, [4, 5]),
+        (3, 4, [3, 4]),
+        (5, 8, [5, 4, 4]),
+        (1, 3, [1, 1, 1, 1]),
+        (13, 12, [13, 12]),
+        (12, 18, [12, 9, 9]),
+    ],
+)
+def test_groups_are_as_large_as_the_rarer_kind(fewer: int, more: int, sizes: list[int]) -> None:
+    """Unless the other is less than one and a half times as many: 3 is not less than 1.5 x 2."""
+    assert sizes == [len(group) for group in layers([FULL] * fewer + [SLIDING] * more)]
+
+
+def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
+    """A third of the bytes, three times the tokens."""
+    third = replace(SLIDING, heads=8, row_bytes=512)
+    wide = replace(FULL, heads=24)
+
+    assert [(16, 196_608), (48, 196_608)] == [
+        (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([wide, third])
+    ]
+
+
+def test_latent_pages_that_divide_have_longer_blocks_beside_states() -> None:
+    """1,152 x 16 tokens is a quarter of a state of 73,728 bytes."""
+    state = replace(STATE, row_bytes=73_728)
+
+    assert [(64, 73_728), (16, 73_728)] == [
+        (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([LATENT, state])
+    ]
+
+
+@pytest.mark.parametrize("beside", [replace(CHUNKED, row_bytes=511), STATE])
+def test_latent_pages_that_do_not_divide_are_refused_beside_anything_but_windows(beside: PageSpec) -> None:
+    """Only windows are made full beside them."""
+    with pytest.raises(KvModelError) as caught:
+        group_pages([LATENT, beside])
+
+    assert "kv_lora_rank" == caught.value.field
+
+
+@pytest.mark.parametrize(("others", "allowed"), [([], True), ([replace(CHUNKED, row_bytes=511)], False)])
+def test_windows_beside_latent_pages_are_made_full_where_nothing_else_is(others: list[PageSpec], allowed: bool) -> None:
+    """One table of all, each page of its own size, in the latent layers' blocks."""
+    pages = [LATENT, replace(SLIDING, row_bytes=511, block_size_tokens=32), *others]
+
+    if not allowed:
+        with pytest.raises(KvModelError):
+            group_pages(pages)
+        return
+    (group,) = group_pages(pages)
+    assert [(PageKind.MLA, 16, 18_432), (PageKind.FULL, 16, 8 * 16 * 511)] == [
+        (page.kind, page.block_size_tokens, page.page_bytes) for page in group.pages
+    ]
+
+
+@pytest.mark.parametrize("local", [SLIDING, CHUNKED], ids=["window", "chunk"])
+def test_without_the_hybrid_manager_local_layers_take_the_full_ones_blocks(local: PageSpec) -> None:
+    """320 tokens are 10 blocks of 32, in every layer; what was kept below a window is no longer counted."""
+    short = replace(local, retained_tokens=5)
+
+    (group,) = group_pages([DOUBLE, short], hybrid_manager=False)
+
+    assert 10 == group.admission_blocks(320, TERMS)
+    assert [(PageKind.FULL, 32, 0)] * 2 == [
+        (page.kind, page.block_size_tokens, page.retained_tokens) for page in group.pages
+    ]
+    assert 65_536 + 131_072 == group.bytes_per_block()
+
+
+def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_apart() -> None:
+    """Two tables, since context-parallel ranks share only one of them."""
+    whole = [replace(page, dcp_sharded=False) for page in (FULL, SLIDING)]
+
+    groups = group_pages([FULL, SLIDING, *whole], hybrid_manager=False)
+
+    assert [(0, 1), (2, 3)] == [group.layers for group in groups]
+    assert {PageKind.FULL} == {page.kind for group in groups for page in group.pages}
+
+
+@pytest.mark.parametrize("other", [replace(SLIDING, window_tokens=512), CHUNKED], ids=["another window", "a chunk"])
+def test_without_the_hybrid_manager_layers_of_two_windows_are_not_described_as_one(other: PageSpec) -> None:
+    """A full layer and one window are; what has another, or chunks, has a table of its own."""
+    whole = replace(FULL, dcp_sharded=False)
+
+    assert [(0, 1), (2, 3), (4, 5)] == layers([FULL, SLIDING, other, other, whole, whole], hybrid_manager=False)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [[FULL, DOUBLE, SLIDING], [SLIDING, CHUNKED], [FULL, CROSS], [STATE, FULL]],
+    ids=["two block sizes", "no full layer", "an encoder's", "states"],
+)
+def test_without_the_hybrid_manager_some_models_cannot_be_served(pages: list[PageSpec]) -> None:
+    """All must become attention of one type."""
+    with pytest.raises(KvModelError) as caught:
+        group_pages(pages, hybrid_manager=False)
+
+    assert "hybrid_kv_cache_manager" == caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pages"), [((), ()), ((0,), ()), ((), (FULL,)), ((0, 1), (FULL,))], ids=["empty", "one", "page", "two"]
+)
+def test_a_group_has_a_page_for_each_layer(numbers: tuple[int, ...], pages: tuple[PageSpec, ...]) -> None:
+    """And at least one."""
+    with pytest.raises(KvModelError) as caught:
+        PageGroup(layers=numbers, pages=pages)
+
+    assert "layers" == caught.value.field
+
+
+def test_bytes_and_blocks_of_a_group() -> None:
+    """The sum over its layers, or over some of them; of unlike pages the one with the most blocks counts."""
+    group = PageGroup(layers=(3, 5), pages=(replace(STATE, speculative_blocks=1), replace(STATE, row_bytes=40_000)))
+    aligned = replace(TERMS, state_cache_mode=StateCacheMode.ALIGN)
+
+    assert (100_000, 40_000, 0) == tuple(group.bytes_per_block(each) for each in (None, frozenset({5}), frozenset()))
+    assert 3 == group.admission_blocks(100, aligned)
+
+
+def test_without_groups_nothing_is_padded() -> None:
+    """And with equal ones neither."""
+    assert [0, 0, 1] == [padding_layers(group_pages([FULL] * 4 + [SLIDING] * more)) for more in (0, 4, 3)]
+    assert 0 == padding_layers(())
 
 
 def test_no_layers_are_no_groups() -> None:
@@ -43,7 +244,7 @@ def test_no_layers_are_no_groups() -> None:
 
 def test_latent_rows_and_indexer_rows_share_a_block_table() -> None:
     """Pages of different size in one group add up: 61 x (656 + 132) x 64 bytes a block."""
-    layout = plan_layout([LATENT, INDEXER] * 61)
+    layout = plan_layout([PACKED, INDEXER] * 61)
 
     assert (1, (61 * 788 * 64,)) == (len(layout.groups), layout.bytes_per_block)
 
@@ -55,29 +256,11 @@ def test_rarer_layers_set_the_group_size_and_the_rest_is_padded() -> None:
     assert (7, 8) == (len(groups), padding_layers(groups))
 
 
-def test_kinds_of_similar_number_are_padded_to_the_larger() -> None:
-    """13 full and 12 sliding layers are two groups of 13, since 13 < 1.5 x 12."""
-    assert [13, 12] == sizes([FULL] * 13 + [SLIDING] * 12)
-
-
-def test_kinds_at_exactly_one_and_a_half_use_the_smaller() -> None:
-    """18 is not less than 1.5 x 12: groups of 12 and two of 9."""
-    assert [12, 9, 9] == sizes([FULL] * 12 + [SLIDING] * 18)
-
-
 def test_layers_are_dealt_out_in_turn() -> None:
     """Layer i of a kind goes to group i modulo the number of groups, so that pipeline stages stay even."""
     groups = group_pages([FULL, SLIDING, SLIDING, FULL, SLIDING, SLIDING])
 
     assert [(0, 3), (1, 4), (2, 5)] == [group.layers for group in groups]
-
-
-def test_smaller_pages_get_longer_blocks() -> None:
-    """A page of half the size holds twice the tokens (Gemma-4-31b at TP 2: 32 and 16)."""
-    wide = replace(SLIDING, heads=16)
-    groups = group_pages([FULL] * 10 + [wide] * 50)
-
-    assert {32, 16} == {group.page.block_size_tokens for group in groups}
 
 
 def test_pages_that_do_not_divide_are_padded() -> None:
@@ -86,29 +269,6 @@ def test_pages_that_do_not_divide_are_padded() -> None:
     groups = group_pages([FULL] * 4 + [odd] * 4)
 
     assert {FULL.page_bytes} == {group.page.page_bytes for group in groups}
-
-
-def test_state_pages_are_padded() -> None:
-    """A state page grows to the attention page beside it."""
-    groups = group_pages([FULL] * 2 + [STATE] * 6)
-
-    assert [FULL.page_bytes] * 4 == [group.page.page_bytes for group in groups]
-
-
-def test_latent_pages_that_do_not_divide_make_sliding_layers_full() -> None:
-    """MLA cannot be padded, so a sliding drafter beside it is allocated in full, in one group."""
-    drafter = replace(SLIDING, block_size_tokens=64, heads=1, row_bytes=1000)
-    groups = group_pages([LATENT] * 4 + [drafter])
-
-    assert (1, PageKind.FULL) == (len(groups), groups[0].pages[-1].kind)
-
-
-def test_latent_pages_beside_states_that_do_not_divide_are_refused() -> None:
-    """The engine cannot serve an MLA page that is no divisor of a state page, and the model says so."""
-    with pytest.raises(KvModelError) as caught:
-        group_pages([LATENT] * 4 + [STATE] * 4)
-
-    assert "kv_lora_rank" == caught.value.field
 
 
 def test_without_the_hybrid_manager_windows_cost_their_full_length() -> None:
@@ -125,110 +285,8 @@ def test_without_the_hybrid_manager_a_model_of_windows_alone_keeps_them() -> Non
     assert 193 == layout.admission_blocks(32_768, TERMS)
 
 
-def test_without_the_hybrid_manager_states_are_refused() -> None:
-    """States cannot be one type with attention."""
-    with pytest.raises(KvModelError) as caught:
-        group_pages([FULL] * 2 + [STATE] * 2, hybrid_manager=False)
-
-    assert "hybrid_kv_cache_manager" == caught.value.field
-
-
-@pytest.mark.parametrize(
-    ("page", "tokens", "expected"),
-    [
-        (FULL, 1, 1),
-        (FULL, 16, 1),
-        (FULL, 17, 2),
-        (SLIDING, 100, 8),
-        (SLIDING, 131_072, 193),
-        (CHUNKED, 100, 7),
-        (CHUNKED, 131_072, 640),
-        (STATE, 131_072, 1),
-        (replace(FULL, kind=PageKind.CROSS), 448, 94),
-    ],
-)
-def test_blocks_planned_for_a_request(page: PageSpec, tokens: int, expected: Any) -> None:
-    """Each kind's admission bound: windows and chunks plus what is in flight, one state, the encoder."""
-    assert expected == page.admission_blocks(tokens, TERMS)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [(StateCacheMode.NONE, 1 + 3), (StateCacheMode.ALIGN, 2 + 3 + 1), (StateCacheMode.ALL, 64 + 3)],
-)
-def test_blocks_planned_for_states(mode: StateCacheMode, expected: Any) -> None:
-    """State blocks by cache mode, with three drafts and one prefill checkpoint."""
-    page = replace(STATE, speculative_blocks=3, checkpoint_blocks=1)
-
-    assert expected == page.admission_blocks(1024, replace(TERMS, state_cache_mode=mode))
-
-
-def test_context_parallel_divides_what_it_shards() -> None:
-    """A block of a sharded group holds the tokens of all ranks, a state's does not."""
-    terms = replace(TERMS, decode_context_parallel=8)
-
-    assert (1024, 1) == (FULL.admission_blocks(131_072, terms), STATE.admission_blocks(131_072, terms))
-
-
-def test_context_parallel_refuses_windows() -> None:
-    """VLLM asserts that sliding windows and decode context parallel do not meet."""
-    with pytest.raises(KvModelError) as caught:
-        SLIDING.admission_blocks(1024, replace(TERMS, decode_context_parallel=2))
-
-    assert "decode_context_parallel" == caught.value.field
-
-
-def test_drafts_lengthen_a_window_by_what_they_reread() -> None:
-    """Several draft modules keep tokens below the window."""
-    assert 194 == replace(SLIDING, retained_tokens=16).admission_blocks(131_072, TERMS)
-
-
-def test_the_smallest_rank_decides() -> None:
-    """Two stages with different pools get the blocks of the poorer one."""
-    layout = plan_layout([FULL] * 4, stages=[0, 0, 1, 1])
-    capacity = pool_capacity(layout, pool_bytes=[100 * 65536 * 2, 50 * 65536 * 2], context_tokens=160, terms=TERMS)
-
-    assert 50 == capacity.num_blocks
-
-
 def test_uneven_stages_have_blocks_of_their_own_size() -> None:
     """A stage's block costs what its layers of the widest group take."""
     layout = plan_layout([FULL] * 5, stages=[0, 0, 0, 1, 1])
 
     assert (3 * FULL.page_bytes, 2 * FULL.page_bytes) == layout.bytes_per_block
-
-
-def test_a_pool_of_exactly_one_request_is_refused_for_the_null_block() -> None:
-    """128 blocks do not admit a request of 128; 129 do."""
-    layout = plan_layout([FULL])
-    fits = [
-        pool_capacity(layout, pool_bytes=blocks * FULL.page_bytes, context_tokens=2048, terms=TERMS).admits_one
-        for blocks in (128, 129)
-    ]
-
-    assert [False, True] == fits
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"pool_bytes": -1, "context_tokens": 16}, "kv_pool_bytes"),
-        ({"pool_bytes": 1 << 60, "context_tokens": 16}, "kv_pool_bytes"),
-        ({"pool_bytes": 1 << 30, "context_tokens": 0}, "context"),
-        ({"pool_bytes": [1 << 30, 1 << 30], "context_tokens": 16}, "kv_pool_bytes"),
-    ],
-)
-def test_impossible_pools_are_refused(arguments: dict[str, Any], field: str) -> None:
-    """A negative or absurd pool, no context, or pools for stages that are not there name their field."""
-    with pytest.raises(KvModelError) as caught:
-        pool_capacity(plan_layout([FULL]), terms=TERMS, **arguments)
-
-    assert field == caught.value.field
-
-
-def test_bytes_per_token_exist_only_without_windows_and_states() -> None:
-    """A dense model has one figure, a model with windows none."""
-    dense = plan_layout([FULL] * 32).bytes_per_token()
-    mixed = plan_layout([FULL] * 2 + [SLIDING] * 2).bytes_per_token()
-
-    assert ((131_072,), None) == (dense, mixed)

@@ -60,8 +60,9 @@ def test_a_window_that_is_not_shared_goes_with_context_parallel() -> None:
     terms = replace(TERMS, decode_context_parallel=2)
 
     assert 101 == replace(SLIDING, dcp_sharded=False).admission_blocks(100, terms)
-    with pytest.raises(KvModelError):
+    with pytest.raises(KvModelError) as caught:
         SLIDING.admission_blocks(100, terms)
+    assert "decode_context_parallel" == caught.value.field
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The mission's worked numbers, to the byte."""
+"""Worked examples of published articles, to the byte."""
 
 from dataclasses import replace
 from typing import Any
