@@ -229,8 +229,10 @@ def test_a_class_that_is_made_of_another_is_read_as_that(name: str) -> None:
         *(({"model_type": name, "is_causal": False}, "e") for name in ("llama", "qwen2", "qwen3")),
         *(({"model_type": name, "is_causal": True}, "F") for name in ("llama", "qwen2", "qwen3")),
         ({"model_type": "mixtral", "is_causal": False}, "F"),
+        ({"architectures": ["LlamaForCausalLM"]}, "F"),
     ],
 )
 def test_a_decoder_that_looks_both_ways_keeps_nothing(config: dict[str, Any], expected: str) -> None:
     """VLLM serves it as an encoder: by its class, or by is_causal where the family has that."""
-    assert expected * 9 == letters({**EVERYTHING, "sliding_window": None, **config})
+    whole = {**EVERYTHING, "sliding_window": None, **config}
+    assert [expected * 9] * 2 == [letters(whole), letters({"text_config": whole})]

@@ -10,7 +10,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
-from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -151,29 +151,10 @@ def test_a_language_model_of_another_repository_is_asked_for() -> None:
     assert "text_model_id" == caught.value.field
 
 
-@pytest.mark.parametrize(
-    ("config", "encodes"),
-    [
-        ({}, False),
-        ({"is_causal": True}, False),
-        ({"is_causal": False}, True),
-        ({"architectures": ["LlamaBidirectionalModel"]}, True),
-        ({"architectures": ["LlamaForCausalLM"]}, False),
-        ({"model_type": "mixtral", "is_causal": False}, False),
-    ],
-)
-def test_a_decoder_that_looks_both_ways_keeps_no_cache(config: dict[str, Any], encodes: bool) -> None:
-    """By its class, or is_causal where its family has an encoder; the class may stand in the nested config too."""
-    kinds = parse_architecture(LLAMA | config).kinds
-
-    assert encodes is (LayerKind.ENCODER_ONLY in kinds)
-    assert encodes is (LayerKind.ENCODER_ONLY in parse_architecture({"text_config": LLAMA | config}).kinds)
-
-
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size"])
 def test_depth_and_width_are_never_made_up(missing: str) -> None:
     """A config of its own must say them; one that is nested may be written as a difference from its class."""
-    # GIVEN gemma3_text: 26 layers of 2,304 by transformers' Gemma3TextConfig
+    # gemma3_text has 26 layers of 2,304 by transformers' Gemma3TextConfig
     config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "hidden_size": 1152, "sliding_window": 512}
     lacking = {name: value for name, value in config.items() if name != missing}
 

@@ -111,12 +111,6 @@ def test_hybrids_that_do_not_tell_their_layers_are_refused(config: dict[str, Any
     assert field == refused(config)
 
 
-def test_a_pattern_that_is_none_is_shown_cut_short() -> None:
-    """Of one that is long the beginning is enough to find it."""
-    with pytest.raises(KvModelError):
-        parse_architecture({**NEMOTRON, "hybrid_override_pattern": "Q" * 41})
-
-
 @pytest.mark.parametrize("pattern", ["M" * LAYERS, "1000 mamba2 + 24 attention"])
 def test_the_longest_patterns_are_read(pattern: str) -> None:
     """1,024 layers are the most, in letters or in words."""

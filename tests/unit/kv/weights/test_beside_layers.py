@@ -131,18 +131,6 @@ def test_whispers_encoder_has_what_its_class_fills_in() -> None:
             {"ngram_vocab_size_ratio": 7, "emb_split_num": 2, "emb_neighbor_num": 1},
             "emb_neighbor_num",
         ),
-        ("gemma4_text", {}, {"hidden_size_per_layer_input": 16_385}, "hidden_size_per_layer_input"),
-        (
-            "gemma4_text",
-            {},
-            {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 67_108_865},
-            "vocab_size_per_layer_input",
-        ),
-        ("gemma3n_text", {}, {"altup_num_inputs": 65}, "altup_num_inputs"),
-        ("bert", {}, {"max_position_embeddings": 1_048_577}, "max_position_embeddings"),
-        ("whisper", {}, {"max_source_positions": 1_048_577}, "max_source_positions"),
-        ("whisper", {}, {"max_target_positions": 1_048_577}, "max_target_positions"),
-        ("whisper", {}, {"num_mel_bins": 4097}, "num_mel_bins"),
     ],
 )
 def test_sizes_beyond_belief_are_refused_by_name(

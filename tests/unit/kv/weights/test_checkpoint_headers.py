@@ -71,6 +71,8 @@ def test_every_number_format_has_its_width(bits: int, dtypes: list[str]) -> None
     ("change", "field"),
     [
         ({"shape": None}, "x.shape"),
+        ({"shape": [-1, 2]}, "x.shape"),
+        ({"shape": "2x2"}, "x.shape"),
         ({"shape": [1] * 9}, "x.shape"),
         ({"shape": [1] * 9, "dtype": "BF17"}, "x.shape"),
         ({"shape": [2**40 + 1]}, "x.shape"),
@@ -109,9 +111,10 @@ def test_headers_are_bounded() -> None:
         read_headers([{"first": GOOD}, Long()])
     assert "safetensors" == caught.value.field
 
-    with pytest.raises(KvModelError) as caught:
-        read_headers([{"__metadata__": {}}, {}])
-    assert "safetensors" == caught.value.field
+    for empty in ([{"__metadata__": {}}, {}], [{"x": "not an object"}]):
+        with pytest.raises(KvModelError) as caught:
+            read_headers(empty)
+        assert caught.value.field in ("safetensors", "x")
 
 
 def test_stages_hold_their_layers_and_the_ends_of_the_model() -> None:

@@ -82,8 +82,11 @@ def test_a_format_by_its_name(name: str, expected: int) -> None:
             for name in ("gptq", "gptq_marlin", "auto-gptq", "auto-round", "intel/auto-round", "inc")
         ),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, BITS_4 + SCALES),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False}, BITS_4 + 2 * SCALES),
         ({"quant_method": "gptq", "bits": 8, "group_size": 64}, BITS_8 + 2 * SCALES + 4 * ZEROS),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, BITS_4),
+        ({"quant_method": "gptq", "bits": 3}, 3 * WEIGHTS // 8 + SCALES + ZEROS // 4 * 3),
+        ({"quant_method": "gptq", "bits": 2, "group_size": 64}, WEIGHTS // 4 + 2 * SCALES + ZEROS),
         ({"quant_method": "gptq", "bits": 4, "group_size": 1}, BITS_4 + 128 * (SCALES + ZEROS)),
         *(({"quant_method": name}, BITS_8) for name in ("fp8", "fbgemm_fp8", "deepspeedfp")),
         ({"quant_method": "FP8", "weight_block_size": [128, 128]}, BITS_8 + BLOCKS),
@@ -100,6 +103,10 @@ def test_a_format_by_its_name(name: str, expected: int) -> None:
         ),
         ({"quant_method": "modelopt"}, BITS_8),
         ({"quant_method": "modelopt_fp4"}, BITS_4 + PER_16),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_AWQ", "group_size": 64}},
+            BITS_4 + 2 * SCALES,
+        ),
         ({"quant_method": "modelopt_mxfp8"}, BITS_8 + PER_32),
         ({"quant_algo": "NVFP4"}, BITS_4 + PER_16),
         ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}, BITS_4 + PER_16),
@@ -119,7 +126,7 @@ def test_a_format_by_its_declaration(quantization: dict[str, Any], expected: int
     ("expected", "algorithms"),
     [
         (BITS_8, ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W8A16", "W8A16_AWQ", "W8A8_SQ_PER_CHANNEL"]),
-        (BITS_8 + BLOCKS, ["FP8_PB_WO", "FP8_BLOCK_SCALES", "FP8_PB_REAL"]),
+        (BITS_8 + BLOCKS, ["FP8_PB_WO", "fp8_pb_wo", "FP8_BLOCK_SCALES", "FP8_PB_REAL"]),
         (BITS_8 + PER_32, ["MXFP8"]),
         (BITS_4 + PER_32, ["MXFP4", "W4A8_MXFP4_FP8"]),
         (BITS_4 + PER_16, ["NVFP4", "NVFP4_AWQ", "NVFP4_SVDQUANT", "W4A16_NVFP4", "W4A8_NVFP4_FP8"]),
@@ -145,7 +152,11 @@ def test_modelopts_algorithms(expected: int, algorithms: list[str]) -> None:
         ({"num_bits": 4, "group_size": -1, "symmetric": False}, BITS_4),
         ({"num_bits": 4, "group_size": 0}, BITS_4),
         ({"num_bits": 4, "strategy": "group", "group_size": 1 << 20}, BITS_4 + 8),
+        ({"num_bits": 4, "type": "int", "strategy": "channel", "group_size": None}, BITS_4),
         ({"num_bits": 8, "type": "float"}, BITS_8),
+        ({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}, BITS_8 + PER_32),
+        ({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, BITS_4 + PER_32),
+        ({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, BITS_4 + PER_16),
         ({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}, BITS_8 + BLOCKS),
         ({"num_bits": 8, "type": "float", "strategy": "channel", "block_structure": [128, 128]}, BITS_8),
         ({"num_bits": 4, "type": "float", "group_size": 16}, BITS_4 + PER_16),
@@ -180,7 +191,10 @@ def test_an_output_layer_is_quantized_where_gptq_says_so() -> None:
     assert (4 + 20 / 128, 16.0) == (whole.head_bits, whole.plain_bits)
     assert 16.0 == declared(quant_method="gptq", bits=4).head_bits
     assert 16.0 == declared(quant_method="awq", bits=4).head_bits
-    assert (32.0, 32.0, False) == (wide.head_bits, wide.plain_bits, wide.quantizes)
+    assert (32.0, 32.0) == (wide.head_bits, wide.plain_bits)
+    assert {WeightFormat.BF16, WeightFormat.FP32} == {
+        one for one in WeightFormat if not usual_quantization(one).quantizes
+    }
 
 
 def test_mxfp4_is_for_experts_alone() -> None:
@@ -280,6 +294,14 @@ def test_a_list_names_at_most_every_matrix_of_every_expert() -> None:
         ({"quant_method": "gptq", "bits": 1}, "bits"),
         ({"quant_method": "gptq", "bits": 0}, "bits"),
         ({"quant_method": "gptq"}, "bits"),
+        ({"quant_method": "gptq", "bits": 5}, "bits"),
+        ({"quant_method": "awq", "w_bit": 6}, "w_bit"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -2}, "group_size"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 5}}}, "dynamic.+:.*down.*.bits"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
+        ({"quant_method": "fp8", "ignored_layers": ["re:(a+)+$"]}, "ignored_layers"),
+        ({"quant_method": "modelopt_mixed"}, "quant_algo"),
+        ({"quant_method": "compressed-tensors"}, "config_groups"),
         ({"quant_method": "gptq", "bits": 4, "group_size": (1 << 20) + 1}, "group_size"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:(a": {"bits": 8}}}, "dynamic"),
@@ -309,6 +331,8 @@ def test_what_cannot_be_counted_says_why(quantization: dict[str, Any], field: st
     ("group", "field"),
     [
         ({"weights": {"num_bits": 65}}, "weights.num_bits"),
+        ({"weights": {"num_bits": 5}}, "weights.num_bits"),
+        ({"weights": {"num_bits": 6, "type": "float"}}, "weights.num_bits"),
         ({"weights": {"num_bits": 1, "type": "float"}}, "weights.num_bits"),
         ({"weights": {"num_bits": 64, "type": "float"}}, "weights.num_bits"),
         ({"weights": {"num_bits": 65, "type": "float"}}, "weights.num_bits"),

@@ -1,4 +1,4 @@
-"""Weight bytes, from parameter counts and from checkpoint headers."""
+"""Parameter counts and weight bytes against model cards and published logs."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import Architecture
-from kvdiag.kv.weights.checkpoint import read_headers, weights_from_config, weights_from_tensors
+from kvdiag.kv.weights.checkpoint import weights_from_config
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import WeightFormat, declared_quantization, usual_quantization
@@ -94,92 +94,6 @@ def test_weight_bytes_are_those_that_engines_log(
     assert gib == pytest.approx(weights[0].weights_bytes / GIB, rel=0.025)
 
 
-def test_stages_add_up_to_the_model() -> None:
-    """Two stages hold what one rank held, each its own layers."""
-    architecture, parameters = counted("llama_7b")
-    whole = weights_from_config(
-        parameters,
-        quantization=usual_quantization(WeightFormat.BF16),
-        tensor_parallel=1,
-        stage_ends=[architecture.depth],
-    )
-    halves = weights_from_config(
-        parameters, quantization=usual_quantization(WeightFormat.BF16), tensor_parallel=1, stage_ends=[16, 32]
-    )
-
-    assert whole[0].weights_bytes == sum(stage.weights_bytes for stage in halves)
-
-
-def test_a_tied_output_layer_is_stored_again_on_the_last_stage() -> None:
-    """A tied embedding is on the first and the last stage."""
-    _, parameters = counted("llama-3.2-1b")
-    halves = weights_from_config(
-        parameters, quantization=usual_quantization(WeightFormat.BF16), tensor_parallel=1, stage_ends=[8, 16]
-    )
-
-    assert halves[0].weights_bytes == halves[1].weights_bytes
-
-
-HEADER = {
-    "__metadata__": {"format": "pt"},
-    "model.embed_tokens.weight": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 128_000]},
-    "model.layers.0.self_attn.q_proj.weight": {"dtype": "BF16", "shape": [64, 64], "data_offsets": [0, 8192]},
-    "model.layers.0.self_attn.k_proj.weight": {"dtype": "BF16", "shape": [16, 64], "data_offsets": [0, 2048]},
-    "model.layers.0.input_layernorm.weight": {"dtype": "BF16", "shape": [64], "data_offsets": [0, 128]},
-    "model.layers.1.mlp.down_proj.weight": {"dtype": "F8_E4M3", "shape": [64, 256], "data_offsets": [0, 16_384]},
-    "lm_head.weight": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 128_000]},
-}
-
-
-def test_headers_add_up() -> None:
-    """The bytes of a checkpoint are those of its tensors, metadata apart."""
-    tensors = read_headers([HEADER])
-    weights = weights_from_tensors(tensors, tensor_parallel=1, stage_ends=[2])
-
-    assert 128_000 + 8192 + 2048 + 128 + 16_384 + 128_000 == weights[0].weights_bytes
-
-
-def test_headers_are_divided_as_layers_are() -> None:
-    """Norms are on every rank, a single KV head's projection too, the rest is divided."""
-    tensors = read_headers([HEADER])
-    weights = weights_from_tensors(tensors, tensor_parallel=4, stage_ends=[2], kv_heads=1)
-
-    assert (128_000 + 8192 + 16_384 + 128_000) // 4 + 2048 + 128 == weights[0].weights_bytes
-
-
-def test_headers_are_staged_by_layer_number() -> None:
-    """The embedding goes to the first stage, the output layer to the last, layers to their own."""
-    tensors = read_headers([HEADER])
-    weights = weights_from_tensors(tensors, tensor_parallel=1, stage_ends=[1, 2])
-
-    assert [128_000 + 8192 + 2048 + 128, 16_384 + 128_000] == [stage.weights_bytes for stage in weights]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 9]},
-        {"dtype": "BF17", "shape": [2, 2], "data_offsets": [0, 8]},
-        {"dtype": "BF16", "shape": [-1, 2], "data_offsets": [0, 8]},
-        {"dtype": "BF16", "shape": "2x2", "data_offsets": [0, 8]},
-        {"dtype": "BF16", "shape": [1] * 9},
-        "not an object",
-    ],
-)
-def test_headers_that_lie_are_refused(entry: Any) -> None:
-    """A tensor whose type, shape or place is impossible is an error that names it."""
-    with pytest.raises(KvModelError) as caught:
-        read_headers([{"model.weight": entry}])
-
-    assert caught.value.field.startswith("model.weight")
-
-
-def test_empty_headers_are_refused() -> None:
-    """A checkpoint without tensors has no size."""
-    with pytest.raises(KvModelError):
-        read_headers([{"__metadata__": {}}])
-
-
 def test_a_config_without_sizes_names_the_one_that_is_missing() -> None:
     """Counting needs the vocabulary."""
     config = {
@@ -195,32 +109,89 @@ def test_a_config_without_sizes_names_the_one_that_is_missing() -> None:
     assert "vocab_size" == caught.value.field
 
 
-def test_formats_order_by_size() -> None:
-    """No format of fewer bits gives more bytes."""
-    architecture, parameters = counted("llama-3.1-8b")
-    sizes = [
-        weights_from_config(
-            parameters,
-            quantization=usual_quantization(weight_format),
-            tensor_parallel=1,
-            stage_ends=[architecture.depth],
-        )[0].weights_bytes
-        for weight_format in (
-            WeightFormat.INT4,
-            WeightFormat.NVFP4,
-            WeightFormat.INT8,
-            WeightFormat.FP8,
-            WeightFormat.BF16,
-            WeightFormat.FP32,
-        )
-    ]
-
-    assert sorted(sizes) == sizes
-
-
 def test_the_catalogue_can_be_weighed() -> None:
     """Every model of the catalogue has a layout and a parameter count."""
     for name in catalogue().names:
         _, parameters = counted(name)
 
         assert parameters.total > 1e8, json.dumps(name)
+
+
+def test_a_published_config_without_heads_and_vocabulary_has_weights() -> None:
+    """gemma-3-4b-it leaves both to its class: 4.3 billion parameters by its card."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+    config = {"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}, "vision_config": vision}
+
+    assert pytest.approx(4.3, rel=0.025) == count_parameters(config, parse_architecture(config)).total / 1e9
+
+
+# What Kimi-K2-Thinking and K2.5 leave in 16 bits.
+KIMI_IGNORE = [
+    "lm_head",
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    "re:vision_tower.*",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "gigabytes"),
+    [
+        (
+            "kimi-k2",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"},
+                    }
+                },
+                "ignore": KIMI_IGNORE,
+            },
+            595,
+        ),
+        (
+            "deepseek-v3",
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head", *(f"model.layers.{index}.self_attn*" for index in range(61)), "model.layers.61*"],
+            },
+            397,
+        ),
+        ("llama_70b", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, 42.9),
+        ("llama_70b", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 39.8),
+        ("llama_70b", {"quant_method": "fp8"}, 72.7),
+        (
+            "llama_70b",
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+            39.5,
+        ),
+        (
+            "minimax-m2.5",
+            {
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+            },
+            230,
+        ),
+    ],
+)
+def test_checkpoints_have_their_published_size(name: str, quantization: dict[str, Any], gigabytes: float) -> None:
+    """The config's own settings give the size that the Hub shows, to 3 %."""
+    config = {**served(name).config, "quantization_config": quantization}
+    architecture = parse_architecture(config)
+
+    (rank,) = weights_from_config(
+        count_parameters(config, architecture),
+        quantization=declared_quantization(config),
+        tensor_parallel=1,
+        stage_ends=[architecture.depth],
+    )
+
+    assert gigabytes == pytest.approx(rank.weights_bytes / 1e9, rel=0.03)
