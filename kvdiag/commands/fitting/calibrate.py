@@ -37,7 +37,7 @@ _SAME_TOTAL_RATIO = 0.05
 # Before, no version schedules a step ahead by default (config/vllm.py::VllmConfig).
 _FIRST_WITH_ASYNC_SCHEDULING = (0, 14)
 
-_TOLD: Mapping[str, str] = {
+_REPORTED_SETTINGS: Mapping[str, str] = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",
     "dcp": "decode_context_parallel",
@@ -50,14 +50,14 @@ _TOLD: Mapping[str, str] = {
     "num_speculative_tokens": "speculative_tokens",
     "hybrid_kv_cache_manager": "hybrid_manager",
 }
-"""Options to the settings that an engine tells of itself: where both are given they must agree."""
+"""Options and the reported settings they must agree with where both are given."""
 
 
 def calibrate(model: str | None, options: FitOptions) -> int:
     """Compare MODEL with the engine that the options name; print, keep the profile, and return the exit code.
 
     Raises:
-        KvdiagError: the log or server cannot be read, contradicts MODEL or an option, or tells nothing to compare.
+        KvdiagError: the log or server cannot be read, contradicts MODEL or an option, or reports nothing to compare.
 
     """
     if options.calibrate is not None and options.from_log is not None:
@@ -182,22 +182,24 @@ def _served(architecture: Architecture, report: EngineReport) -> Architecture:
 
 
 def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
-    """The options with what the engine tells of itself; where the user gave one too, they must agree."""
+    """The options with the reported settings; where the user gave one too, they must agree."""
     settings = subject.report.settings
     changes: dict[str, Any] = {}
-    for option, name in _TOLD.items():
-        told = getattr(settings, name)
-        if told is None:
+    for option, name in _REPORTED_SETTINGS.items():
+        reported = getattr(settings, name)
+        if reported is None:
             continue
         if (
             _given(option)
-            and getattr(options, option) != told
-            and not (option == "kv_dtype" and "auto" in (told, getattr(options, option)))
+            and getattr(options, option) != reported
+            and not (option == "kv_dtype" and "auto" in (reported, getattr(options, option)))
         ):
             flag = f"--{option.replace('_', '-')}"
-            raise KvdiagError(f"{flag} is {getattr(options, option)}, but {subject.origin} reports {told}: omit {flag}")
-        if not (option == "kv_dtype" and told == "auto"):
-            changes[option] = told
+            raise KvdiagError(
+                f"{flag} is {getattr(options, option)}, but {subject.origin} reports {reported}: omit {flag}"
+            )
+        if not (option == "kv_dtype" and reported == "auto"):
+            changes[option] = reported
     if settings.prefix_caching is not None:
         changes["no_prefix_caching"] = not settings.prefix_caching
     if settings.is_cpu:
@@ -206,7 +208,7 @@ def _chosen(subject: Subject, options: FitOptions) -> FitOptions:
 
 
 def _completed(subject: Subject, options: FitOptions) -> Subject:
-    """What the engine does not tell and the user does: the longest request, and the memory fraction."""
+    """What the user gives and the engine does not report: the longest request, and the memory fraction."""
     report = subject.report
     settings = report.settings
     if report.context_tokens is None and options.context is not None:
@@ -217,7 +219,7 @@ def _completed(subject: Subject, options: FitOptions) -> Subject:
 
 
 def _given(option: str) -> bool:
-    """Whether the user said it, on the command line, in the environment or in the file of settings."""
+    """Whether the user gave the option: on the command line, in the environment or in the file of settings."""
     context = click.get_current_context(silent=True)
     source = None if context is None else context.get_parameter_source(option)
     return source not in (None, ParameterSource.DEFAULT)
@@ -237,19 +239,19 @@ def _deployment(architecture: Architecture, report: EngineReport, chosen: FitOpt
 
 
 def _gpu(subject: Subject, options: FitOptions) -> tuple[int | None, str | None]:
-    """The device's memory and name: as the engine tells or NVML shows, else as --gpu says."""
+    """The device's memory and name: as the engine or NVML reports them, else as --gpu says."""
     if subject.report.settings.is_cpu:
         return None, None
-    told = subject.report.total_bytes or subject.gpu_total_bytes
+    reported = subject.report.total_bytes or subject.gpu_total_bytes
     if not _given("gpu"):
-        return told, subject.gpu_name
+        return reported, subject.gpu_name
     asked = gpu_bytes(options.gpu)
-    if told is not None and abs(asked - told) > _SAME_TOTAL_RATIO * asked:
+    if reported is not None and abs(asked - reported) > _SAME_TOTAL_RATIO * asked:
         raise KvdiagError(
-            f"--gpu {options.gpu} has {format_bytes(asked)}, but {subject.origin} reports {format_bytes(told)}: "
+            f"--gpu {options.gpu} has {format_bytes(asked)}, but {subject.origin} reports {format_bytes(reported)}: "
             "pass the GPU that the engine ran on, or omit --gpu"
         )
-    return told or asked, gpu_name(options.gpu) or subject.gpu_name
+    return reported or asked, gpu_name(options.gpu) or subject.gpu_name
 
 
 def _expected(
@@ -262,7 +264,7 @@ def _expected(
     total: int | None,
     profile: Profile | None,
 ) -> Expected:
-    """What a plan of this deployment says before the engine is asked."""
+    """The figures that a plan of this deployment predicts."""
     settings = subject.report.settings
     weights: WeightsSource
     try:
@@ -301,7 +303,7 @@ def _profile(
     key: ProfileQuery | None,
     calibration: Calibration,
 ) -> tuple[Profile | None, str]:
-    """What the engine took besides weights and pool, or why that cannot be told."""
+    """What the engine took besides weights and pool, and a note where no profile is saved."""
     report = subject.report
     settings = report.settings
     if settings.is_cpu:

@@ -49,11 +49,11 @@ async def subject_of_server(options: FitOptions) -> Subject:
         if facts.model_config is not None:
             files = ModelFiles(origin=facts.model or "the server's model", config=json.loads(facts.model_config))
         if facts.pools and options.dcp > 1:
-            # The page tells what a block holds over all ranks that share a context.
+            # The endpoint reports the tokens of a block over all ranks that share a context.
             tokens = max(1, (report.settings.block_size_tokens or 1) // options.dcp)
             report = replace(report, settings=replace(report.settings, block_size_tokens=tokens))
         if not certain and report.ranks and report.settings.block_size_tokens == _CPU_BLOCK_TOKENS:
-            # A pool told in bytes and blocks of 128 tokens are what platforms/cpu.py gives; on no GPU is it seen.
+            # Only platforms/cpu.py reports a pool in bytes with blocks of 128 tokens; no GPU does.
             device = None
             report = replace(report, settings=replace(report.settings, device="cpu"))
         return Subject(

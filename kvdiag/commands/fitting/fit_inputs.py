@@ -1,4 +1,4 @@
-"""What `kvdiag fit` is asked, as values of the model: options in, architecture, deployment, weights and demand out."""
+"""From the options of `kvdiag fit` to architecture, deployment, weights and demand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
-    """The model's layers, or those that --kv-bytes-per-token stands for."""
+    """The model's layers, or one layer of --kv-bytes-per-token."""
     per_token = options.kv_bytes_per_token
     if per_token is None:
         return parse_architecture(files.config)
@@ -47,7 +47,7 @@ def architecture_of(files: ModelFiles, options: FitOptions) -> Architecture:
 
 
 def check_options(options: FitOptions) -> None:
-    """Refuse what no part of the answer would heed.
+    """Refuse options that no part of the answer would use.
 
     Raises:
         click.UsageError: options exclude one another, or name what does not exist.
@@ -155,7 +155,7 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
 
 
 def context_of(architecture: Architecture, options: FitOptions) -> int:
-    """The tokens of one request: as asked, else the longest that the model promises."""
+    """The tokens of one request: as --context says, else the longest that the model supports."""
     asked: int | None = options.context
     if asked is not None:
         return asked

@@ -58,8 +58,8 @@ def explain(
 
 
 def settled_batches(architecture: Architecture, deployment: Deployment, report: EngineReport) -> int | None:
-    """The max_num_batched_tokens that an engine which does not tell it must have: what is planned for windowed layers
-    shows it. None where the deployment's own gives what is reported, or no usual one does.
+    """The max_num_batched_tokens of an engine that does not report it, as its plan for windowed layers shows it. None
+    where the deployment's own value gives the reported figures, or no usual value does.
     """
     if report.settings.max_num_batched_tokens is not None or not _depends_on_batches(architecture):
         return None

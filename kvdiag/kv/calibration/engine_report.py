@@ -1,4 +1,4 @@
-"""What an engine says of its own memory, from its startup log or its metrics page. Values only; missing is None.
+"""An engine's report of its own memory, from its startup log or its metrics endpoint. Values only; missing is None.
 
 A log prints GiB with two decimals, so a printed size is an interval, and what follows from it is compared as one.
 """
@@ -133,7 +133,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """One engine's memory as it tells it itself, every rank that spoke.
+    """One engine's memory as it reports it, with every rank that reports.
 
     `tokens` and `concurrency` are the engine's own "KV cache size" and "Maximum concurrency" for requests of
     `concurrency_context_tokens`; `concurrency_slack` is half of the last printed digit, 0 where it is exact.
@@ -151,7 +151,7 @@ class EngineReport:
 
     @property
     def context_tokens(self) -> int | None:
-        """The length that the concurrency is told for."""
+        """The request length, in tokens, that the reported concurrency is for."""
         return self.concurrency_context_tokens or self.settings.max_model_len_tokens
 
     @property
@@ -159,8 +159,8 @@ class EngineReport:
         """The rank with the smallest pool: the engine gives every rank what the smallest one affords
         (v1/core/kv_cache_utils.py::get_kv_cache_configs).
         """
-        told = [rank for rank in self.ranks if rank.pool is not None]
-        return min(told, key=lambda rank: rank.pool.nominal_bytes if rank.pool else 0, default=None)
+        reporting = [rank for rank in self.ranks if rank.pool is not None]
+        return min(reporting, key=lambda rank: rank.pool.nominal_bytes if rank.pool else 0, default=None)
 
     @property
     def total_bytes(self) -> int | None:

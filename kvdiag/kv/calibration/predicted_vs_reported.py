@@ -1,6 +1,6 @@
-"""Predicted against reported: what the model says of a deployment, beside what its engine says of itself. Pure.
+"""Predicted and reported figures: the model's prediction for a deployment compared with its engine's report. Pure.
 
-The pool's bytes as the engine tells them go through the same arithmetic as in any plan; a printed figure that lies
+The pool's bytes as the engine reports them go through the same arithmetic as in any plan; a printed figure that lies
 inside what its rounding allows has no drift.
 """
 
@@ -133,7 +133,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a plan says before the engine is asked, bytes on one GPU of each pipeline stage. `pool_source` says where
+    """What a plan predicts, in bytes on one GPU of each pipeline stage. `pool_source` says where
     the plan's context, activation and graphs come from; `pool_bytes` is None where the pool is not planned,
     `why_no_weights` says why the weights are not known either.
     """
@@ -155,7 +155,7 @@ class Calibration:
 
     @property
     def within_limit(self) -> bool:
-        """Whether nothing drifts."""
+        """Whether every figure agrees within the limit."""
         return all(one.within_limit for one in self.comparisons)
 
 
@@ -177,7 +177,7 @@ def contradiction(config: Mapping[str, object], architecture: Architecture, sett
 def compare(
     architecture: Architecture, deployment: Deployment, report: EngineReport, expected: Expected
 ) -> Calibration:
-    """Every figure that the engine reported, beside the model's."""
+    """Every figure that the engine reports, compared with the model's."""
     layout = deployed_layout(architecture, deployment)
     weights = tuple(_weights(report, expected, stages=layout.ranks))
     pool = tuple(_pool(layout, report, expected))
@@ -198,12 +198,12 @@ def _weights(report: EngineReport, expected: Expected, *, stages: int) -> Iterat
     """One line for each stage and distinct figure."""
     if expected.weights_bytes is None:
         return
-    told: dict[tuple[int, PrintedSize], list[str]] = {}
+    ranks_by_size: dict[tuple[int, PrintedSize], list[str]] = {}
     for rank in report.ranks:
         stage = 0 if stages == 1 else rank.stage
         if rank.weights is not None and stage is not None and stage < stages:
-            told.setdefault((stage, rank.weights), []).append(rank.name)
-    for (stage, size), names in told.items():
+            ranks_by_size.setdefault((stage, rank.weights), []).append(rank.name)
+    for (stage, size), names in ranks_by_size.items():
         yield Comparison(
             figure=Figure.WEIGHTS,
             predicted=exactly(expected.weights_bytes[stage]),
@@ -217,7 +217,7 @@ def _ranks_of(names: Sequence[str]) -> str:
 
 
 def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iterator[Comparison]:
-    """The pool that a plan leaves, beside the engine's; both of the stage where the plan has the least blocks."""
+    """The pool that a plan leaves and the engine's; both of the stage where the plan has the least blocks."""
     if expected.pool_bytes is None:
         return
     sizes = layout.bytes_per_block
@@ -226,9 +226,9 @@ def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iter
     )
     pools = _stage_pools(layout, report)
     if pools is not None and pools[stage] is not None:
-        told = pools[stage]
+        pool_size = pools[stage]
         where = report.deciding_rank.name if report.deciding_rank else ""
-        reported = between(told) if told is not None else exactly(0)
+        reported = between(pool_size) if pool_size is not None else exactly(0)
     elif report.num_blocks is not None:
         blocks, size = report.num_blocks, sizes[stage]
         reported = Interval(nominal=blocks * size, low=blocks * size, high=(blocks + 1) * size - 1)
@@ -239,18 +239,18 @@ def _pool(layout: CacheLayout, report: EngineReport, expected: Expected) -> Iter
 
 
 def _stage_pools(layout: CacheLayout, report: EngineReport) -> tuple[PrintedSize | None, ...] | None:
-    """The smallest pool that a rank of each stage tells; None where no rank tells any."""
+    """The smallest pool that a rank of each stage reports; None where no rank reports one."""
     if report.deciding_rank is None:
         return None
     exact = report.settings.pool_bytes
     pools: list[PrintedSize | None] = []
     for stage in range(layout.ranks):
-        told = [
+        sizes = [
             rank.pool
             for rank in report.ranks
             if rank.pool is not None and (layout.ranks == 1 or rank.stage in (None, stage))
         ]
-        least = min(told, key=lambda size: size.nominal_bytes, default=None)
+        least = min(sizes, key=lambda size: size.nominal_bytes, default=None)
         if least is not None and exact is not None and least.low_bytes <= exact <= least.high_bytes:
             least = PrintedSize(nominal_bytes=exact)
         pools.append(least)
@@ -301,7 +301,7 @@ def _capacities(
 def capacity_comparisons(
     architecture: Architecture, deployment: Deployment, report: EngineReport
 ) -> tuple[Comparison, ...]:
-    """Blocks, tokens and concurrency that follow from the pool the engine tells, or from its blocks."""
+    """Blocks, tokens and concurrency that follow from the reported pool, or from the reported blocks."""
     layout = deployed_layout(architecture, deployment)
     found = _capacities(architecture, deployment, layout, report)
     if found is None:
@@ -356,7 +356,7 @@ def _concurrency(
 
 
 def _missing(report: EngineReport, expected: Expected) -> tuple[str, ...]:
-    """What the engine did not tell, in the words of its own lines."""
+    """What the engine does not report, as its own log lines name it."""
     gone = []
     if report.deciding_rank is None and report.num_blocks is None:
         gone.append('"Available KV cache memory"')

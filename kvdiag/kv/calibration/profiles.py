@@ -1,7 +1,7 @@
 """Measured overheads of one model on one GPU, kept for later plans: values, their JSON form, and which one fits a plan.
 
-Pure; a document is untrusted like any other input. A log that tells the parts gives them; where only weights, pool and
-total are known, what remains is kept as one figure and never split.
+Pure; a document is untrusted like any other input. A log that reports the parts gives them; where only weights, pool
+and total are known, the remainder is kept as one figure and never split.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelKey:
 class Profile:
     """What one engine took besides weights and pool, bytes on one GPU.
 
-    `overhead_bytes` is context, activation and graphs in one where they were not told apart; it then stands in place of
+    `overhead_bytes` is context, activation and graphs in one where they were not reported apart; it then replaces
     the first two, and of the graphs where `graph_bytes` is None. `graphs_in_fraction` says whether the engine kept
     its graphs' room inside the memory fraction.
     """
@@ -203,7 +203,7 @@ def _activation(rank: RankReport) -> int | None:
     if rank.activation is not None:
         return rank.activation.nominal_bytes
     if rank.peak_torch is not None and rank.weights is not None:
-        # 0.6.4 tells the peak of everything that torch holds, weights included.
+        # 0.6.4 reports the peak of everything that torch holds, weights included.
         return max(0, rank.peak_torch.nominal_bytes - rank.weights.nominal_bytes)
     return None
 

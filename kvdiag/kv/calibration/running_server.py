@@ -2,7 +2,7 @@
 
 What the engine does not report (bytes of a block, blocks that tokens hold) comes from here, and what it does report is
 checked here: concurrency and tokens (`vllm:cache_config_info`, since 0.24), and the number of blocks where the pool's
-bytes are told.
+bytes are reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvdiag.model import Facts, KvPool, Provenance
 MOST_IN_FLIGHT_TOKENS = 1 << 20
 
 RANKS = (1, 2, 4, 8, 16)
-"""Tensor-parallel sizes tried where they cannot be seen and the pool's bytes tell them."""
+"""Tensor-parallel sizes tried where they are not reported and the pool's bytes show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Served:
 
 
 def served(facts: Facts, pool: KvPool) -> Served | str:
-    """The model of the engine whose pool this is; in a clause why there is none."""
+    """The model of the engine that has this pool; or why there is none, as a clause."""
     if facts.model_config is None:
         return "the model's config.json is not readable from here"
     if facts.max_model_len_tokens is None:

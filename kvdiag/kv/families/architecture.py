@@ -129,8 +129,8 @@ def _looks_both_ways(top: Fields, text: Fields, model_type: str) -> bool:
 def _filled(text: Fields, model_type: str, *, nested: bool) -> Fields:
     """The config with what its transformers class fills in.
 
-    How deep and how wide a model is must stand in a config of its own: only nested text configs, which are written as
-    differences from their class, may leave that out.
+    A top-level config must state depth and width: only nested text configs, which are written as
+    differences from their class, may leave them out.
     """
     defaults = class_defaults(model_type)
     if not nested:

@@ -1,4 +1,4 @@
-"""Families whose layers keep K and V per head and are alike: dense, encoder-only and cross-attention models.
+"""Families with K and V per head in identical layers: dense, encoder-only and cross-attention models.
 
 Each function reads a family's config as its vLLM model file (vllm/model_executor/models/NAME.py) and its transformers
 config class do; the docstring names the file. Without `layer_types` the pattern is the one the class fills in.
@@ -53,7 +53,7 @@ def step1(text: Fields) -> ModelLayers:
 
 
 def dbrx(text: Fields) -> ModelLayers:
-    """DBRX (dbrx.py): the number of KV heads stands in attn_config."""
+    """DBRX (dbrx.py): the number of KV heads is in attn_config."""
     depth = read_depth(text)
     attention = text.child("attn_config")
     heads = read_heads(
@@ -112,7 +112,7 @@ def nemotron_nas(text: Fields) -> ModelLayers:
     """Nemotron-NAS (nemotron_nas.py): each block says how many query heads share a KV head, or has no attention."""
     blocks = text.children("block_configs")
     if not blocks:
-        raise text.error("block_configs", "is missing: the KV heads of a Nemotron-NAS model stand there")
+        raise text.error("block_configs", "is missing: it has the KV heads of a Nemotron-NAS model")
     depth = read_depth(text)
     if len(blocks) < depth:
         raise text.error("block_configs", f"has {len(blocks)} blocks and num_hidden_layers is {depth}")
@@ -139,7 +139,7 @@ def minicpm3(text: Fields) -> ModelLayers:
 
 
 def whisper(text: Fields) -> ModelLayers:
-    """Whisper (whisper.py): every decoder layer has self-attention and cross-attention; the encoder keeps nothing."""
+    """Whisper (whisper.py): every decoder layer has self-attention and cross-attention; the encoder has no cache."""
     depth = text.integer("decoder_layers", "num_hidden_layers", high=1024)
     attention_heads = text.integer("decoder_attention_heads", "num_attention_heads", high=MOST_HEADS)
     width = text.integer("d_model", "hidden_size")

@@ -15,7 +15,7 @@ MOST_HEADS = 4096
 # The residual's width; BLOOM calls it n_embed (transformers BloomConfig.__post_init__), Moondream dim.
 WIDTH_NAMES = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 _LARGEST_HEAD = 1 << 14
-# Names in `layer_types` of models that have layers with a state as well.
+# Names in `layer_types` of models that also have layers with a state.
 ATTENTION_NAMES = frozenset({"full_attention", "attention"})
 _STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 

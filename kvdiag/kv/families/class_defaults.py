@@ -4,7 +4,8 @@ Published configs leave fields out: a nested text config holds only what differs
 neither heads nor head size nor vocabulary). The class is the one that vLLM 0.32.0 loads: its own
 (transformers_utils/configs/NAME.py) where it has one, else that of transformers 5.19.0
 (models/NAME/configuration_NAME.py). class_defaults.json is recorded from the classes
-(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used stand here, with the reason.
+(tests/unit/kv/families/record_class_defaults.py); the few defaults that must not be used are listed here, with
+the reason.
 """
 
 import functools

@@ -49,7 +49,7 @@ class Fields:
         return self._values.get(name) is not None
 
     def raw(self, name: str) -> object:
-        """The value as it stands, for callers that accept several types."""
+        """The value unchanged, for callers that accept several types."""
         return self._values.get(name)
 
     def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = _LARGEST) -> int:

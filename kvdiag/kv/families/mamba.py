@@ -1,4 +1,4 @@
-"""Families with Mamba layers, alone or beside attention.
+"""Families with Mamba layers, alone or together with attention.
 
 State sizes from vLLM model_executor/layers/mamba/mamba_utils.py::MambaStateShapeCalculator; the fields are those that
 each model's get_mamba_state_shape_from_config reads.
@@ -238,7 +238,9 @@ def nemotron_pattern(text: Fields) -> str:
         return "".join(_letter(text, name) for name in names)
     pattern = text.text("hybrid_override_pattern")
     if pattern is None:
-        raise text.error("hybrid_override_pattern", "is missing: it tells Mamba layers from attention")
+        raise text.error(
+            "hybrid_override_pattern", "is missing: it says which layers are Mamba and which are attention"
+        )
     if len(pattern) <= MOST_LAYERS and pattern and set(pattern) <= set("M*-E|"):
         return pattern.replace("|", "")
     summary = re.findall(r"(\d{1,4})\s*(mamba2|mamba|attention|mlp|moe)", pattern[:200])

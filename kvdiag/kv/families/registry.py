@@ -1,6 +1,6 @@
 """Model types whose KV cost is known, each with the function that reads its config.
 
-A model type stands here only if its model file in vLLM 0.32.0 was read, or if it runs on vLLM's transformers backend,
+A model type is listed only if its model file in vLLM 0.32.0 was read, or if it runs on vLLM's transformers backend,
 which takes windows from layer_types alone. Baichuan, Bamba, InternLM, Mllama, Persimmon and TeleChat have no file there
 any more: they are as in the last version that had one (0.10.2 to 0.25, registry.py::_PREVIOUSLY_SUPPORTED_MODELS).
 Names are HF `model_type` values.

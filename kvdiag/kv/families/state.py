@@ -123,7 +123,7 @@ def kimi_linear(text: Fields) -> ModelLayers:
     depth = read_depth(text)
     linear = text.child("linear_attn_config")
     if linear is None:
-        raise text.error("linear_attn_config", "is missing: it tells delta-attention layers from MLA")
+        raise text.error("linear_attn_config", "is missing: it says which layers are delta attention and which are MLA")
     kda = frozenset(linear.integers("kda_layers", high=MOST_LAYERS) or ())
     heads = linear.integer("num_heads", high=MOST_HEADS)
     size = linear.integer("head_dim", high=1 << 14)

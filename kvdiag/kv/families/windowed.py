@@ -156,7 +156,7 @@ _GEMMA3 = interleaved(period=6)
 
 
 def gemma3(text: Fields) -> ModelLayers:
-    """Gemma 3 (gemma3.py): five sliding layers to a full one; EmbeddingGemma looks both ways and keeps nothing
+    """Gemma 3 (gemma3.py): five sliding layers to a full one; EmbeddingGemma attends both ways and keeps no cache
     (models/config.py::Gemma3TextModelConfig).
     """
     if text.flag("use_bidirectional_attention", default=False):
@@ -261,7 +261,10 @@ def mimo_v2(text: Fields) -> ModelLayers:
     if pattern is not None:
         names = tuple("sliding_attention" if flag else "full_attention" for flag in pattern)
     if names is None or len(names) < depth:
-        raise text.error("hybrid_layer_pattern", f"must have {depth} entries: it tells sliding-window from full layers")
+        raise text.error(
+            "hybrid_layer_pattern",
+            f"must have {depth} entries: it says which layers are sliding-window and which are full",
+        )
     layers = tuple(
         sliding_layer(index, narrow, window, head_size_v=narrow_value)
         if name == "sliding_attention"

@@ -46,7 +46,7 @@ _BRAND_WORDS = frozenset({"", "nvidia", "geforce", "tesla", "amd", "instinct"})
 _SIZE_SUFFIX = re.compile(r"-\d+gb$")
 _SIZE_WORD = re.compile(r"\d{1,4}gb")
 _BESIDE = re.compile(r"sxm\d?|pcie\d?|oam|hbm\d\w?|rtx|generation|blackwell|server|workstation|edition|max|q")
-"""Words of a driver's name that say nothing of the memory's size."""
+"""Words of a driver's name that do not depend on the memory size."""
 
 _RTX = re.compile(r"\brtx-(pro-)?(\d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)

@@ -14,7 +14,7 @@ _SUGGESTIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """One model: its name, the other names it goes by, and its config."""
+    """One model: its name, its aliases, and its config."""
 
     name: str
     aliases: tuple[str, ...]

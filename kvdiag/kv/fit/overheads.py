@@ -1,6 +1,6 @@
-"""What a GPU needs besides weights and KV cache, where nobody measured it: context, activation, graphs.
+"""What a GPU needs besides weights and KV cache, where it was not measured: context, activation, graphs.
 
-Estimates, and labelled so. They stand for figures that only a running engine knows; a calibrated profile replaces them.
+Estimates, and labelled so. Only a running engine knows the real figures; a calibrated profile replaces these.
 """
 
 from dataclasses import dataclass

@@ -38,8 +38,8 @@ TIGHT_HEADROOM_RATIO = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The memory of one GPU of one pipeline stage, in bytes, and who takes it. `overhead_bytes` is context, activation
-    and graphs where a measurement does not tell them apart.
+    """The memory of one GPU of one pipeline stage, in bytes, by use. `overhead_bytes` is context, activation and
+    graphs where a measurement does not separate them.
     """
 
     total_bytes: int
@@ -225,8 +225,8 @@ def _least_room(budgets: Sequence[Budget], capacity: Capacity, needed: int) -> t
 class Traffic:
     """Requests that arrive: how many a second, how long they are on average, and how long each stays.
 
-    `present_tokens` is the full length of those present at a moment where that is known: long ones stay longer, so it
-    is more than the mean of those that arrive.
+    `present_tokens` is the mean full length of the requests present at a moment, at least 1, where it is known: long
+    requests stay longer, so it exceeds the mean length of arriving requests.
     """
 
     requests_per_second: float
@@ -280,7 +280,7 @@ class Traffic:
 
 
 def _normal_quantile(ratio: float) -> float:
-    """The normal quantile by bisection of math.erf; good to 1e-9, and asked for once."""
+    """The normal quantile by bisection of math.erf; good to 1e-9."""
     low, high = -10.0, 10.0
     for _ in range(80):
         middle = (low + high) / 2

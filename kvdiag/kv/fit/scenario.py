@@ -173,7 +173,7 @@ def find_levers(scenario: Scenario, plan: Plan) -> tuple[Lever, ...]:
 
 
 def _lever(base: Plan, changed: Scenario, *, name: str, change: str, price: str) -> list[Lever]:
-    """The lever, or nothing where the change is not possible (a TP that divides nothing, a format MLA lacks)."""
+    """The lever; None where the change is not possible (a TP that divides nothing, a format MLA lacks)."""
     try:
         plan = scenario_plan(changed)
     except KvModelError:

@@ -96,7 +96,7 @@ class Capacity:
 
     @property
     def admits_one(self) -> bool:
-        """Whether the engine starts at all: one request must fit beside the null block (get_kv_cache_configs)."""
+        """Whether the engine starts at all: one request and the null block must fit (get_kv_cache_configs)."""
         return self.num_blocks >= self.blocks_per_request + NULL_BLOCKS
 
     @property

@@ -20,7 +20,7 @@ _MOST_BLOCK_TOKENS = 1 << 20
 _DEFAULT_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 128
 _LATENT_BLOCK_TOKENS = 64
-# MLA beside states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
+# MLA and states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
 # What `vllm serve` batches by default: on GPUs below 70 GiB, from 70 GiB on except A100, and from 160 GiB on
 # (engine/arg_utils.py::EngineArgs.get_batch_defaults).
@@ -184,7 +184,7 @@ class _RankContext:
 
 
 def _hybrid_manager(architecture: Architecture, deployment: Deployment) -> bool:
-    """Whether local layers give blocks back: on unless told otherwise, and off for chunked attention with a drafter
+    """Whether local layers free old blocks: on unless configured otherwise, off for chunked attention with a drafter
     (config/vllm.py::VllmConfig; before VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE became the default, off for
     every chunked model).
     """
@@ -223,7 +223,7 @@ def _check_context_parallel(architecture: Architecture, deployment: Deployment) 
 
 
 def check_block_size(architecture: Architecture, deployment: Deployment) -> None:
-    """Whether an attention kernel takes blocks of the size asked for (get_supported_kernel_block_sizes of
+    """Whether an attention kernel supports the requested block size (get_supported_kernel_block_sizes of
     v1/attention/backends/; on a CPU 16 is the least that cpu_attn.py::_get_attn_isa has a form for, and an indexer
     reads pages of 64, mla/indexer.py). Raises KvModelError where none does.
     """

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from kvdiag.errors import KvModelError
 
-# One fp32 scale for K and one for V beside each head's data (triton_attn.py::customize_spec).
+# One fp32 scale for K and one for V with each head's data (triton_attn.py::customize_spec).
 _INLINE_SCALES_BYTES = 8
 # Opaque rows: 512 fp8 + 16 scales + 128 bf16 rope; nvfp4 form (mla_attention.py::MLAAttention.get_kv_cache_spec).
 _DS_MLA_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}

@@ -27,7 +27,7 @@ class PageGroup:
 
     @property
     def page(self) -> PageSpec:
-        """The page that stands for the group; where pages differ in size, their block counts agree."""
+        """The page that represents the group; where pages differ in size, their block counts agree."""
         return self.pages[0]
 
     def admission_blocks(self, tokens: int, terms: RequestTerms) -> int:
@@ -172,7 +172,7 @@ def _unify_page_sizes(specs: Sequence[PageSpec]) -> list[PageSpec] | None:
 
 
 def _fallback(specs: Sequence[PageSpec]) -> list[PageSpec]:
-    """Latent pages beside sliding ones of another size: sliding layers are allocated in full
+    """Latent pages together with sliding ones of another size: sliding layers are allocated in full
     (_try_get_full_allocation_fallback_groups).
     """
     kinds = {spec.kind for spec in specs}

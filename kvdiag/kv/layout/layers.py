@@ -117,7 +117,7 @@ class StateLayer:
 class CachelessLayer:
     """A layer that takes nothing from the pool: it reuses another layer's cache, or has none.
 
-    `head_size` is that of its queries, where the family says so.
+    `head_size` is that of its queries, where the family defines it.
     """
 
     index: int

@@ -18,7 +18,7 @@ _MOST_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTerms:
-    """What decides how fast freed tokens are given back.
+    """The settings that decide when blocks are freed.
 
     `steps_in_flight` is 1 with async scheduling (the default on GPUs) and 0 without (the CPU backend): blocks are freed
     on the basis of tokens whose step has been processed. `prefill_chunk_tokens` is max_num_batched_tokens.
@@ -54,7 +54,7 @@ def prefill_peak_blocks(layout: CacheLayout, *, prompt_tokens: int, serving: Ser
     overlap = 1 + serving.steps_in_flight
     peak = 0
     for index in range(min(len(ends), _MOST_CHUNKS)):
-        # What is given back before a chunk starts: tokens of chunks whose results have come in.
+        # Tokens freed before a chunk starts: those of chunks whose results have come in.
         earlier = ends[index + 1 : index + 1 + overlap]
         processed = earlier[-1] if len(earlier) == overlap else 0
         held = sum(
@@ -68,7 +68,7 @@ def prefill_peak_blocks(layout: CacheLayout, *, prompt_tokens: int, serving: Ser
 def _last_chunk_ends(layout: CacheLayout, prompt_tokens: int, serving: ServingTerms) -> list[int]:
     """Where the last chunks of a prompt end, the last first.
 
-    Chunks are as long as a step allows. With `align` states they end at block boundaries, the last of which stands
+    Chunks are as long as a step allows. With `align` states they end at block boundaries, the last of which is
     before the prompt's last token; a block longer than a step is reached in several
     (vllm/v1/core/sched/scheduler.py::_mamba_block_aligned_split).
     """
@@ -145,7 +145,7 @@ def _held(page: PageSpec, tokens: int, processed: int, serving: ServingTerms) ->
 
 
 def _held_in_prefill(page: PageSpec, end: int, earlier: list[int], processed: int, serving: ServingTerms) -> int:
-    """As `_held`, for a chunk: in `align` mode the states at the ends of chunks still in flight stay as well."""
+    """As `_held`, for a chunk: in `align` mode the states at the ends of chunks still in flight stay, too."""
     if page.kind is PageKind.STATE and serving.state_cache_mode is StateCacheMode.ALIGN:
         blocks = {(one - 1) // page.block_size_tokens for one in (end, *earlier)}
         return len(blocks) + page.speculative_blocks

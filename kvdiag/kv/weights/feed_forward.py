@@ -1,6 +1,6 @@
 """A layer's feed-forward half: a dense block, or experts and those of them that all tokens share.
 
-Widths and counts stand in config fields whose names every family chose for itself.
+Each family has its own config field names for widths and counts.
 """
 
 from kvdiag.kv.families.base import MOST_LAYERS
@@ -41,21 +41,21 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
         inner = text.integer("routed_expert_hidden_size", default=hidden, high=MOST_WIDTH)
-        beside = LayerParameters(index=index)
+        dense = LayerParameters(index=index)
         if architecture.model_type.startswith("gemma4"):
-            # gemma4.py: experts beside a dense block, not instead of it.
-            beside = block(index, "mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
+            # gemma4.py: experts in addition to a dense block, not instead of it.
+            dense = block(index, "mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
             shared = 0
         if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
-            width_beside = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
-            beside = block(index, "mlps.0", inputs=hidden, width=width_beside)
+            dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
+            dense = block(index, "mlps.0", inputs=hidden, width=dense_width_sum)
         routed = _experts(experts, inputs=inner, width=width, matrices=matrices)
         return (
             LayerParameters(index=index, linears=routed, plain=hidden * experts)
             + _into_experts(index, hidden, inner)
             + block(index, "mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices)
-            + beside
+            + dense
         )
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)

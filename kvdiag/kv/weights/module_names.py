@@ -3,7 +3,7 @@
 Each tool writes its own: compressed-tensors names and `re:` expressions
 (compressed_tensors/utils.py::should_ignore_layer), ModelOpt wildcards and parts of names
 (modelopt.py::is_layer_excluded), AWQ, FP8 and bitsandbytes parts of names (quant_utils.py::is_layer_skipped). Layers
-are compared by number and by the name inside the layer, since what stands before `layers.` differs between a checkpoint
+are compared by number and by the name inside the layer, since the prefix before `layers.` differs between a checkpoint
 and the engine.
 """
 
@@ -17,15 +17,15 @@ from kvdiag.errors import KvModelError
 
 _BEFORE_LAYERS = re.compile(r"^(?:\w+\.)*?(?:layers|h|blocks|block)\.")
 _NUMBERED = re.compile(r"^layers\.(\d{1,4})(?=[.*]|$)")
-# What may stand before `layers.` where an expression begins with a name.
+# Prefixes before `layers.` that an expression which begins with a name may have.
 _STEMS = ("model.", "language_model.model.", "model.language_model.", "")
 _MOST_WILDCARDS = 32
-# What matching may cost: each repeat after the first tries as many places as a name has letters. Expressions that tell
-# layers apart are tried in every layer, the others once.
+# The cost limit of matching: each repeat after the first tries as many places as a name has letters. Expressions that
+# depend on the layer number are tried in every layer, the others once.
 _NAME_LETTERS = 40
 _MOST_STEPS = 32 * _NAME_LETTERS**3
 _MOST_STEPS_PER_LAYER = 4 * _NAME_LETTERS**2
-_TELLS_LAYERS = re.compile(r"(?:layers|blocks|\bh\b).*(?:\d|\\d|\[)")
+_LAYER_DEPENDENT = re.compile(r"(?:layers|blocks|\bh\b).*(?:\d|\\d|\[)")
 _LONGEST_EXPRESSION = 300
 _MOST_REPEATS = 4
 # A repeated group can take exponential time, and no published list of layers has one.
@@ -55,7 +55,7 @@ _PROJECTIONS = {
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleNames:
     """The linear layers that a list of entries names: by names and parts of names, by wildcards, some of them in layers
-    of one number only, and by expressions, some of which tell layers apart by their number.
+    of one number only, and by expressions, some of which depend on the layer number.
     """
 
     parts: frozenset[str]
@@ -100,7 +100,7 @@ def _expressed(expressions: tuple[re.Pattern[str], ...], full: str) -> bool:
 
 
 def _parts(name: str) -> Iterator[str]:
-    """All that stands between two dots of a name, or more of them."""
+    """Every run of whole words of a dotted name."""
     words = name.split(".")
     for start in range(len(words)):
         for end in range(start + 1, len(words) + 1):
@@ -116,7 +116,7 @@ def parse_module_names(entries: Iterable[str], *, field: str) -> ModuleNames:
     for entry in dict.fromkeys(entries):
         if entry.startswith("re:"):
             text = entry.removeprefix("re:")
-            expressions[_TELLS_LAYERS.search(text) is not None].append(_expression(text, field))
+            expressions[_LAYER_DEPENDENT.search(text) is not None].append(_expression(text, field))
             continue
         plain = _BEFORE_LAYERS.sub("layers.", entry.strip("."), count=1)
         found = _NUMBERED.match(plain)

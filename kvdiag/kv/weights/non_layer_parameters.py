@@ -1,4 +1,4 @@
-"""What a model has beside its layers, its embedding and its output layer: positions, an encoder, more embeddings."""
+"""Parameters outside the layers, the embedding and the output layer: positions, an encoder, more embeddings."""
 
 from kvdiag.kv.families.base import MOST_LAYERS
 from kvdiag.kv.families.config_fields import Fields
@@ -10,8 +10,10 @@ _BUILT_IN_VISION = {"molmo": (23, 1024, 4096), "moondream3": (27, 1152, 4304)}
 _LEARNED_POSITIONS = frozenset({"bert", "biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "roberta", "xlm-roberta"})
 
 
-def beside_layers(text: Fields, top: Fields, model_type: str, *, vocabulary: int, depth: int, hidden: int) -> int:
-    """The parameters beside a model's layers. A vision tower is an estimate."""
+def non_layer_parameters(
+    text: Fields, top: Fields, model_type: str, *, vocabulary: int, depth: int, hidden: int
+) -> int:
+    """The parameters outside a model's layers. A vision tower is an estimate."""
     return (
         _vision(top, model_type)
         + _ngram_embeddings(text, vocabulary, hidden)

@@ -1,6 +1,6 @@
 """How many parameters a model has, from its config, split by what tensor parallelism and quantization do to them.
 
-For models whose checkpoint is not at hand. Counted from the shapes of the linear layers in vLLM's model files; norms,
+For models without a local checkpoint. Counted from the shapes of the linear layers in vLLM's model files; norms,
 biases and routers are counted only as far as they matter (together below 0.1 %). A vision tower is an estimate.
 """
 
@@ -14,7 +14,7 @@ from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.weights.feed_forward import MOST_WIDTH, dense_width, feed_forward, is_expert_layer
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, Parameters, Sharding, block
-from kvdiag.kv.weights.non_layer_parameters import beside_layers
+from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
 
 _OUTPUT_GATED = frozenset(
     {"afmoe", "hrm_text", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
@@ -47,7 +47,7 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
         embedding=vocabulary * hidden,
         head=0 if tied or encodes else vocabulary * hidden,
         layers=layers,
-        other=beside_layers(
+        other=non_layer_parameters(
             text, top, architecture.model_type, vocabulary=vocabulary, depth=architecture.depth, hidden=hidden
         ),
     )
@@ -63,7 +63,7 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
             continue
         match layer:
             case AttentionLayer() if architecture.model_type == "minicpm3":
-                # minicpm3.py: latent projections, whose K and V are kept per head.
+                # minicpm3.py: latent projections, with K and V kept per head.
                 size = text.integer("kv_lora_rank") + text.integer("qk_rope_head_dim")
                 parts += _latent(text, index, size, hidden)
             case AttentionLayer():
@@ -88,7 +88,7 @@ def _layer(text: Fields, architecture: Architecture, index: int, hidden: int) ->
 
 
 def _gemma_extras(text: Fields, model_type: str, index: int, hidden: int) -> LayerParameters:
-    """What layers of Gemma 3n and 4 have beside attention and feed-forward (gemma3n.py, gemma4.py): a gate and a
+    """The parameters of Gemma 3n and 4 layers besides attention and feed-forward (gemma3n.py, gemma4.py): a gate and a
     projection of the layer's own embeddings; Gemma 3n also LAuReL's two matrices and what mixes its streams.
     """
     linears: tuple[Linear, ...] = ()
@@ -227,7 +227,7 @@ def _zamba2_block(text: Fields, architecture: Architecture, index: int, hidden: 
     if index not in places:
         return LayerParameters(index=index)
     width = dense_width(text, architecture.model_type, hidden)
-    # Zamba2LoRA: what tells the runs of a block apart.
+    # Zamba2LoRA: the adapters that differ between runs of a block.
     rank = text.integer("adapter_rank", default=128, high=MOST_WIDTH)
     linears: tuple[Linear, ...] = (
         Linear(name="linear", parameters=hidden * hidden),

@@ -159,8 +159,10 @@ def parse_weight_format(name: str) -> WeightFormat | None:
 
 
 def usual_quantization(weight_format: WeightFormat) -> Quantization:
-    """What a format's name alone stands for. MXFP4 checkpoints quantize experts only, and kernels pad those: 2,880 to
-    3,072 and 2,944 in gpt-oss (seen in published logs: 65.97 GiB for 120b, 13.72 for 20b).
+    """The usual settings of a format given by name alone.
+
+    MXFP4 checkpoints quantize experts only, and kernels pad those: 2,880 to 3,072 and 2,944 in gpt-oss (published logs: 65.97 GiB for 120b,
+    13.72 GiB for 20b).
     """
     bits = LINEAR_BITS[weight_format]
     mxfp4 = weight_format is WeightFormat.MXFP4
@@ -170,7 +172,7 @@ def usual_quantization(weight_format: WeightFormat) -> Quantization:
 
 def declared_quantization(config: Mapping[str, object]) -> Quantization:
     """What a config's quantization_config declares; 16 bits where it declares none (a float32 checkpoint is served in
-    16 bits as well).
+    16 bits, too).
     """
     top = Fields(config)
     for holder in (top, top.child("text_config")):
@@ -249,7 +251,7 @@ def _integer_bits(fields: Fields, *names: str, default: int | None = None) -> in
 
 
 def _per_group(scale_bits: float, group: int) -> float:
-    """What scales add to each weight; nothing to speak of where a whole channel shares one."""
+    """The bits that scales add to each weight; 0 where a whole channel shares one scale."""
     return scale_bits / group if group > 0 else 0.0
 
 

@@ -80,7 +80,7 @@ def test_the_estimate_drifts_and_its_profile_does_not(capsys: pytest.CaptureFixt
 
 
 def test_every_rank_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both with what they told; the pool is that of the smaller one."""
+    """Both with their reported sizes; the pool is that of the smaller one."""
     _, document = answer(capsys, "llama-3.1-8b", "--from-log", TWO_RANKS)
     pool = next(one for one in document["comparisons"] if one["figure"] == "kv_pool_bytes")
 
@@ -207,7 +207,7 @@ def test_a_name_in_a_log_moves_no_cursor(capsys: pytest.CaptureFixture[str], tmp
     ("arguments", "words"),
     [
         (("llama-3.1-8b", "--from-log", "/nonexistent.log"), ("/nonexistent.log", "No such file")),
-        (("llama-3.1-8b", "--from-log", str(LOGS / "SOURCES.md")), ("none of the lines",)),
+        (("llama-3.1-8b", "--from-log", str(LOGS / "SOURCES.md")), ("SOURCES.md",)),
         (("--from-log", V0), ("MODEL", "meta-llama/Llama-3.1-8B-Instruct")),
         (("gemma-3-27b", "--from-log", TWO_RANKS), ("different models", "LlamaForCausalLM", "gemma-3-27b")),
         (("llama-3.1-8b", "--from-log", TWO_RANKS, "--tp", "4"), ("--tp is 4", "reports 2")),

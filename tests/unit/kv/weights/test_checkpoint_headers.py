@@ -111,7 +111,8 @@ def test_headers_are_bounded() -> None:
         read_headers([{"first": GOOD}, Long()])
     assert "safetensors" == caught.value.field
 
-    for empty in ([{"__metadata__": {}}, {}], [{"x": "not an object"}]):
+    headers: list[list[dict[str, Any]]] = [[{"__metadata__": {}}, {}], [{"x": "not an object"}]]
+    for empty in headers:
         with pytest.raises(KvModelError) as caught:
             read_headers(empty)
         assert caught.value.field in ("safetensors", "x")

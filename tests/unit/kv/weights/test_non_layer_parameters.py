@@ -8,14 +8,14 @@ import pytest
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.weights.non_layer_parameters import beside_layers
+from kvdiag.kv.weights.non_layer_parameters import non_layer_parameters
 
 H = 60
 
 
 def beside(model_type: str, /, *, top: Mapping[str, Any] = MappingProxyType({}), **text: Any) -> int:
     """What such a model has beside its three layers."""
-    return beside_layers(
+    return non_layer_parameters(
         Fields({"vocab_size": 211, **text}), Fields(top), model_type, vocabulary=211, depth=3, hidden=H
     )
 
