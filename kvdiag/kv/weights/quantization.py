@@ -161,8 +161,8 @@ def parse_weight_format(name: str) -> WeightFormat | None:
 def usual_quantization(weight_format: WeightFormat) -> Quantization:
     """The usual settings of a format given by name alone.
 
-    MXFP4 checkpoints quantize experts only, and kernels pad those: 2,880 to 3,072 and 2,944 in gpt-oss (published logs: 65.97 GiB for 120b,
-    13.72 GiB for 20b).
+    MXFP4 checkpoints quantize experts only, and kernels pad those: 2,880 to 3,072 and 2,944 in gpt-oss (published
+    logs: 65.97 GiB for 120b, 13.72 GiB for 20b).
     """
     bits = LINEAR_BITS[weight_format]
     mxfp4 = weight_format is WeightFormat.MXFP4

@@ -78,22 +78,3 @@ def test_layers_that_a_config_does_not_tell_are_refused(config: dict[str, Any], 
         count_parameters(config, parse_architecture(config))
 
     assert field == caught.value.field
-
-
-def test_layers_that_run_again_are_stored_once() -> None:
-    """HRM-Text runs two stacks of 16 layers eight times over: 128 caches, 32 layers of weights."""
-    config = PUBLISHED["HRM-Text"]["config"]
-
-    parameters = count_parameters(config, parse_architecture(config))
-
-    assert (128, 32) == (len(parameters.layers), sum(layer.total > 0 for layer in parameters.layers))
-
-
-def test_a_width_that_heads_do_not_divide_is_contradictory() -> None:
-    """Without head_dim the width must be a multiple of the heads, as transformers demands."""
-    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4097, "num_attention_heads": 32}
-
-    with pytest.raises(KvModelError) as caught:
-        parse_architecture(config)
-
-    assert "hidden_size" == caught.value.field

@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer
+from tests.unit.kv.families.reading import letters, refused
+from tests.unit.kv.hybrids import without
 
-LETTERS = {
-    LayerKind.FULL: "F",
-    LayerKind.SLIDING: "W",
-    LayerKind.CHUNKED: "C",
-    LayerKind.CROSS_ATTENTION: "x",
-    LayerKind.ENCODER_ONLY: "e",
-    LayerKind.NO_CACHE: "-",
-    LayerKind.SHARED: "s",
-}
 TEXT: dict[str, Any] = {
     "num_hidden_layers": 3,
     "hidden_size": 96,
@@ -63,31 +55,12 @@ NAS: dict[str, Any] = {
 BERT = {"num_hidden_layers": 3, "num_attention_heads": 6}
 
 
-def without(config: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """The config less these fields."""
-    return {name: value for name, value in config.items() if name not in fields}
-
-
-def letters(config: dict[str, Any]) -> str:
-    """A letter for every layer."""
-    return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
-
-
 def shapes(config: dict[str, Any]) -> set[tuple[int, int, int]]:
     """KV heads, and head sizes of K and V, of all layers that keep them."""
     layers = parse_architecture(config).layers
     return {
         (layer.kv_heads, layer.head_size, layer.head_size_v) for layer in layers if isinstance(layer, AttentionLayer)
     }
-
-
-def refused(config: dict[str, Any]) -> tuple[str | None, str]:
-    """The field that a config is refused by, and the message."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field, str(error)
-    return None, ""
 
 
 @pytest.mark.parametrize(
@@ -159,6 +132,9 @@ def test_which_layers_there_are(config: dict[str, Any], expected: str) -> None:
         ({**without(TEXT, "num_key_value_heads"), "model_type": "step1"}, (1, 16, 16)),
         ({**TEXT, "model_type": "step1"}, (2, 16, 16)),
         ({**TEXT, "model_type": "step1", "num_attention_groups": 3}, (3, 16, 16)),
+        ({"model_type": "gpt2", "n_layer": 48, "n_head": 25, "n_embd": 1600}, (25, 64, 64)),
+        ({"model_type": "chatglm", "num_layers": 2, "hidden_size": 4096, "num_attention_heads": 32,
+          "multi_query_group_num": 2, "kv_channels": 128}, (2, 128, 128)),
         ({**DBRX, "attn_config": {"kv_n_heads": 3}}, (3, 16, 16)),
         (DBRX, (6, 16, 16)),
         # Falcon has one KV head but for the new decoder, or where multi_query is off.
@@ -286,14 +262,4 @@ LONG = 1 << 30
 )  # fmt: skip
 def test_heads_that_cannot_be_are_refused_by_name(config: dict[str, Any], field: str) -> None:
     """A size that no model has, heads that do not divide, or nothing to tell layers by."""
-    assert field == refused(config)[0]
-
-
-def test_what_is_refused_is_told_with_its_figures() -> None:
-    """The line has both figures that do not fit, or the name that nobody knows, cut short."""
-    odd = refused({**LLAMA, "hidden_size": 97})[1]
-    field, wormhole = refused({"text_config": {**LLAMA, "layer_types": ["wormhole" * 10] * 3}})
-
-    assert "hidden_size 97 is not a multiple of num_attention_heads 6" in odd
-    assert "text_config.layer_types" == field
-    assert f"'{'wormhole' * 5}'" in wormhole
+    assert field == refused(config)

@@ -14,29 +14,13 @@ import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE
-from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer
+from tests.unit.kv.families.reading import letters
 from tests.unit.kv.vectors import DATA
 
 RECORD: dict[str, Any] = json.loads((DATA / "class_layers.json").read_text())["model_classes"]
 PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
 
-LETTERS = {
-    LayerKind.FULL: "F",
-    LayerKind.SLIDING: "W",
-    LayerKind.CHUNKED: "C",
-    LayerKind.MLA: "L",
-    LayerKind.MLA_DSA: "I",
-    LayerKind.MAMBA1: "1",
-    LayerKind.MAMBA2: "2",
-    LayerKind.GATED_DELTA_NET: "g",
-    LayerKind.KIMI_DELTA: "k",
-    LayerKind.LINEAR: "l",
-    LayerKind.SHORT_CONV: "c",
-    LayerKind.CROSS_ATTENTION: "x",
-    LayerKind.SHARED: "s",
-    LayerKind.ENCODER_ONLY: "e",
-    LayerKind.NO_CACHE: "-",
-}
 EVERYTHING: dict[str, Any] = {
     "num_hidden_layers": 9,
     "num_layers": 9,
@@ -136,11 +120,6 @@ OF_PATTERN = {
     "eeeeeeeee": "bert roberta xlm-roberta modernbert nomic_bert new gte",
 }
 EXPECTED = {name: pattern for pattern, names in OF_PATTERN.items() for name in names.split()}
-
-
-def letters(config: dict[str, Any]) -> str:
-    """A letter for every layer."""
-    return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
 
 
 def test_every_model_type_is_read_as_its_family() -> None:

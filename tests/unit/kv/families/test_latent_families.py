@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.latent import latent
 from kvdiag.kv.families.registry import FAMILIES
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer
+from tests.unit.kv.families.reading import refused
 
 DEEPSEEK = {
     "model_type": "deepseek_v3",
@@ -37,15 +37,6 @@ def rows(config: dict[str, Any]) -> list[tuple[int, int, int | None]]:
 def owners(config: dict[str, Any]) -> str:
     """An I for each layer with an indexer of its own, a dash for each that reuses another's selection."""
     return "".join("I" if row is not None else "-" for _, _, row in rows(config))
-
-
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
 
 
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family is latent])

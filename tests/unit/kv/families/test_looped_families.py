@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.layers import AttentionLayer
+from tests.unit.kv.families.reading import refused
 
 HRM = {
     "model_type": "hrm_text",
@@ -37,15 +37,6 @@ def layers_of(config: dict[str, Any]) -> list[tuple[int, int, int, int | None]]:
         for layer in parse_architecture(config).layers
         if isinstance(layer, AttentionLayer)
     ]
-
-
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,6 @@ def test_every_class_that_is_known_has_a_reader() -> None:
     assert set(TYPE_OF_ARCHITECTURE.values()) <= set(FAMILIES)
 
 
-def test_a_language_model_of_another_repository_is_asked_for() -> None:
-    """Ultravox names one; its cost is that model's."""
-    with pytest.raises(KvModelError) as caught:
-        parse_architecture({"model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.2-1B"})
-
-    assert "text_model_id" == caught.value.field
-
-
 @pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size"])
 def test_depth_and_width_are_never_made_up(missing: str) -> None:
     """A config of its own must say them; one that is nested may be written as a difference from its class."""

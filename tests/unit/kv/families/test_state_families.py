@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind, StateLayer
+from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer, LayerKind, StateLayer
 from kvdiag.kv.layout.state_layers import StateShape
+from tests.unit.kv.families.reading import LETTERS, letters
 from tests.unit.kv.hybrids import (
     ATTENTION,
     BAILING,
@@ -31,24 +32,6 @@ from tests.unit.kv.hybrids import (
     ZAMBA,
     without,
 )
-
-LETTERS = {
-    LayerKind.FULL: "F",
-    LayerKind.SLIDING: "W",
-    LayerKind.MLA: "L",
-    LayerKind.NO_CACHE: "-",
-    LayerKind.GATED_DELTA_NET: "g",
-    LayerKind.MAMBA1: "1",
-    LayerKind.MAMBA2: "2",
-    LayerKind.SHORT_CONV: "c",
-    LayerKind.KIMI_DELTA: "k",
-    LayerKind.LINEAR: "l",
-}
-
-
-def letters(architecture: Architecture) -> str:
-    """A letter for every layer."""
-    return "".join(LETTERS[layer.kind] for layer in architecture.layers)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +81,7 @@ def letters(architecture: Architecture) -> str:
 )
 def test_which_layers_keep_a_state(config: dict[str, Any], expected: str) -> None:
     """Each layer is of the kind that the family's pattern gives it."""
-    assert expected == letters(parse_architecture(config))
+    assert expected == letters(config)
 
 
 @pytest.mark.parametrize(

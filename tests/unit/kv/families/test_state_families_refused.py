@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
+from tests.unit.kv.families.reading import refused
 from tests.unit.kv.hybrids import (
     BAILING,
     BAMBA,
@@ -55,15 +55,6 @@ MOST: list[tuple[dict[str, Any], dict[str, int]]] = [
             "short_conv_kernel_size": KERNEL}),
     (KIMI, {"num_attention_heads": HEADS}),
 ]  # fmt: skip
-
-
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,16 @@ from typing import Any
 
 import pytest
 
-from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.class_defaults import class_defaults
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer
+from tests.unit.kv.families.reading import LETTERS, letters, refused
+from tests.unit.kv.hybrids import without
 from tests.unit.kv.vectors import DATA
 
 CLASS_LAYERS: dict[str, list[str]] = json.loads((DATA / "class_layers.json").read_text())["layer_types"]
 DEPTH = 19
 OF_NAME = {"full_attention": "F", "sliding_attention": "W", "chunked_attention": "C"}
-LETTERS = {
-    LayerKind.FULL: "F",
-    LayerKind.SLIDING: "W",
-    LayerKind.CHUNKED: "C",
-    LayerKind.SHARED: "s",
-    LayerKind.ENCODER_ONLY: "e",
-    LayerKind.GATED_DELTA_NET: "F",
-}
 # Which the class works out of what a config that is served states: vLLM's own class or file decides.
 NOT_OF_THE_CLASS = {
     # Its published configs name the layers in hybrid_layer_pattern, which is asked for.
@@ -60,16 +53,6 @@ OTHER = {"attention_type": "sliding_attention", "num_attention_heads": 6, "num_a
 GEMMA_4 = {**TEXT, "model_type": "gemma4_text"}
 
 
-def without(config: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """The config less these fields."""
-    return {name: value for name, value in config.items() if name not in fields}
-
-
-def letters(config: dict[str, Any]) -> str:
-    """A letter for every layer."""
-    return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
-
-
 def shapes(architecture: Architecture) -> list[tuple[str, int, int, int, int | None]]:
     """Kind, KV heads, head sizes of K and V, and window or chunk, of each run of like layers."""
     found: list[tuple[str, int, int, int, int | None]] = []
@@ -80,15 +63,6 @@ def shapes(architecture: Architecture) -> list[tuple[str, int, int, int, int | N
         if not found or found[-1] != shape:
             found.append(shape)
     return found
-
-
-def refused(config: dict[str, Any]) -> str | None:
-    """The field that a config is refused by, or None."""
-    try:
-        parse_architecture(config)
-    except KvModelError as error:
-        return error.field
-    return None
 
 
 @pytest.mark.parametrize("model_type", PATTERNED)
@@ -151,6 +125,8 @@ def test_without_a_list_the_pattern_is_the_classs(model_type: str) -> None:
         ({**TEXT, "model_type": "plamo3", "sliding_window": [None, 32]}, "FWFWFW"),
         ({**TEXT, "model_type": "mistral", "sliding_window": [32]}, "WWWWWW"),
         ({**TEXT, "model_type": "mistral", "sliding_window": [None]}, "FFFFFF"),
+        ({**TEXT, "model_type": "mistral", "sliding_window": 0}, "FFFFFF"),
+        ({**TEXT, "model_type": "mistral", "sliding_window": 32}, "WWWWWW"),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else value,
 )  # fmt: skip

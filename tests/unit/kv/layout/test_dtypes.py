@@ -55,13 +55,6 @@ def test_bytes_of_one_latent_row(name: str, expected: Any) -> None:
     assert expected == actual
 
 
-def test_keys_and_values_may_differ_in_width() -> None:
-    """K of 192 and V of 128 elements take 320 elements."""
-    actual = resolve_kv_dtype("auto", model_dtype="bfloat16").head_bytes(head_size=192, head_size_v=128)
-
-    assert 640 == actual
-
-
 def test_auto_is_what_the_checkpoint_declares() -> None:
     """A checkpoint that declares an fp8 cache gets one unless the user asks for another."""
     declared = resolve_kv_dtype("auto", model_dtype="bfloat16", declared="fp8")

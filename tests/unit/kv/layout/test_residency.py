@@ -7,7 +7,7 @@ import pytest
 
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.capacity import plan_layout
-from kvdiag.kv.layout.pages import PageKind, PageSpec, RequestTerms, StateCacheMode
+from kvdiag.kv.layout.pages import PageKind, PageSpec, StateCacheMode
 from kvdiag.kv.layout.residency import ServingTerms, content_bytes, decode_blocks, prefill_peak_blocks, wasted_ratio
 
 FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
@@ -96,20 +96,6 @@ def test_prefill_holds_the_window_and_the_chunk(prompt: int, expected: Any) -> N
 def test_prefill_of_full_attention_peaks_at_its_end() -> None:
     """Full attention holds the whole prompt."""
     assert 256 == prefill_peak_blocks(plan_layout([FULL]), prompt_tokens=4096, serving=SERVING)
-
-
-def test_what_is_held_never_exceeds_what_is_planned() -> None:
-    """The admission bound covers the peak of prefill and every step of decoding."""
-    layout = plan_layout([FULL] * 2 + [SLIDING] * 6)
-    terms = RequestTerms(max_in_flight_tokens=512, max_encoder_tokens=0)
-    for tokens in (1, 100, 511, 512, 513, 1000, 5000):
-        planned = layout.admission_blocks(tokens, terms)
-        held = max(
-            decode_blocks(layout, resident_tokens=tokens, serving=SERVING),
-            prefill_peak_blocks(layout, prompt_tokens=tokens, serving=SERVING),
-        )
-
-        assert held <= planned
 
 
 def test_waste_of_a_short_request_is_its_block_tail() -> None:
