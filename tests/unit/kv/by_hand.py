@@ -32,11 +32,7 @@ def latent(index: int, indexer: int | None = None) -> LatentLayer:
 def state(index: int, elements: int) -> StateLayer:
     """A recurrent state of so many elements, 2 bytes each in bf16."""
     shape = StateShape(
-        conv_channels=0,
-        conv_steps=0,
-        drafts_lengthen_conv=False,
-        recurrent_heads=1,
-        recurrent_head_elements=elements,
+        conv_channels=0, conv_steps=0, drafts_lengthen_conv=False, recurrent_heads=1, recurrent_head_elements=elements
     )
     return StateLayer(index=index, kind=LayerKind.MAMBA2, state=shape)
 

@@ -195,10 +195,7 @@ def _log_checks(
         return
     ends = [
         pool_capacity(
-            layout,
-            pool_bytes=int((row["available_kv_gib"] + slack) * GIB),
-            context_tokens=context or 1,
-            terms=terms,
+            layout, pool_bytes=int((row["available_kv_gib"] + slack) * GIB), context_tokens=context or 1, terms=terms
         )
         for slack in (-0.005, 0.005)
     ]

@@ -9,12 +9,7 @@ import pytest
 
 from kvdiag.kv.calibration.drift_reasons import explain
 from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings, PrintedSize, RankReport
-from kvdiag.kv.calibration.predicted_vs_reported import (
-    Calibration,
-    Expected,
-    Figure,
-    compare,
-)
+from kvdiag.kv.calibration.predicted_vs_reported import Calibration, Expected, Figure, compare
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
@@ -75,11 +70,7 @@ def test_a_printed_pool_is_an_interval() -> None:
     assert (9569, 9566, 9571, 0.0) == (one.predicted.nominal, one.predicted.low, one.predicted.high, one.drift_ratio)
 
 
-_FIGURES = {
-    "num_blocks": Figure.BLOCKS,
-    "kv_tokens": Figure.TOKENS,
-    "max_concurrency": Figure.CONCURRENCY,
-}
+_FIGURES = {"num_blocks": Figure.BLOCKS, "kv_tokens": Figure.TOKENS, "max_concurrency": Figure.CONCURRENCY}
 STRICT_ROWS = [
     row
     for row in rows()

@@ -127,22 +127,12 @@ def test_a_page_in_the_logs_terms(change: dict[str, Any], expected: tuple[object
     """What the labels say, and nothing where they say nothing that is known."""
     report = page_report(Facts(pools=(replace(POOL, **change),)))
 
-    assert expected == (
-        report.is_v0,
-        report.settings.state_cache_mode,
-        report.settings.state_dtype,
-        report.ranks,
-    )
+    assert expected == (report.is_v0, report.settings.state_cache_mode, report.settings.state_dtype, report.ranks)
     assert change.get("pool_bytes") == report.settings.pool_bytes
 
 
 @pytest.mark.parametrize(
-    ("blocks", "named"),
-    [
-        ((1000,), None),
-        ((1000, 900), "engine 1"),
-        ((900, 1000, 900), "engine 0"),
-    ],
+    ("blocks", "named"), [((1000,), None), ((1000, 900), "engine 1"), ((900, 1000, 900), "engine 0")]
 )
 def test_the_smallest_of_several_pools(blocks: tuple[int, ...], named: str | None) -> None:
     """It is named where there are several, the first of equals."""

@@ -56,38 +56,14 @@ def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
     [
         (lambda document: document.pop("profiles"), "profiles"),
         (lambda document: document.update(profiles={}), "profiles"),
-        (
-            lambda document: document.update(schema_version=2),
-            "schema_version",
-        ),
-        (
-            lambda document: document.pop("schema_version"),
-            "schema_version",
-        ),
-        (
-            lambda document: document.update(schema_version="x" * 30),
-            "schema_version",
-        ),
-        (
-            lambda document: document.update(profiles=[{}] * 4097),
-            "profiles",
-        ),
-        (
-            lambda document: document["profiles"].append(5),
-            "profiles",
-        ),
-        (
-            lambda document: document["profiles"][0].pop("model"),
-            "profiles",
-        ),
-        (
-            lambda document: document["profiles"][0]["model"].pop("digest"),
-            "digest",
-        ),
-        (
-            lambda document: document["profiles"][0]["model"].update(name=None),
-            "name",
-        ),
+        (lambda document: document.update(schema_version=2), "schema_version"),
+        (lambda document: document.pop("schema_version"), "schema_version"),
+        (lambda document: document.update(schema_version="x" * 30), "schema_version"),
+        (lambda document: document.update(profiles=[{}] * 4097), "profiles"),
+        (lambda document: document["profiles"].append(5), "profiles"),
+        (lambda document: document["profiles"][0].pop("model"), "profiles"),
+        (lambda document: document["profiles"][0]["model"].pop("digest"), "digest"),
+        (lambda document: document["profiles"][0]["model"].update(name=None), "name"),
     ],
 )
 def test_a_document_that_is_none_is_refused(change: Callable[[Any], object], field: str) -> None:

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, RankReport
-from kvdiag.kv.calibration.profiles import (
-    MOST_PROFILES,
-    ProfileQuery,
-    find_profile,
-    measure,
-    model_key,
-    with_profile,
-)
+from kvdiag.kv.calibration.profiles import MOST_PROFILES, ProfileQuery, find_profile, measure, model_key, with_profile
 from kvdiag.kv.calibration.profiles import MeasuredOverheads as Measured
 from kvdiag.kv.families.architecture import parse_architecture
 from tests.unit.kv.calibration.profiled import LLAMA, MODEL, PROFILE, QUERY, size
@@ -55,24 +48,9 @@ PIB = 1 << 50
             {"activation": 50, "weights": 480, "consumed": 490},
             Measured(activation_bytes=50, context_bytes=10),
         ),
-        (
-            500,
-            300,
-            {"activation": 50, "weights": 480, "consumed": 470},
-            Measured(activation_bytes=50, context_bytes=0),
-        ),
-        (
-            500,
-            300,
-            {"peak_torch": 530, "weights": 480, "non_torch": 7},
-            Measured(activation_bytes=50, context_bytes=7),
-        ),
-        (
-            500,
-            300,
-            {"peak_torch": 470, "weights": 480, "non_torch": 7},
-            Measured(activation_bytes=0, context_bytes=7),
-        ),
+        (500, 300, {"activation": 50, "weights": 480, "consumed": 470}, Measured(activation_bytes=50, context_bytes=0)),
+        (500, 300, {"peak_torch": 530, "weights": 480, "non_torch": 7}, Measured(activation_bytes=50, context_bytes=7)),
+        (500, 300, {"peak_torch": 470, "weights": 480, "non_torch": 7}, Measured(activation_bytes=0, context_bytes=7)),
         (500, 300, {"peak_torch": 530, "consumed": 510}, Measured(overhead_bytes=100)),
     ],
     ids=[

@@ -221,11 +221,7 @@ def test_what_the_page_tells_is_taken(change: dict[str, Any], expected: tuple[ob
         deployment.state_cache_mode,
         deployment.prefix_caching,
     )
-    assert (16, 1, Platform.CUDA) == (
-        deployment.block_size_tokens,
-        deployment.pipeline_parallel,
-        deployment.platform,
-    )
+    assert (16, 1, Platform.CUDA) == (deployment.block_size_tokens, deployment.pipeline_parallel, deployment.platform)
 
 
 SLIDING = json.dumps(

@@ -11,12 +11,7 @@ from kvdiag.kv.layout.layers import AttentionLayer
 from tests.unit.kv.families.reading import letters, refused
 from tests.unit.kv.hybrids import without
 
-TEXT: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "hidden_size": 96,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
+TEXT: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
 WINDOWED = {**TEXT, "sliding_window": 32}
 FALCON = {"num_hidden_layers": 2, "hidden_size": 96, "num_attention_heads": 6}
 DBRX = {"model_type": "dbrx", "n_layers": 2, "d_model": 96, "n_heads": 6}

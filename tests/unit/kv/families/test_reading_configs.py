@@ -22,8 +22,7 @@ LLAMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "holder",
-    ["thinker_config", "text_config", "llm_config", "language_config", "text_model_config", "language_model"],
+    "holder", ["thinker_config", "text_config", "llm_config", "language_config", "text_model_config", "language_model"]
 )
 def test_where_multimodal_configs_keep_the_language_model(holder: str) -> None:
     """Under any of six names; an empty object under an earlier one says nothing."""

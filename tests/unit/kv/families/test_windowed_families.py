@@ -24,7 +24,7 @@ OF_NAME = {"full_attention": "F", "sliding_attention": "W", "chunked_attention":
 # Which the class works out of what a config that is served states: vLLM's own class or file decides.
 NOT_OF_THE_CLASS = {
     # Its published configs name the layers in hybrid_layer_pattern, which is asked for.
-    "mimo_v2_flash",
+    "mimo_v2_flash"
 }
 PATTERNED = sorted(
     name
@@ -243,10 +243,7 @@ SIZE = 1 << 14
         ({**TEXT, "model_type": "gemma3n_text", "num_kv_shared_layers": -1}, "num_kv_shared_layers"),
         ({**GEMMA_4, "num_kv_shared_layers": 7}, "num_kv_shared_layers"),
         ({**GEMMA_4, "global_head_dim": SIZE + 1}, "global_head_dim"),
-        (
-            {**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": HEADS + 1},
-            "num_global_key_value_heads",
-        ),
+        ({**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": HEADS + 1}, "num_global_key_value_heads"),
         (without(MIMO, "hybrid_layer_pattern"), "hybrid_layer_pattern"),
         ({**MIMO, "hybrid_layer_pattern": [1] * 5}, "hybrid_layer_pattern"),
         ({**MIMO, "hybrid_layer_pattern": [2] * 6}, "hybrid_layer_pattern"),

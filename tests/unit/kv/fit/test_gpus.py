@@ -8,12 +8,7 @@ from kvdiag.kv.fit.gpu_catalogue import GPU_NAMES, gpu_bytes, gpu_name, parse_by
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("80GB", 80_000_000_000),
-        ("80 GiB", 80 << 30),
-        ("0.5gib", 1 << 29),
-        ("85899345920", 85_899_345_920),
-    ],
+    [("80GB", 80_000_000_000), ("80 GiB", 80 << 30), ("0.5gib", 1 << 29), ("85899345920", 85_899_345_920)],
 )
 def test_sizes_in_place_of_a_name(name: str, expected: int) -> None:
     """GB means a thousand million bytes and GiB 2**30."""

@@ -51,12 +51,7 @@ def test_requests_that_fit(blocks: int, per_request: int, concurrency: float, wh
 
 @pytest.mark.parametrize(
     ("pools", "expected"),
-    [
-        (2 * PAGE_BYTES * 7, 7),
-        (2 * PAGE_BYTES * 7 - 1, 6),
-        (0, 0),
-        (PIB, PIB // (2 * PAGE_BYTES)),
-    ],
+    [(2 * PAGE_BYTES * 7, 7), (2 * PAGE_BYTES * 7 - 1, 6), (0, 0), (PIB, PIB // (2 * PAGE_BYTES))],
 )
 def test_blocks_of_a_pool(pools: int, expected: int) -> None:
     """Whole ones, down to none at all and up to a pebibyte."""
@@ -154,13 +149,7 @@ def test_bytes_of_a_token(pages: list[PageSpec], ranks: int, expected: float | N
 
 @pytest.mark.parametrize(
     ("pages", "expected"),
-    [
-        ([FULL] * 2, 16),
-        ([FULL, STATE], 16),
-        ([FULL, replace(SLIDING, heads=4)], 16),
-        ([STATE], None),
-        ([], None),
-    ],
+    [([FULL] * 2, 16), ([FULL, STATE], 16), ([FULL, replace(SLIDING, heads=4)], 16), ([STATE], None), ([], None)],
 )
 def test_tokens_of_a_block_that_the_engine_reports(pages: list[PageSpec], expected: int | None) -> None:
     """The smallest of those that hold tokens; a state's 8 are none."""

@@ -116,8 +116,7 @@ def test_layers_of_each_stage(depth: int, stages: int, expected: tuple[int, ...]
 
 
 @pytest.mark.parametrize(
-    ("partition", "expected"),
-    [((1, 3), (1, 4)), ((0, 4), (0, 4)), ((2, 3), None), ((2, 1), None), ((5, -1), None)],
+    ("partition", "expected"), [((1, 3), (1, 4)), ((0, 4), (0, 4)), ((2, 3), None), ((2, 1), None), ((5, -1), None)]
 )
 def test_a_partition_of_ones_own(partition: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
     """VLLM_PP_LAYER_PARTITION must add up to the layers, and no stage has less than none."""

@@ -24,8 +24,7 @@ def test_full_attention_holds_every_token(tokens: int, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [(100, 7), (128, 8), (129, 9), (144, 8), (145, 9), (161, 9), (16_000, 8), (16_001, 9)],
+    ("tokens", "expected"), [(100, 7), (128, 8), (129, 9), (144, 8), (145, 9), (161, 9), (16_000, 8), (16_001, 9)]
 )
 def test_sliding_attention_gives_back_what_it_cannot_see(tokens: int, expected: Any) -> None:
     """A window of 128 holds 8 blocks of 16, or 9 while it straddles one more."""

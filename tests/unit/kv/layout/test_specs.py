@@ -113,15 +113,9 @@ def test_there_may_be_4096_layers(counts: tuple[int, ...]) -> None:
         ([FULL | {"page_bytes": (1 << 40) + 1}], "layers[0].page_bytes"),
         ([FULL | {"num_kv_heads": (1 << 16) + 1}], "layers[0].num_kv_heads"),
         ([STATE | {"num_speculative_blocks": 1025}], "layers[0].num_speculative_blocks"),
-        (
-            [STATE | {"num_prefill_checkpoint_blocks": -1}],
-            "layers[0].num_prefill_checkpoint_blocks",
-        ),
+        ([STATE | {"num_prefill_checkpoint_blocks": -1}], "layers[0].num_prefill_checkpoint_blocks"),
         ([FULL | {"sliding_window": (1 << 30) + 1}], "layers[0].sliding_window"),
-        (
-            [FULL | {"attention_chunk_size": (1 << 30) + 1}],
-            "layers[0].attention_chunk_size",
-        ),
+        ([FULL | {"attention_chunk_size": (1 << 30) + 1}], "layers[0].attention_chunk_size"),
     ],
 )
 def test_what_is_no_spec_is_named(layers: list[object] | None, field: str) -> None:

@@ -230,10 +230,7 @@ def test_padding_counts_only_where_the_kernel_pads() -> None:
 
     padded, plain = (
         weights_from_config(
-            model,
-            quantization=Quantization(linear_bits=4, padded_experts=pads),
-            tensor_parallel=1,
-            stage_ends=[1],
+            model, quantization=Quantization(linear_bits=4, padded_experts=pads), tensor_parallel=1, stage_ends=[1]
         )
         for pads in (True, False)
     )

@@ -45,10 +45,7 @@ def test_a_vision_tower_is_estimated(tower: dict[str, int], parameters: int) -> 
 
 @pytest.mark.parametrize(
     ("model_type", "parameters"),
-    [
-        ("molmo", 23 * (4 * 1024 * 1024 + 2 * 1024 * 4096)),
-        ("moondream3", 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)),
-    ],
+    [("molmo", 23 * (4 * 1024 * 1024 + 2 * 1024 * 4096)), ("moondream3", 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304))],
 )
 def test_towers_that_the_model_file_describes(model_type: str, parameters: int) -> None:
     """Molmo's CLIP and Moondream's SigLIP stand in no config."""

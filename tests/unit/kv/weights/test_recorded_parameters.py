@@ -102,11 +102,7 @@ def test_embedding_and_output_layer_are_those_of_the_models_own_class(name: str)
     outside = Counter(model["outside"])
     other = sum(count for group, count in outside.items() if group not in {"embedding", "head", *UNCOUNTED})
 
-    assert (outside["embedding"], outside["head"], other) == (
-        parameters.embedding,
-        parameters.head,
-        parameters.other,
-    )
+    assert (outside["embedding"], outside["head"], other) == (parameters.embedding, parameters.head, parameters.other)
 
 
 def test_the_attention_is_divided_as_its_heads_are() -> None:

@@ -27,10 +27,7 @@ def stored(quantization: Quantization, name: str = "mlp.experts.0.gate_proj", in
     """Bytes of the matrix under this name, in a model of which it is all."""
     layers = (LayerParameters(index=index, linears=(Linear(name=name, parameters=WEIGHTS),)),)
     (rank,) = weights_from_config(
-        Parameters(embedding=0, head=0, layers=layers),
-        quantization=quantization,
-        tensor_parallel=1,
-        stage_ends=[1],
+        Parameters(embedding=0, head=0, layers=layers), quantization=quantization, tensor_parallel=1, stage_ends=[1]
     )
     return rank.weights_bytes
 
@@ -309,10 +306,7 @@ def test_a_list_names_at_most_every_matrix_of_every_expert() -> None:
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": [128, 1048577]}, "weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": [1, 1, 1]}, "weight_block_size"),
-        (
-            {"quant_method": "modelopt", "quantization": {"quant_algo": "F" * 99}},
-            "quantization.quant_algo",
-        ),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "F" * 99}}, "quantization.quant_algo"),
         ({"quant_method": "modelopt", "quant_algo": "Mixed_Precision"}, "quant_algo"),
         ({"quant_method": "modelopt_mixed", "quant_algo": "FP8"}, "quant_algo"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 1048577}, "group_size"),

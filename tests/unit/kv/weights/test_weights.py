@@ -166,11 +166,7 @@ KIMI_IGNORE = [
         ("llama_70b", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, 42.9),
         ("llama_70b", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 39.8),
         ("llama_70b", {"quant_method": "fp8"}, 72.7),
-        (
-            "llama_70b",
-            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
-            39.5,
-        ),
+        ("llama_70b", {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 39.5),
         (
             "minimax-m2.5",
             {
