@@ -187,9 +187,8 @@ def test_why_nothing_was_planned_is_noted() -> None:
     """After the report's own notes."""
     of = report(notes=("two engines",))
 
-    assert ("two engines", "weights and pool are not compared: no checkpoint") == compare(
-        MODEL, Deployment(), of, Expected(why_no_weights="no checkpoint")
-    ).notes
+    first, second = compare(MODEL, Deployment(), of, Expected(why_no_weights="no checkpoint")).notes
+    assert ("two engines", True) == (first, second.endswith(": no checkpoint"))
     assert ("two engines",) == compare(MODEL, Deployment(), of, Expected()).notes
 
 

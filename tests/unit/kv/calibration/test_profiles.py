@@ -219,7 +219,7 @@ def test_the_oldest_profile_goes_first() -> None:
 
     kept = with_profile(many, replace(PROFILE, tensor_parallel=4))
 
-    # THEN the profile with the highest number has the oldest date
+    # The profile with the highest number has the oldest date
     assert (MOST_PROFILES, {MOST_PROFILES}) == (
         len(kept),
         {each.pipeline_parallel for each in many} - {each.pipeline_parallel for each in kept[:-1]},

@@ -77,7 +77,7 @@ def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
     """A latent cache is whole on every rank, so that its bytes are known where the ranks are not."""
     known = facts(pool(per_request=LONGEST_TOKENS // 64, block_tokens=64), config=LATENT, tensor_parallel=None)
 
-    # THEN 61 layers of 576 numbers of 16 bits for each of 64 tokens
+    # 61 layers of 576 numbers of 16 bits for each of 64 tokens
     assert (64 * 61 * 576 * 2, "computed") == block_bytes(known, known.pools[0])
 
 

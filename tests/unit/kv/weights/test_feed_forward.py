@@ -53,18 +53,15 @@ def experts(count: int, width: int, inputs: int = H) -> dict[str, int]:
     return gated(count * width, "mlp.experts.0", inputs)
 
 
-@pytest.mark.parametrize("model_type", ["RefinedWeb", "RefinedWebModel", "falcon", "gpt2", "phi", "arcee", "apertus"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["RefinedWeb", "RefinedWebModel", "falcon", "gpt2", "phi", "arcee", "apertus", "bert", "roberta", "xlm-roberta"],
+)
 def test_some_families_do_not_gate(model_type: str) -> None:
     """Falcon, under its first names as well, and others have two matrices and not three."""
     config = {"num_attention_heads": 6, "num_kv_heads": 3, "ffn_hidden_size": None}
 
     assert ungated(86) == halves(model_type=model_type, **config)[0]
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
-def test_encoders_do_not_gate(model_type: str) -> None:
-    """A BERT has two matrices."""
-    assert ungated(86) == halves(model_type=model_type)[0]
 
 
 @pytest.mark.parametrize(
