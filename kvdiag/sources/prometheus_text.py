@@ -175,8 +175,8 @@ def _of_piece(text: str) -> list[tuple[str, Series]]:
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         ]
-    except (ValueError, IndexError) as error:
-        # IndexError: a label without a name. Subclasses (UnicodeError) are of no more interest than their parent.
+    except (ValueError, IndexError, OverflowError) as error:
+        # IndexError: a label without a name; OverflowError: a timestamp of 400 digits. Subclasses (UnicodeError) are of no more interest than their parent.
         raise ValueError(str(error) or "it is not in Prometheus's text format") from error
 
 

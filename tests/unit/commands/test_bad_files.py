@@ -25,7 +25,7 @@ def line(**value: object) -> bytes:
 
 HEADER = line(kvdiag_trace=1, kvdiag_version="0.1.0", facts=to_plain(Facts(url="http://127.0.0.1:8000")))
 SAMPLES = b"".join(line(sample=to_plain(Sample(at_seconds=float(number)))) for number in range(9))
-NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
+NO_TRACE = "TRACE is not a kvdiag trace: its first line is not a header"
 A_LOG = f"{NO_TRACE}; if it is an engine log, add --postmortem"
 A_BOX = f"{NO_TRACE}; to read an agent's black box, add --postmortem"
 

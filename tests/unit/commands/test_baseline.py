@@ -69,7 +69,7 @@ def test_a_person_reads_both_sides(saved: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is not a trace"),
+        ("", "is not a kvdiag trace"),
         ("{}", "is not a baseline"),
         ('{"kvdiag_baseline": 7}', "is not a baseline"),
         (None, "cannot read"),

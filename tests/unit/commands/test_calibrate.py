@@ -207,7 +207,7 @@ def test_a_name_in_a_log_moves_no_cursor(capsys: pytest.CaptureFixture[str], tmp
     ("arguments", "words"),
     [
         (("llama-3.1-8b", "--from-log", "/nonexistent.log"), ("/nonexistent.log", "No such file")),
-        (("llama-3.1-8b", "--from-log", str(LOGS / "SOURCES.md")), ("SOURCES.md",)),
+        (("llama-3.1-8b", "--from-log", str(LOGS / "SOURCES.md")), ("SOURCES.md", "memory figures")),
         (("--from-log", V0), ("MODEL", "meta-llama/Llama-3.1-8B-Instruct")),
         (("gemma-3-27b", "--from-log", TWO_RANKS), ("different models", "LlamaForCausalLM", "gemma-3-27b")),
         (("llama-3.1-8b", "--from-log", TWO_RANKS, "--tp", "4"), ("--tp is 4", "reports 2")),

@@ -216,7 +216,7 @@ def test_one_frame_where_there_is_nobody(capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "complaint"),
     [
         (["--url", "http://a", "--attach", "http://b"], "give either --url or --attach"),
-        (["--attach", "ftp://u:secret@b"], "'b' is not the address of a daemon"),
+        (["--attach", "ftp://u:secret@b"], "'b' is not a daemon address"),
         (["--attach", "http://b", "--password", "x"], "a password needs --user"),
     ],
 )

@@ -44,7 +44,7 @@ def test_several_traces_are_the_replicas_of_a_fleet(record: Record, capsys: pyte
     assert ("fault", None) == (document["worst"], document["source"])
     assert set(paths) == {one["subject"]["trace"] for one in document["replicas"]}
     assert (6, 1) == (document["fleet"]["replicas"], len(document["fleet"]["versions"]))
-    (growth,) = [one for one in document["fleet"]["growths"] if one["component"] == "process"]
+    (growth,) = [one for one in document["fleet"]["growths"] if one["component"] == "server"]
     assert ("grows", 6, "0.32.0") == (growth["course"], growth["replicas"], growth["version"])
 
 
