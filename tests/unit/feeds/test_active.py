@@ -119,11 +119,9 @@ STREAM = head(content_type="text/event-stream")
 )
 def test_server_that_completes_nothing_is_told(completions: Answer, message: str) -> None:
     """A server that does not answer its first request, or refuses it, is asked for no other."""
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": IDLE, "/v1/completions": completions})
 
-    # THEN
     assert message == str(caught.value)
 
 
@@ -150,23 +148,18 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
 )
 def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> None:
     """Where the steps could not tell anything none is offered."""
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": reply(page)})
 
-    # THEN
     assert message == str(caught.value)
 
 
 def test_failing_requests_are_recorded() -> None:
     """A server that fails each request leaves every span with its outcome, for the diagnosis to judge."""
-    # GIVEN
     failing = raw(STREAM, b'data: {"error": {"message": "CUDA out of memory"}}\n\n')
 
-    # WHEN
     actual = run({"/metrics/": IDLE, "/v1/completions": failing})
 
-    # THEN
     spans = actual.spans("single_request")
     assert SINGLE.cycles == len(spans)
     assert all(span.complete for span in spans)
@@ -205,7 +198,6 @@ def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     # GIVEN / WHEN half a second of the measured speed, some 100 tokens, is too short
     actual = run(slow_page_server(blind_tokens=150))
 
-    # THEN
     spans = actual.spans("single_request")
     seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
     tokens = [span.workload.max_tokens for span in spans if span.workload is not None]

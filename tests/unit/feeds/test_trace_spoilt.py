@@ -38,17 +38,14 @@ from tests.unit.feeds.small_traces import (
 @given(cut=st.integers(0, len(HEADER) + sum(map(len, LINES))))
 def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
     """Of a trace that was cut off anywhere all whole lines are read; without its header it is no trace."""
-    # GIVEN
     path = folder / "torn.jsonl"
     path.write_bytes((HEADER + b"".join(LINES))[:cut])
 
-    # WHEN
     if cut < len(HEADER) - 1:
         assert "TRACE is not a kvdiag trace: its first line is not a header" == refusal(path)
         return
     actual = read_trace(path)
 
-    # THEN
     whole = max(path.read_bytes().count(b"\n") - 1, 0)
     assert (Timeline(samples=SAMPLES[:whole]), CUT_OFF) == actual
 
@@ -57,20 +54,17 @@ def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
 @given(part=st.floats(0.0, 1.0))
 def test_torn_packed_trace_loses_its_end(folder: Path, part: float) -> None:
     """Of a packed trace that was cut off anywhere the lines before the cut are read."""
-    # GIVEN
     path = folder / "torn.jsonl.gz"
     write(path, Timeline(samples=SAMPLES), FACTS_SEEN)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * part)])
 
-    # WHEN
     try:
         timeline, facts = read_trace(path)
     except KvdiagError:
         assert NO_TRACE == refusal(path)
         return
 
-    # THEN
     assert SAMPLES[: len(timeline.samples)] == timeline.samples
     assert facts in (FACTS_SEEN, CUT_OFF)
     assert (facts == FACTS_SEEN) <= (timeline.samples == SAMPLES)
@@ -119,14 +113,11 @@ BAD_LINES = [
 @pytest.mark.parametrize(("bad", "problem"), BAD_LINES)
 def test_bad_line_is_named(tmp_path: Path, bad: bytes, problem: str) -> None:
     """A bad line that is not the torn last one is an error with its number and what is wrong, and not skipped."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     path.write_bytes(HEADER + LINES[0] + LINES[1] + bad + LINES[2])
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
     expected = f"TRACE, line 4: {problem}"
     assert expected == actual[: len(expected)]
     assert len(actual) < 250
@@ -134,15 +125,12 @@ def test_bad_line_is_named(tmp_path: Path, bad: bytes, problem: str) -> None:
 
 def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
     """A mark that is older than the one before it is an error with its number; samples do not matter to it."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     earlier = {**to_plain(MARK), "at_seconds": 1.0}
     path.write_bytes(HEADER + LINES[4] + line(mark=to_plain(MARK)) + line(mark=earlier) + LINES[4])
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
     assert "TRACE, line 4: its time is before the previous mark's" == actual
 
 
@@ -189,40 +177,32 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [b"", LINES[0]], ids=["alone", "with lines"])
 def test_what_is_no_trace_is_told(tmp_path: Path, content: bytes, message: str, more: bytes) -> None:
     """A file that is something else, or from the future, is one line that says so."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     packed = content.startswith(b"\x1f\x8b")
     path.write_bytes(content if packed else content + more)
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
     assert message == actual[: len(message)]
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that is not there, or a folder, says so."""
-    # WHEN
     actual = [refusal(tmp_path / "nowhere.jsonl"), refusal(tmp_path)]
 
-    # THEN
     assert ["cannot read TRACE: No such file or directory", "TRACE is not a file"] == actual
 
 
 def test_packed_bomb_is_refused(tmp_path: Path) -> None:
     """A few kilobytes that unpack to gigabytes are given up at the first line too long, in bounded memory."""
-    # GIVEN
     path = tmp_path / "bomb.jsonl.gz"
     with gzip.open(path, "wb") as file:
         file.write(HEADER)
         for _ in range(64):
             file.write(bytes(2**20))
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
     assert "TRACE, line 2: longer than 4 MiB" == actual
 
 
@@ -252,7 +232,6 @@ def spoil(value: Any, draw: random.Random) -> Any:
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 6))
 def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
     """A trace of which any values are changed is either refused in one line or judged and printed without an error."""
-    # GIVEN
     draw = random.Random(seed)  # noqa: S311 - any values will do
     facts = to_plain(worlds.facts(worlds.World()))
     entries = [{"sample": to_plain(one)} for one in SPARSE.samples] + [{"mark": to_plain(one)} for one in SPARSE.marks]
@@ -267,7 +246,6 @@ def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
         line(kvdiag_trace=FORMAT, facts=facts) + b"".join(json.dumps(one).encode() + b"\n" for one in entries)
     )
 
-    # WHEN
     try:
         timeline, read_facts = read_trace(path)
     except KvdiagError:
@@ -275,6 +253,5 @@ def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
         return
     diagnosis = diagnose(timeline, read_facts)
 
-    # THEN
     print_diagnosis(diagnosis, "json")
     print_diagnosis(diagnosis, "text")

@@ -20,37 +20,29 @@ VALUES: st.SearchStrategy[Facts | Sample | Mark] = st.one_of(FACTS, SAMPLES, MAR
 @given(value=VALUES)
 def test_every_value_comes_back(value: Facts | Sample | Mark) -> None:
     """A value written as JSON and read again is the same value."""
-    # WHEN
     text = json.dumps(to_plain(value), allow_nan=False)
 
-    # THEN
     assert value == from_plain(type(value), json.loads(text))
 
 
 def test_no_field_is_forgotten() -> None:
     """A device whose memory cannot be read, and a process whose memory the driver does not tell, come back too."""
-    # GIVEN
     process = Process(pid=7, used_bytes=None)
     sample = Sample(
         at_seconds=1.0, devices=(Device(uuid="GPU-1", index=0, name="", memory=None, processes=(process,)),)
     )
 
-    # WHEN
     actual = from_plain(Sample, json.loads(json.dumps(to_plain(sample))))
 
-    # THEN
     assert sample == actual
 
 
 def test_what_is_not_known_is_left_out() -> None:
     """A missing reading takes no room, and a false one does not count as missing."""
-    # GIVEN
     sample = Sample(at_seconds=1.5, engines=(Engine(engine="0", requests_running=0, asleep=False),))
 
-    # WHEN
     actual = to_plain(sample)
 
-    # THEN
     expected = {
         "at_seconds": 1.5,
         "engines": [{"engine": "0", "requests_running": 0, "asleep": False}],
@@ -71,19 +63,15 @@ POOL: dict[str, Any] = {
 
 def test_none_may_also_be_written_out() -> None:
     """`null` for a reading that may be missing is that it is missing."""
-    # WHEN
     actual = from_plain(Sample, {**SAMPLE, "engines": None, "load": None})
 
-    # THEN
     assert Sample(at_seconds=1.0) == actual
 
 
 def test_whole_number_is_a_float_too() -> None:
     """JSON does not tell 5 from 5.0; a field that takes fractions takes both."""
-    # WHEN
     actual = from_plain(Sample, {"at_seconds": 5}).at_seconds
 
-    # THEN
     assert (5.0, float) == (actual, type(actual))
 
 
@@ -137,11 +125,9 @@ def test_whole_number_is_a_float_too() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(kind: type[Any], plain: object, message: str) -> None:
     """A value that is missing, unknown, of another type or impossible is refused, and the error names it."""
-    # WHEN
     with pytest.raises(ValueError, match=r".") as caught:
         from_plain(kind, plain)
 
-    # THEN
     assert message == str(caught.value)
 
 
@@ -156,13 +142,11 @@ JSON = st.recursive(
 @given(kind=st.sampled_from([Facts, Sample, Mark, KvPool, Engine, Device, Load]), plain=JSON)
 def test_no_json_does_harm(kind: type[Any], plain: object) -> None:
     """Whatever a JSON file holds is either the value that was asked for, or refused with one kind of error."""
-    # WHEN
     try:
         actual = from_plain(kind, plain)
     except ValueError:
         return
 
-    # THEN
     assert isinstance(actual, kind)
 
 

@@ -120,7 +120,6 @@ def test_missing_readings_are_none_everywhere() -> None:
     # GIVEN values of nothing but what they need
     engine_page, reading, facts = Engine(engine="0"), Sample(at_seconds=0.0), Facts()
 
-    # THEN
     assert {None} == {getattr(engine_page, one.name) for one in dataclasses.fields(engine_page)[1:]}
     assert (None, None, None, None) == (reading.engines, reading.devices, reading.host, reading.load)
     assert (None, None) == (facts.server_pids, facts.pool("0"))
@@ -131,7 +130,6 @@ def test_every_value_is_frozen_and_says_its_fields() -> None:
     # GIVEN every dataclass of the package
     classes = [one for name in model.__all__ if dataclasses.is_dataclass(one := getattr(model, name))]
 
-    # THEN
     assert classes
     for one in classes:
         assert vars(one)["__dataclass_params__"].frozen, one
@@ -144,7 +142,6 @@ def test_used_bytes_are_what_is_not_free() -> None:
     # GIVEN a device with 8 GiB free of 32
     memory = Memory(total_bytes=32 * GIB, free_bytes=8 * GIB, driver_reserved_bytes=GIB)
 
-    # THEN
     assert (24 * GIB, 0.75) == (memory.used_bytes, memory.occupied_ratio)
 
 
@@ -154,7 +151,6 @@ def test_a_gpu_cut_into_slices_is_not_counted_beside_them() -> None:
     parent, other = device(0), device(1)
     slices = tuple(device(0, uuid=f"MIG-{part}", mig_parent_uuid="GPU-0") for part in "ab")
 
-    # THEN
     assert (*slices, other) == without_mig_parents((parent, *slices, other))
 
 
@@ -164,7 +160,6 @@ def test_a_gpu_cut_into_slices_is_not_counted_beside_them() -> None:
 )
 def test_an_engine_is_idle_where_it_says_so(running: int | None, waiting: int | None, idle: bool | None) -> None:
     """Nothing runs and nothing waits; where one of them is not told, that is not told either."""
-    # THEN
     assert idle is engine(running=running, waiting=waiting).idle
 
 
@@ -181,7 +176,6 @@ def test_an_engine_is_idle_where_it_says_so(running: int | None, waiting: int | 
 )
 def test_engines_are_idle_together(engines: tuple[Engine, ...] | None, idle: bool | None) -> None:
     """One busy engine is enough to be busy; one that does not say leaves it open."""
-    # THEN
     assert idle is Sample(at_seconds=0.0, engines=engines).engines_idle
 
 
@@ -203,13 +197,11 @@ def test_usage_and_blocks_go_both_ways(total: int, data: st.DataObject) -> None:
     held = data.draw(st.integers(0, total - 1))
     one = pool_of(total_blocks=total, usable_blocks=total - 1, usage_blocks=gauge)
 
-    # THEN
     assert held == one.used_blocks((held + gauge - (total - 1)) / gauge)
 
 
 def test_the_size_of_a_block_is_known_where_the_pools_is() -> None:
     """Bytes of a block are the pool's over all blocks, the null block among them."""
-    # THEN
     assert (10, None) == (pool_of(pool_bytes=1000).block_bytes, pool_of().block_bytes)
 
 
@@ -218,14 +210,12 @@ def test_a_pool_is_found_by_its_engine() -> None:
     # GIVEN two pools
     facts = Facts(pools=(pool("0"), pool("1")))
 
-    # THEN
     assert (facts.pools[1], None) == (facts.pool("1"), facts.pool("2"))
 
 
 @pytest.mark.parametrize(("prompt", "output", "tokens"), [(512, 128, 639), (1, 1, 1), (0, 0, 0)])
 def test_the_last_sampled_token_is_never_stored(prompt: int, output: int, tokens: int) -> None:
     """A finished request has prompt and output less one in the cache."""
-    # THEN
     assert tokens == Workload(requests=1, prompt_tokens=prompt, max_tokens=output).tokens_per_request
 
 
@@ -248,7 +238,6 @@ def test_marks_make_a_span() -> None:
         mark(4.0, "end"),
     )
     (actual,) = Timeline(samples=(), marks=marks).spans()
-    # THEN
     expected = Span(
         step="concurrent",
         cycle=0,
@@ -270,7 +259,6 @@ def test_a_span_that_was_cut_off_lacks_what_did_not_happen() -> None:
     # GIVEN a begin and an offer
     (actual,) = Timeline(samples=(), marks=(mark(1.0, "begin"), mark(2.0, "offer"))).spans()
 
-    # THEN
     assert Span(step="concurrent", cycle=0, begin_seconds=1.0, offer_seconds=2.0) == actual
     assert not actual.complete
 
@@ -280,7 +268,6 @@ def test_spans_come_in_order_and_by_step() -> None:
     # GIVEN a run
     whole = run()
 
-    # THEN
     steps = ["baseline", "warmup", "warmup", *["single_request"] * 8, "concurrent", "long_context"]
     assert steps == [span.step for span in whole.spans()]
     assert list(range(8)) == [span.cycle for span in whole.spans("single_request")]
@@ -292,7 +279,6 @@ def test_between_takes_both_ends() -> None:
     # GIVEN a sample each second, two of them at once
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in (1, 2, 2, 3, 4)))
 
-    # THEN
     assert [2.0, 2.0, 3.0] == [sample.at_seconds for sample in timeline.between(2.0, 3.0)]
     assert () == timeline.between(2.1, 2.9)
     assert () == timeline.between(3.0, 2.0)
@@ -305,12 +291,10 @@ def test_between_is_what_a_filter_would_take(times: list[int], start: int, end: 
     # GIVEN any timeline
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in sorted(times)))
 
-    # THEN
     inside = tuple(sample for sample in timeline.samples if start <= sample.at_seconds <= end)
     assert inside == timeline.between(start, end)
 
 
 def test_timelines_of_the_same_readings_are_equal() -> None:
     """Two runs against the same world are one value."""
-    # THEN
     assert run() == run()

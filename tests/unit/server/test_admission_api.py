@@ -106,12 +106,10 @@ def test_a_crowd_is_bounded() -> None:
 
 def test_over_http() -> None:
     """The advice with its numbers, kept by nobody; a bad question is a 400 that says what to give."""
-    # WHEN
     with shell(shown(100, running=1)) as serving:
         good = serving.ask("GET /api/v1/admission?prompt_tokens=160&max_tokens=160")
         bad = serving.ask("GET /api/v1/admission?prompt_tokens=160")
 
-    # THEN
     told = json.loads(good.body)
     assert (200, "no-store", "admit") == (good.status, good.headers["cache-control"], told["decision"])
     assert (1000, 900, 20) == (told["usable_blocks"], told["free_blocks"], told["request_blocks"])

@@ -15,24 +15,19 @@ from tests.unit.sources.publications import MIB, READ, SELF, changed
 
 def test_publication_is_read_whole(tmp_path: Path) -> None:
     """Every figure of a publication arrives, with the bytes that NVML tells of the process that published."""
-    # GIVEN
     write(tmp_path)
 
-    # WHEN / THEN
     assert ((READ,), []) == read(tmp_path)
 
 
 def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
     """Without segments and blocks the totals are there and their split is not."""
-    # GIVEN
     told = changed("torch.backend", "cudaMallocAsync")
     del told["devices"][0]["fragmentation"]
     write(tmp_path, told)
 
-    # WHEN
     (actual,), _ = read(tmp_path)  # type: ignore[misc]
 
-    # THEN
     assert ("cudaMallocAsync", None) == (actual.backend, actual.split)
 
 
@@ -52,10 +47,8 @@ def test_cuda_malloc_async_has_no_split(tmp_path: Path) -> None:
 )
 def test_file_that_is_no_publication_is_a_gap(tmp_path: Path, path: str, value: object, reason: str) -> None:
     """A file of another version or shape, or that speaks for another process, is named with what is wrong."""
-    # GIVEN
     write(tmp_path, changed(path, value))
 
-    # WHEN / THEN
     assert (None, [f"failed: {NAME}: {reason}"]) == read(tmp_path)
 
 
@@ -83,26 +76,20 @@ DEVICE_TROUBLE: list[tuple[str, object, str]] = [
 @pytest.mark.parametrize(("path", "value", "reason"), DEVICE_TROUBLE)
 def test_impossible_figures_of_a_device_are_a_gap(tmp_path: Path, path: str, value: object, reason: str) -> None:
     """A device whose figures cannot be is left out and said; the process is still there."""
-    # GIVEN
     write(tmp_path, changed(path, value))
 
-    # WHEN
     found, gaps = read(tmp_path)
 
-    # THEN
     assert () == found
     assert f"failed: VLLM::Worker_TP1 {SELF['pid']}: {reason}" in gaps[0]
 
 
 def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
     """The agent's own errors are gaps, made fit to be shown, and its figures are read all the same."""
-    # GIVEN
     write(tmp_path, changed("errors", {"driver": "DriverError: \x1b[2Jno\nlibrary", "x" * 500: "y" * 500}))
 
-    # WHEN
     found, gaps = read(tmp_path)
 
-    # THEN
     assert (READ,) == found
     assert f"failed: VLLM::Worker_TP1 {SELF['pid']}: driver: DriverError:  [2Jno library" == gaps[0]
     assert len(gaps[1]) < 220
@@ -110,9 +97,7 @@ def test_what_the_agent_could_not_read_is_told(tmp_path: Path) -> None:
 
 def test_gap_names_its_source(tmp_path: Path) -> None:
     """Whoever looks for why nothing is known of the allocator finds it by the source's name."""
-    # WHEN
     _, gaps = TorchAllocatorSource(tmp_path).read()
 
-    # THEN
     assert [agents.SOURCE] == [gap.source for gap in gaps]
     assert all(isinstance(gap, Gap) for gap in gaps)

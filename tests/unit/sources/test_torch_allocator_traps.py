@@ -78,11 +78,9 @@ TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("lay", "reason"), TRAPS.values(), ids=TRAPS)
 def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: str) -> None:
     """What is no plain publication is said and not waited for, and the file beside it is read."""
-    # GIVEN
     lay(tmp_path / "agent-1-1.json")
     write(tmp_path)
 
-    # WHEN / THEN
     assert ((READ,), [f"failed: agent-1-1.json: {reason}"]) == read(tmp_path)
 
 
@@ -114,17 +112,14 @@ def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
 
-    # WHEN
     found, gaps = read(tmp_path)
 
-    # THEN
     assert believed == (found == (replace(READ, pid_seen=False, unverified=True),))
     assert believed != any(f"user {STRANGER}" in gap for gap in gaps)
 
 
 def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:
     """Only names that an agent gives are opened."""
-    # GIVEN
     for name in (
         "agent-1.json",
         "agent-x-1.json",
@@ -136,20 +131,16 @@ def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:
         write(tmp_path, "{", name)
     write(tmp_path)
 
-    # WHEN / THEN
     assert ((READ,), []) == read(tmp_path)
 
 
 def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     """Of more files than a server has processes only so many are read, and that is said."""
-    # GIVEN
     for number in range(MAX_FILES + 5):
         write(tmp_path, "{", f"agent-1-{number:04}.json")
 
-    # WHEN
     _, gaps = read(tmp_path)
 
-    # THEN
     assert (MAX_FILES + 1, f"failed: {MAX_FILES + 5} agent files, only the first {MAX_FILES} are read") == (
         len(gaps),
         gaps[0],
@@ -158,18 +149,15 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
 
 def test_request_touches_nothing_else(tmp_path: Path) -> None:
     """A link or a pipe in the request's place is left alone, and not waited for."""
-    # GIVEN
     write(tmp_path, changed("devices.0.fragmentation", None))
     (tmp_path / "victim").touch()
     os.utime(tmp_path / "victim", (1.0, 1.0))
 
-    # WHEN
     (tmp_path / agents.SPLIT_REQUEST).symlink_to("victim")
     linked, _ = read(tmp_path)
     (tmp_path / agents.SPLIT_REQUEST).unlink()
     os.mkfifo(tmp_path / agents.SPLIT_REQUEST)
     piped, _ = read(tmp_path)
 
-    # THEN
     assert 1.0 == (tmp_path / "victim").stat().st_mtime
     assert linked == piped == (replace(READ, split=None),)

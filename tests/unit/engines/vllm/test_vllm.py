@@ -109,38 +109,29 @@ from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
 )
 def test_impossible_figure_is_a_gap(lines: list[str], expected: Engine, reasons: list[str]) -> None:
     """A figure that cannot be is missing from the engine, and a gap names it; the others stand."""
-    # GIVEN
     page = parse_page(engine_page(*lines))
 
-    # WHEN
     actual = parse_engines(page)
 
-    # THEN
     assert ((expected,), tuple(Gap(source=SOURCE, kind="failed", reason=reason) for reason in reasons)) == actual
 
 
 def test_fraction_of_a_count_is_rounded() -> None:
     """A count that was averaged on its way, as multiprocess modes can, comes out whole."""
-    # GIVEN
     page = parse_page("vllm:num_requests_running 2.6\n")
 
-    # WHEN
     engines, gaps = parse_engines(page)
 
-    # THEN
     assert ((Engine(engine="0", requests_running=3),), ()) == (engines, gaps)
 
 
 def test_engines_come_in_numeric_order() -> None:
     """Ten data-parallel engines are listed by number, labels that are none after them."""
-    # GIVEN
     labels = ["10", "2", "x", "0", "٣", "9" * 5000]
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{label}"}} 0\n' for label in labels))
 
-    # WHEN
     engines, _ = parse_engines(page)
 
-    # THEN
     assert engines is not None
     assert ["0", "2", "٣", "10", "9" * 5000, "x"] == [engine.engine for engine in engines]
 
@@ -167,25 +158,19 @@ def test_engines_come_in_numeric_order() -> None:
 )
 def test_page_without_engines_says_why(text: str, reason: str) -> None:
     """A page that shows no engine is a gap with what to do, not an idle server."""
-    # GIVEN
     page = parse_page(text)
 
-    # WHEN
     actual = (parse_engines(page), parse_pools(page, "0.32.0"))
 
-    # THEN
     assert ((None, (Gap(source=SOURCE, kind="absent", reason=reason),)), ((), (NO_POOL,))) == actual
 
 
 def test_hostile_number_of_engines_is_refused() -> None:
     """A page with more engines than any server has is a gap, not an hour's work."""
-    # GIVEN
     count = 5_000
     page = parse_page("".join(f'vllm:num_requests_running{{engine="{number}"}} 0\n' for number in range(count)))
 
-    # WHEN
     actual = parse_engines(page)
 
-    # THEN
     reason = f"vllm:num_requests_running has {count} series, more than {MAX_SERIES}: not a page of one server"
     assert (None, (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
