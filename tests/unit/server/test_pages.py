@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_diagnosis_and_ledger_are_documents(serving: Shell) -> None:
 
     assert (2, "fault") == (diagnosis["schema_version"], diagnosis["worst"])
     assert audit["devices"][0]["used_bytes"] == sum(line["bytes"] for line in audit["ledger"])
+
+
+def test_the_snapshot_leaves_the_models_config_out(serving: Shell) -> None:
+    """`kvdiag top` shows model and URL, and has no use for the text of config.json."""
+    known = serving.shown
+    serving.shown = replace(known, facts=replace(known.facts, model_config='{"hidden_size": 4096}'))
+
+    answer = serving.ask("GET /api/v1/snapshot")
+
+    facts = json.loads(answer.body)["snapshot"]["facts"]
+    assert (200, known.facts.url) == (answer.status, facts["url"])
+    assert b"hidden_size" not in answer.body
 
 
 def test_the_first_page_is_for_a_person(serving: Shell) -> None:
