@@ -14,7 +14,7 @@ from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
-from kvdiag.sources.prometheus_api import History, Labels, Points
+from kvdiag.sources.prometheus_answers import History, Labels, Points
 
 
 def labels(name: str, **more: str) -> Labels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvdiag.feeds.history.series_join import gpus_assigned, join
-from kvdiag.sources.prometheus_api import Labels
+from kvdiag.sources.prometheus_answers import Labels
 
 POD = {"namespace": "ml", "pod": "llm-0"}
 
