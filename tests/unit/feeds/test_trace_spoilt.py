@@ -20,6 +20,7 @@ from kvdiag.feeds.recording.trace import FORMAT, MAX_LINE_BYTES, read_trace
 from kvdiag.model import Timeline
 from kvdiag.model.codec import to_plain
 from tests.builders import runs, worlds
+from tests.builders.answers import containing
 from tests.unit.feeds.small_traces import (
     CUT_OFF,
     FACTS_SEEN,
@@ -72,41 +73,39 @@ def test_torn_packed_trace_loses_its_end(folder: Path, part: float) -> None:
 
 
 BAD_LINES = [
-    pytest.param(b"\n", "Expecting value: line 2 column 1 (char 1)", id="empty"),
-    pytest.param(b"hello\n", "Expecting value: line 1 column 1 (char 0)", id="not JSON"),
+    pytest.param(b"\n", "Expecting value", id="empty"),
+    pytest.param(b"hello\n", "Expecting value", id="not JSON"),
     pytest.param(LINES[1][:-20] + b"\n", "Expecting", id="torn, and more behind it"),
-    pytest.param(b"\xff\xff\n", "'utf-8' codec can't decode byte 0xff in position 0", id="not text"),
+    pytest.param(b"\xff\xff\n", "0xff", id="not text"),
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
-    pytest.param(b'{"end":1}\n', "the trace's end reports another number", id="the end of another trace"),
+    pytest.param(b'{"end":1}\n', "the trace's end", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
-    pytest.param(line(sample=5), "Sample has to be an object, not int", id="a number for a sample"),
+    pytest.param(line(sample=5), "Sample has to be an object", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
-    pytest.param(line(sample={}), "Sample: Sample.__init__() missing 1 required", id="no time"),
-    pytest.param(line(sample={"at_seconds": True}), "Sample.at_seconds has to be float, not bool", id="True for 1"),
+    pytest.param(line(sample={}), "at_seconds", id="no time"),
+    pytest.param(line(sample={"at_seconds": True}), "Sample.at_seconds", id="True for 1"),
     pytest.param(b'{"sample":{"at_seconds":NaN}}\n', "NaN is not a number", id="NaN"),
     pytest.param(b'{"sample":{"at_seconds":-Infinity}}\n', "-Infinity is not a number", id="infinity"),
-    pytest.param(b'{"sample":{"at_seconds":1e999}}\n', "Sample.at_seconds is not a finite number", id="beyond a float"),
-    pytest.param(
-        b'{"sample":{"at_seconds":1' + b"0" * 400 + b"}}\n", "Sample.at_seconds is not a finite number", id="401 digits"
-    ),
+    pytest.param(b'{"sample":{"at_seconds":1e999}}\n', "Sample.at_seconds", id="beyond a float"),
+    pytest.param(b'{"sample":{"at_seconds":1' + b"0" * 400 + b"}}\n", "Sample.at_seconds", id="401 digits"),
     pytest.param(
         b'{"sample":{"at_seconds":1' + b"0" * 5000 + b"}}\n", "Exceeds the limit (4300", id="more digits than are read"
     ),
     pytest.param(b'{"sample":' + b"[" * 60_000 + b"\n", "nested too deeply", id="nested without end"),
     pytest.param(
         line(sample={"at_seconds": 1, "engines": [{"engine": "0", "requests_running": -1}]}),
-        "Engine: requests_running is -1, not within 0..9007199254740992",
+        "requests_running is -1",
         id="an impossible reading",
     ),
     pytest.param(
         line(mark={"at_seconds": 1, "step": "x", "cycle": 0, "phase": "middle"}),
-        "Mark.phase is 'middle', not one of begin, offer, release, end",
+        "Mark.phase is 'middle'",
         id="an unknown phase",
     ),
     pytest.param(b'{"sample":"' + b"x" * MAX_LINE_BYTES + b'"}\n', "longer than 4 MiB", id="a line without end"),
-    pytest.param(line(sample={"at_seconds": 0.5}), "its time is before the previous sample's", id="back in time"),
+    pytest.param(line(sample={"at_seconds": 0.5}), "previous sample", id="back in time"),
 ]
 
 
@@ -118,8 +117,8 @@ def test_bad_line_is_named(tmp_path: Path, bad: bytes, problem: str) -> None:
 
     actual = refusal(path)
 
-    expected = f"TRACE, line 4: {problem}"
-    assert expected == actual[: len(expected)]
+    assert actual.startswith("TRACE, line 4: ")
+    assert problem in actual
     assert len(actual) < 250
 
 
@@ -131,7 +130,7 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
 
     actual = refusal(path)
 
-    assert "TRACE, line 4: its time is before the previous mark's" == actual
+    assert containing("TRACE, line 4: ", "previous mark") == actual
 
 
 @pytest.mark.parametrize(
@@ -148,30 +147,28 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
         pytest.param(line(kvdiag_trace=True, facts={}), NO_TRACE, id="True for version 1"),
         pytest.param(line(kvdiag_trace="1", facts={}), NO_TRACE, id="text for version 1"),
         pytest.param(line(kvdiag_trace=0, facts={}), NO_TRACE, id="version 0"),
-        pytest.param(line(kvdiag_trace=1), "TRACE, line 1: Facts has to be an object, not NoneType", id="no facts"),
+        pytest.param(line(kvdiag_trace=1), "line 1: Facts", id="no facts"),
         pytest.param(
-            line(kvdiag_trace=1, facts={"colour": 1}), "TRACE, line 1: Facts has no field 'colour'", id="unknown fact"
+            line(kvdiag_trace=1, facts={"colour": 1}), "line 1: Facts has no field 'colour'", id="unknown fact"
         ),
         pytest.param(
             line(kvdiag_trace=1, facts={"forced": 1}),
-            "TRACE, line 1: Facts.forced has to be bool, not int",
+            "line 1: Facts.forced",
             id="a fact of another type",
         ),
         pytest.param(
             line(kvdiag_trace=2, kvdiag_version="0.9.0", facts={"colour": 1}),
-            "TRACE is a trace of format 2, this kvdiag reads 1: use kvdiag 0.9.0",
+            "use kvdiag 0.9.0",
             id="newer",
         ),
         pytest.param(
             line(kvdiag_trace=2),
-            "TRACE is a trace of format 2, this kvdiag reads 1: use a newer one",
+            "format 2",
             id="newer, by whom?",
         ),
         pytest.param(gzip.compress(b"")[:10], NO_TRACE, id="a torn empty gzip"),
-        pytest.param(b"\x1f\x8b" + b"garbage" * 9, "cannot read TRACE: Unknown compression method", id="no gzip"),
-        pytest.param(
-            gzip.compress(HEADER)[:-8] + bytes(8), "cannot read TRACE: CRC check failed 0x0 != ", id="gzip, spoilt sum"
-        ),
+        pytest.param(b"\x1f\x8b" + b"garbage" * 9, "Unknown compression method", id="no gzip"),
+        pytest.param(gzip.compress(HEADER)[:-8] + bytes(8), "CRC check failed", id="gzip, spoilt sum"),
     ],
 )
 @pytest.mark.parametrize("more", [b"", LINES[0]], ids=["alone", "with lines"])
@@ -183,14 +180,14 @@ def test_what_is_no_trace_is_told(tmp_path: Path, content: bytes, message: str, 
 
     actual = refusal(path)
 
-    assert message == actual[: len(message)]
+    assert message in actual
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that is not there, or a folder, says so."""
     actual = [refusal(tmp_path / "nowhere.jsonl"), refusal(tmp_path)]
 
-    assert ["cannot read TRACE: No such file or directory", "TRACE is not a file"] == actual
+    assert [containing("TRACE", "No such file"), "TRACE is not a file"] == actual
 
 
 def test_packed_bomb_is_refused(tmp_path: Path) -> None:

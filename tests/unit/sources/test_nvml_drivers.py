@@ -53,8 +53,7 @@ def test_driver_from_before_mig(stand_in: StandIn, client: Client) -> None:
 
     actual = client.read(processes=True)
 
-    reason = "GPU 0 (GPU-full): its processes are unknown (Function Not Found); compare `nvidia-smi`"
-    expected = ((seen(FULL, 0),), (gap("absent", reason),))
+    expected = ((seen(FULL, 0),), (gap("absent", "GPU-full", "Function Not Found"),))
     assert expected == actual
 
 
@@ -65,8 +64,7 @@ def test_driver_without_gpus(stand_in: StandIn, client: Client) -> None:
 
     actual = client.read()
 
-    reason = "the NVIDIA driver lists no GPU here; pass GPUs to the container"
-    expected = ((), (gap("absent", reason),))
+    expected = ((), (gap("absent", "no GPU"),))
     assert expected == actual
 
 
@@ -76,17 +74,13 @@ def test_machine_without_nvml(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / LIBRARY_NAME).write_bytes(content)
     elif ctypes.util.find_library("nvidia-ml"):
-        pytest.skip("this machine has an NVIDIA driver")
+        pytest.skip("NVIDIA driver present")
     nothing = StandIn(tmp_path / LIBRARY_NAME, tmp_path / "state")
 
     with Client(nothing.environment()) as client:
         actual = client.read()
 
-    reason = (
-        "no libnvidia-ml.so.1 here, so no NVIDIA GPU is visible; "
-        "a container needs the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES=utility"
-    )
-    expected = (None, (gap("absent", reason),))
+    expected = (None, (gap("absent", "libnvidia-ml.so.1", "NVIDIA_DRIVER_CAPABILITIES=utility"),))
     assert expected == actual
 
 

@@ -36,8 +36,7 @@ def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text:
     actual = (before, lost, still_lost, client.read())
 
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = f"GPU 0 (GPU-full) is unreachable ({text}); look for its Xid in `dmesg`, then reset it"
-    torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", reason),))
+    torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text, "Xid"),))
     expected = (whole, torn, torn, whole)
     assert expected == actual
 
@@ -66,8 +65,7 @@ def test_gpu_lost_before_it_has_a_name(stand_in: StandIn, client: Client) -> Non
     client.wait(LAST_RETRY_SECONDS)
     actual = (nameless, client.read())
 
-    reason = "GPU 1 is unreachable (GPU is lost); look for its Xid in `dmesg`, then reset it"
-    expected = (((seen(FULL, 0),), (gap("failed", reason),)), ((seen(FULL, 0), seen(EMPTY, 1)), ()))
+    expected = (((seen(FULL, 0),), (gap("failed", "GPU 1", "GPU is lost"),)), ((seen(FULL, 0), seen(EMPTY, 1)), ()))
     assert expected == actual
 
 
@@ -108,14 +106,11 @@ def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (4, "the NVIDIA driver refuses this user; check the permissions of /dev/nvidia*"),
-        (9, "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`"),
-        (
-            18,
-            "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot",
-        ),
-        (20, "the NVIDIA driver fails (Insufficient Memory); see `nvidia-smi`"),
-        (999, "the NVIDIA driver answers Unknown Error; recreate a container that lost its GPUs"),
+        (4, "/dev/nvidia*"),
+        (9, "kernel module is not loaded"),
+        (18, "driver was replaced"),
+        (20, "Insufficient Memory"),
+        (999, "Unknown Error"),
     ],
     ids=str,
 )
@@ -148,8 +143,7 @@ def test_driver_lost_in_mid_run(stand_in: StandIn, client: Client, function: str
     actual = (before, lost, client.read())
 
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot"
-    expected = (whole, (None, (gap("failed", reason),)), whole)
+    expected = (whole, (None, (gap("failed", "driver was replaced"),)), whole)
     assert expected == actual
 
 
@@ -176,7 +170,7 @@ def test_closed_source_starts_anew(stand_in: StandIn, client: Client) -> None:
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlInit*", 9),)))
     actual = client.read()
 
-    expected = (None, (gap("failed", "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`"),))
+    expected = (None, (gap("failed", "kernel module is not loaded"),))
     assert expected == actual
 
 

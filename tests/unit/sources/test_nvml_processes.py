@@ -63,8 +63,7 @@ def test_processes_that_cannot_be_listed(
 
     actual = client.read(processes=True)
 
-    reason = f"GPU 0 (GPU-full): its processes are unknown ({text}); compare `nvidia-smi`"
-    expected = ((seen(FULL, 0),), (gap(kind, reason),))
+    expected = ((seen(FULL, 0),), (gap(kind, "GPU-full", text),))
     assert expected == actual
 
 
@@ -91,9 +90,7 @@ def test_process_with_more_than_there_is(stand_in: StandIn, client: Client) -> N
 
     actual = client.read(processes=True)
 
-    text = f"process 2 with {81 * GIB} of {80 * GIB} bytes"
-    reason = f"GPU 0 (GPU-full): its processes are unknown ({text}); compare `nvidia-smi`"
-    expected = ((seen(FULL, 0),), (gap("failed", reason),))
+    expected = ((seen(FULL, 0),), (gap("failed", "GPU-full", f"process 2 with {81 * GIB}"),))
     assert expected == actual
 
 

@@ -21,7 +21,7 @@ from tests.unit.sources.publications import PUBLICATION, READ, SELF, changed
 from tests.unit.sources.test_newest_boxes import OWN, box
 
 STRANGER = 54_321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture

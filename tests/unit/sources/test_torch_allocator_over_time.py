@@ -13,6 +13,7 @@ import pytest
 from kvdiag.agent import thread
 from kvdiag.sources import agents
 from kvdiag.sources.agents import TorchAllocatorSource
+from tests.builders.answers import containing
 from tests.unit.sources.agent_files import NAME, read, write
 from tests.unit.sources.publications import MIB, PUBLICATION, SELF, changed
 
@@ -24,8 +25,7 @@ def test_agent_that_stopped_is_noticed(tmp_path: Path) -> None:
     os.utime(write(tmp_path), (time.time() - LONG_AGO_SECONDS,) * 2)
 
     who = f"VLLM::Worker_TP1 {SELF['pid']}"
-    reason = f"{who} has published nothing for 100 s: it is running, but its agent is stuck"
-    assert (None, [f"failed: {reason}"]) == read(tmp_path)
+    assert (None, [containing(f"failed: {who}", "100 s")]) == read(tmp_path)
 
 
 def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
@@ -48,20 +48,20 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "gap"),
     [
-        ({"pid": 2**22, "start_ticks": 1}, "absent: VLLM::Worker_TP1 4194304 exited; its file is 0 s old"),
+        ({"pid": 2**22, "start_ticks": 1}, "VLLM::Worker_TP1 4194304 exited"),
         (
             {"start_ticks": 1},
-            f"absent: VLLM::Worker_TP1 {SELF['pid']} exited; its file is 0 s old",
+            f"VLLM::Worker_TP1 {SELF['pid']} exited",
         ),
     ],
-    ids=["no such process", "its number belongs to another process now"],
+    ids=["no such process", "its pid was reused"],
 )
 def test_process_that_ended_is_not_counted(tmp_path: Path, change: dict[str, int], gap: str) -> None:
     """A process that is gone holds nothing, though its file is young and its number is in use again."""
     who = {**PUBLICATION["process"], **change}
     write(tmp_path, changed("process", who), f"agent-{who['pid']}-{who['start_ticks']}.json")
 
-    assert (None, [gap]) == read(tmp_path)
+    assert (None, [containing("absent: ", gap)]) == read(tmp_path)
 
 
 def test_other_containers_processes_are_believed_by_their_age_alone(tmp_path: Path) -> None:
@@ -89,19 +89,15 @@ def test_missing_folder_and_empty_folder_say_what_to_do(tmp_path: Path) -> None:
     (missing, gaps), (empty, empty_gaps) = read(tmp_path / "none"), read(tmp_path)
 
     assert (None, None) == (missing, empty)
-    assert [
-        f"absent: no folder of agents at {tmp_path}/none (No such file or directory): see `kvdiag agent install --help`"
-    ] == gaps
-    assert [
-        f"absent: no agent publishes in {tmp_path}: was the server started with it on its PYTHONPATH?"
-    ] == empty_gaps
+    assert [containing("absent: ", f"{tmp_path}/none", "kvdiag agent install")] == gaps
+    assert [containing("absent: ", f"{tmp_path}:", "PYTHONPATH")] == empty_gaps
 
 
 def test_agents_without_a_gpu_say_so(tmp_path: Path) -> None:
     """A server on the CPU has agents that hold nothing: known to be nothing, and why."""
     write(tmp_path, changed("devices", []))
 
-    assert ((), ["absent: no process with an agent holds GPU memory through torch"]) == read(tmp_path)
+    assert ((), [containing("absent: ", "no process")]) == read(tmp_path)
 
 
 def test_folder_that_is_taken_away_and_comes_back_is_found_again(tmp_path: Path) -> None:

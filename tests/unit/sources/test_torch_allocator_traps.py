@@ -13,6 +13,7 @@ import pytest
 from kvdiag.sources import agents
 from kvdiag.sources.agent_folder import MAX_FILE_BYTES
 from kvdiag.sources.agents import MAX_FILES
+from tests.builders.answers import containing
 from tests.unit.sources.agent_files import read, write
 from tests.unit.sources.publications import PUBLICATION, READ, changed
 
@@ -59,16 +60,16 @@ def nested(path: Path) -> None:
 TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (fifo, "not a file"),
     "folder": (Path.mkdir, "not a file"),
-    "link": (link, "cannot be opened: Too many levels of symbolic links"),
-    "link to itself": (link_to_itself, "cannot be opened: Too many levels of symbolic links"),
-    "huge": (huge, f"of {MAX_FILE_BYTES + len(json.dumps(PUBLICATION))} bytes, where {MAX_FILE_BYTES} are the most"),
-    "sparse": (sparse, f"of {2**40} bytes, where {MAX_FILE_BYTES} are the most"),
-    "open to all": (open_to_all, "it is world-writable, so its author is unknown"),
+    "link": (link, "symbolic links"),
+    "link to itself": (link_to_itself, "symbolic links"),
+    "huge": (huge, f"{MAX_FILE_BYTES + len(json.dumps(PUBLICATION))} bytes"),
+    "sparse": (sparse, f"{2**40} bytes"),
+    "open to all": (open_to_all, "world-writable"),
     "nested": (nested, "nested too deeply"),
-    "empty": (lambda path: write(path.parent, "", path.name), "Expecting value: line 1 column 1 (char 0)"),
+    "empty": (lambda path: write(path.parent, "", path.name), "Expecting value"),
     "torn": (
         lambda path: write(path.parent, json.dumps(PUBLICATION)[:9], path.name),
-        "Unterminated string starting at: line 1 column 2 (char 1)",
+        "Unterminated string",
     ),
     "nan": (lambda path: write(path.parent, '{"kvdiag_agent": NaN}', path.name), "NaN is not a number"),
     "list": (lambda path: write(path.parent, "[]", path.name), "not a JSON object"),
@@ -81,10 +82,10 @@ def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: st
     lay(tmp_path / "agent-1-1.json")
     write(tmp_path)
 
-    assert ((READ,), [f"failed: agent-1-1.json: {reason}"]) == read(tmp_path)
+    assert ((READ,), [containing("failed: agent-1-1.json: ", reason)]) == read(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize(
     ("folder_mode", "group", "believed"),
     [

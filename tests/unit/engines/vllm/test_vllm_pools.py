@@ -10,22 +10,19 @@ from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from kvdiag.sources.prometheus_text import parse_page
+from tests.builders.answers import containing
 from tests.unit.engines.vllm.vllm_pages import engine_page
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        pytest.param(
-            'num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None', block_size is '16'", id="0.8: None"
-        ),
-        pytest.param('block_size="16"', "num_gpu_blocks is None, block_size is '16'", id="no blocks"),
-        pytest.param('num_gpu_blocks="100"', "num_gpu_blocks is '100', block_size is None", id="no block size"),
+        pytest.param('num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None'", id="0.8: None"),
+        pytest.param('block_size="16"', "num_gpu_blocks is None", id="no blocks"),
+        pytest.param('num_gpu_blocks="100"', "block_size is None", id="no block size"),
         pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: total_blocks is 1", id="the null block alone"),
         pytest.param('num_gpu_blocks="100",block_size="0"', "KvPool: block_tokens is 0", id="empty blocks"),
-        pytest.param(
-            'num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5', block_size is '16'", id="negative"
-        ),
+        pytest.param('num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5'", id="negative"),
         pytest.param(
             f'num_gpu_blocks="{"9" * 5000}",block_size="16"',
             f"num_gpu_blocks is '{'9' * 39}, block_size is '16'",
@@ -39,7 +36,7 @@ def test_pool_that_cannot_be_is_a_gap(config: str, reason: str) -> None:
 
     actual = parse_pools(page, "0.32.0")
 
-    told = Gap(source=SOURCE, kind="failed", reason=f"vllm:cache_config_info of engine 0 cannot be used: {reason}")
+    told = Gap(source=SOURCE, kind="failed", reason=containing("vllm:cache_config_info of engine 0", reason))
     assert ((), (told,)) == actual
 
 
@@ -54,7 +51,7 @@ def test_one_broken_pool_leaves_the_others() -> None:
     pools, gaps = parse_pools(page, "0.32.0")
 
     expected = KvPool(engine="0", block_tokens=16, total_blocks=100, usable_blocks=99, usage_blocks=99)
-    reason = "vllm:cache_config_info of engine 1 cannot be used: num_gpu_blocks is 'None', block_size is '16'"
+    reason = containing("vllm:cache_config_info of engine 1", "'None'", "'16'")
     assert ((expected,), (Gap(source=SOURCE, kind="failed", reason=reason),)) == (pools, gaps)
 
 
@@ -67,16 +64,14 @@ def test_pool_told_twice_is_a_gap() -> None:
 
     actual = parse_pools(page, "0.32.0")
 
-    reason = "vllm:cache_config_info appears 2 times for engine 0: does this endpoint merge several servers?"
+    reason = containing("vllm:cache_config_info", "2 times", "engine 0")
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
 
 @pytest.mark.parametrize(
     ("labels", "changes"),
     [
-        pytest.param(
-            'num_gpu_blocks_override="40"', {"pool_bytes": None}, id="overridden: the size asked for is not it"
-        ),
+        pytest.param('num_gpu_blocks_override="40"', {"pool_bytes": None}, id="overridden"),
         pytest.param('num_gpu_blocks_override="None"', {}, id="not overridden"),
         pytest.param('effective_attention_block_size="64"', {"block_tokens": 64}, id="context parallel"),
         pytest.param('effective_attention_block_size="None"', {}, id="effective size not told"),
