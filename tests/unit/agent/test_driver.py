@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.answers import containing
 from tests.fixtures.require import require
 from tests.stand_ins.nvml.stand_in import (
     NVML_UNKNOWN_BYTES,
@@ -85,11 +86,11 @@ def test_older_drivers_tell_memory_without_their_reservation(stand_in: StandIn) 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (State(failures=(Failure("nvmlInit*", 9),)), ["start: driver not loaded (NVML error 9)"] * 2),
+        (State(failures=(Failure("nvmlInit*", 9),)), [containing("start: ", "NVML error 9")] * 2),
         (State(), ["device: refused (NVML error 6)"] * 2),
         (
             State(gpus=(GPU,), failures=(Failure("nvmlDeviceGetMemory*", 3), Failure("nvmlDeviceGetCompute*", 4))),
-            ["memory: not supported (NVML error 3)", "process list: no permission (NVML error 4)"],
+            [containing("memory: ", "NVML error 3"), containing("process list: ", "NVML error 4")],
         ),
     ],
     ids=["no driver", "no such device", "nothing told"],

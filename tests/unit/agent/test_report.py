@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvdiag
+from tests.builders.answers import containing
 from tests.unit.agent.subject import TORCH, run
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +64,7 @@ def test_what_torch_does_not_tell_is_not_called_nothing(server: dict[str, str]) 
         server,
     )
 
-    assert line.startswith("GPU memory held by torch cannot be read: AttributeError: ")
+    assert "AttributeError" in line
 
 
 def test_without_torch_nothing_is_held_and_nothing_imported(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,5 +73,5 @@ def test_without_torch_nothing_is_held_and_nothing_imported(caplog: pytest.LogCa
         report = kvdiag.log_memory()
 
     assert ([], None, False) == (report["devices"], report["torch"], "torch" in sys.modules)
-    assert ["no GPU memory held by torch in this process"] == caplog.messages
+    assert [containing("no GPU memory")] == caplog.messages
     assert json.dumps(report)

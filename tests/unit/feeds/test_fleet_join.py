@@ -15,6 +15,7 @@ from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_answers import History, Labels, Points
+from tests.builders.answers import containing
 
 
 def labels(name: str, **more: str) -> Labels:
@@ -59,7 +60,7 @@ HOST = vllm(instance="gpu-1:8000")
         pytest.param(
             (POD, dcgm(exported_namespace="b", exported_pod="p")),
             {"gpu 1": {"GPU-1"}, "pod /a/p": set()},
-            id="a pod of that name in another namespace",
+            id="same name, another namespace",
         ),
         pytest.param((HOST, dcgm(Hostname="gpu-1")), {"instance /gpu-1:8000": {"GPU-1"}}, id="the host"),
         pytest.param(
@@ -89,7 +90,7 @@ HOST = vllm(instance="gpu-1:8000")
                 dcgm("GPU-2", Hostname="n1", exported_namespace="a", exported_pod="p"),
             ),
             {"gpu 1": {"GPU-1"}, "pod /a/p": {"GPU-2"}},
-            id="the node's exporter names pods, and none for this one",
+            id="the exporter names other pods",
         ),
         pytest.param(
             (POD, TWIN, labels("kvdiag_gpu_memory_free_bytes", namespace="a", pod="q", uuid="GPU-1"), dcgm()),
@@ -105,7 +106,7 @@ HOST = vllm(instance="gpu-1:8000")
                 dcgm("GPU-3", Hostname="n1"),
             ),
             {"gpu 2": {"GPU-2"}, "gpu 3": {"GPU-3"}, "pod /a/p": {"GPU-1"}},
-            id="honoured labels name pods, and other ones for the rest of the node",
+            id="honoured labels name pods",
         ),
         pytest.param(
             (
@@ -137,7 +138,7 @@ def test_a_gpu_of_several_pods_is_of_none() -> None:
 
     replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
 
-    reason = "GPU 1 of n1 is shared by a/notebook, a/p: its bytes cannot be attributed, so it is assigned to none"
+    reason = containing("GPU 1 of n1", "a/notebook, a/p")
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
     assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
     assert gaps[0] in replicas[1].gaps
@@ -187,7 +188,7 @@ def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     server = replicas[1]
     assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
     assert {"GPU-1", "GPU-2", ""} == {dict(one).get("UUID", "") for one in server.series}
-    assert ["its engine's metrics are not scraped: its requests are unknown"] == [gap.reason for gap in server.gaps]
+    assert [containing("metrics are not scraped")] == [gap.reason for gap in server.gaps]
 
 
 def test_a_uuid_under_another_label_is_one() -> None:

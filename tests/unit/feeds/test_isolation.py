@@ -79,8 +79,8 @@ def test_default_probe() -> None:
     ("facts", "tokens", "note"),
     [
         (Facts(pools=(pool(8192, 784),)), 4 * 784 + 1, None),
-        (Facts(max_model_len_tokens=1024), 1023, "prompt of 2,048 tokens scaled down to 1,023: the server admits"),
-        (Facts(pools=(pool(128),)), 512, "prompt of 2,048 tokens scaled down to 512: the prompts of both tenants"),
+        (Facts(max_model_len_tokens=1024), 1023, "2,048 tokens scaled down to 1,023"),
+        (Facts(pools=(pool(128),)), 512, "2,048 tokens scaled down to 512"),
     ],
     ids=["large blocks", "short context", "small pool"],
 )
@@ -90,7 +90,7 @@ def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
 
     assert {tokens} == {one.prompt_tokens for one in actual.requests}
     assert (note is None) == (actual.notes == ())
-    assert note is None or actual.notes[0].startswith(note)
+    assert note is None or note in actual.notes[0]
 
 
 @given(

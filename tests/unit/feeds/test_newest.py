@@ -8,7 +8,7 @@ from tests.builders.values import NO_NVML, allocator, device, engine, process
 
 NO_ANSWER = Gap(source="engine", kind="failed", reason="no answer")
 STARTING = Gap(source="engine", kind="absent", reason="starting: nobody listens")
-STUCK = Gap(source="nvml", kind="failed", reason="the driver has not answered for 9 s")
+STUCK = Gap(source="nvml", kind="failed", reason="no answer for 9 s")
 
 
 def after(*samples: Sample) -> LatestReadings:

@@ -19,6 +19,7 @@ from kvdiag.feeds.active.step_plan import (
     plan,
 )
 from kvdiag.model import Facts, KvPool, Workload
+from tests.builders.answers import containing
 
 ROOMY = Facts(max_model_len_tokens=131072)
 BY_ID = {step.id: step for step in STEPS}
@@ -54,17 +55,16 @@ def test_short_context_cuts_the_prompts() -> None:
     """A server of 2,048 tokens gets prompts that leave room for their outputs; what fits stays as it is."""
     actual = plan(STEPS, Facts(max_model_len_tokens=2048))
 
-    reason = "the server admits 2,048 tokens a request"
     expected = [
         (BY_ID["baseline"].workload, ()),
         (BY_ID["single_request"].workload, ()),
         (
             replace(BY_ID["concurrent"].workload, prompt_tokens=1792),
-            (f"prompt of 2,048 tokens scaled down to 1,792: {reason}",),
+            (containing("2,048 tokens", "to 1,792:"),),
         ),
         (
             replace(BY_ID["long_context"].workload, prompt_tokens=1920),
-            (f"prompt of 16,384 tokens scaled down to 1,920: {reason}",),
+            (containing("16,384 tokens", "to 1,920:", "2,048 tokens"),),
         ),
     ]
     assert expected == [(one.workload, one.notes) for one in actual]
@@ -77,7 +77,7 @@ def test_small_pool_cuts_the_prompts() -> None:
     actual = planned("long_context", facts)
 
     assert Workload(requests=1, prompt_tokens=6272, max_tokens=128, hold_seconds=1.5) == actual.workload
-    assert ("prompt of 16,384 tokens scaled down to 6,272: the pool holds 6,400 tokens",) == actual.notes
+    assert (containing("prompt of 16,384", "to 6,272:", "6,400 tokens"),) == actual.notes
 
 
 def test_pool_of_windowed_layers_does_not_cut() -> None:
@@ -97,7 +97,7 @@ def test_shorter_output_alone_is_said_too() -> None:
     actual = planned("single_request", Facts(max_model_len_tokens=800), speed)
 
     assert Workload(requests=1, prompt_tokens=512, max_tokens=200, hold_seconds=0.5) == actual.workload
-    assert ("output of 500 tokens scaled down to 200: the server admits 800 tokens a request",) == actual.notes
+    assert (containing("output of 500", "to 200:", "800 tokens"),) == actual.notes
 
 
 @given(
@@ -129,10 +129,10 @@ def test_nothing_is_offered_that_does_not_fit(
 @pytest.mark.parametrize(
     ("tokens_per_second", "step", "tokens"),
     [
-        pytest.param(100.0, "single_request", LEAST_OUTPUT_TOKENS, id="alone, slow: the least that is seen"),
+        pytest.param(100.0, "single_request", LEAST_OUTPUT_TOKENS, id="alone, slow: the least"),
         pytest.param(300.0, "single_request", 150, id="alone: half a second"),
-        pytest.param(5000.0, "single_request", MOST_OUTPUT_TOKENS, id="alone, fast: no more than that"),
-        pytest.param(200.0, "concurrent", 200, id="ten at once, each at half the speed: two seconds"),
+        pytest.param(5000.0, "single_request", MOST_OUTPUT_TOKENS, id="alone, fast: the most"),
+        pytest.param(200.0, "concurrent", 200, id="ten at once: two seconds"),
         pytest.param(100.0, "long_context", 150, id="a long one: a second and a half"),
     ],
 )
@@ -147,10 +147,8 @@ def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int)
     ("first_token_seconds", "cycles", "notes"),
     [
         pytest.param(0.1, 8, (), id="quick"),
-        pytest.param(2.0, 7, ("7 cycles instead of 8: a cycle takes longer on this server",), id="slow"),
-        pytest.param(
-            30.0, LEAST_CYCLES, ("6 cycles instead of 8: a cycle takes longer on this server",), id="very slow"
-        ),
+        pytest.param(2.0, 7, (containing("7 cycles instead of 8"),), id="slow"),
+        pytest.param(30.0, LEAST_CYCLES, (containing("6 cycles instead of 8"),), id="very slow"),
     ],
 )
 def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, notes: tuple[str, ...]) -> None:

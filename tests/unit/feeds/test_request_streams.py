@@ -9,6 +9,7 @@ import pytest
 
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, MAX_ERROR_CHARACTERS, MAX_EVENT_BYTES
 from kvdiag.model import Outcome, Workload
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
 from tests.unit.feeds.completions import MODEL, STREAM, chunk, event, failure, offered, one
 
@@ -71,7 +72,7 @@ def test_lines_come_in_any_pieces() -> None:
 
 
 LONG_TEXT = "out of memory " * 1000
-TOO_LONG = "a line of more than 1 MiB: not a stream of completions"
+TOO_LONG = "more than 1 MiB"
 
 FAILURES = [
     pytest.param(
@@ -94,11 +95,11 @@ FAILURES = [
     pytest.param(
         endless(head(500), b"x" * 65536),
         f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}",
-        id="an error text that never ends",
+        id="an endless error text",
     ),
     pytest.param(
         reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"),
-        "the answer on /v1/completions is compressed (gzip) although that was not requested",
+        "compressed (gzip)",
         id="a packed error",
     ),
     pytest.param(
@@ -125,15 +126,13 @@ FAILURES = [
     ),
     pytest.param(
         raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))),
-        "the answer on /v1/completions is compressed (gzip) although that was not requested",
+        "compressed (gzip)",
         id="a packed stream",
     ),
-    pytest.param(
-        raw(), "the connection broke off (Server disconnected without sending a response.)", id="hangs up at once"
-    ),
+    pytest.param(raw(), "Server disconnected", id="hangs up at once"),
     pytest.param(
         raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"),
-        "the connection broke off (peer closed connection without sending complete message body (incomplete chunked)",
+        "incomplete chunked",
         id="breaks off",
     ),
     pytest.param(
@@ -165,7 +164,7 @@ def test_silence_is_given_up(answer: Answer) -> None:
     with Hostile(answer) as server:
         actual = offered(server.url, one(), silence_seconds=0.3)
 
-    assert ("no answer in time: is the server hanging, or a firewall in between?",) == actual.errors
+    assert (containing("no answer in time"),) == actual.errors
 
 
 def test_partial_output_of_a_failure_is_counted() -> None:

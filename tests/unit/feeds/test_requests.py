@@ -15,6 +15,7 @@ from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
+from tests.builders.answers import containing
 from tests.unit.feeds.completions import MODEL, offered, with_client
 
 
@@ -155,14 +156,14 @@ def test_request_that_is_too_long_is_told(drill: str) -> None:
     actual = offered(drill, Workload(requests=1, prompt_tokens=40_000, max_tokens=1))
 
     assert (0, 1) == (actual.completed, actual.failed)
-    assert "HTTP 400: This model's maximum context length is 32768 tokens." in actual.errors[0]
+    assert "maximum context length is 32768" in actual.errors[0]
 
 
 def test_unknown_model_is_told(drill: str) -> None:
     """A model that the server does not have is an error that a run ends with."""
     actual = with_client(drill, lambda client: Requests(client, "other", engine=ENGINE).measure(8, 2))
 
-    assert "HTTP 404: The model `other` does not exist. Valid aliases: drill" == actual
+    assert containing("HTTP 404: ", "`other`", "drill") == actual
 
 
 def test_running_out_of_memory_is_told() -> None:

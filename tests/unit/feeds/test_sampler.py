@@ -26,6 +26,7 @@ from kvdiag.feeds.live.sampling import (
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply
 
 LONG_SECONDS = 120.0
@@ -113,9 +114,9 @@ def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
-    gap = Gap(source="engine", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
-    expected = {(None, Load(requests=2, resident_tokens=(7,)), (gap,))}
-    assert expected == {(one.engines, one.load, one.gaps) for one in engine_readings(samples)}
+    gap = Gap(source="engine", kind="failed", reason=containing("500 on /metrics/"))
+    failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
+    assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
 
 
 def test_page_that_never_ends_holds_up_nothing_else() -> None:
@@ -128,8 +129,8 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
         answer_seconds=0.2,
     )
 
-    gap = Gap(source="engine", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
-    assert {(gap,)} == {one.gaps for one in engine_readings(samples)}
+    gap = Gap(source="engine", kind="failed", reason=containing("0.2 s on /metrics/"))
+    assert all((gap,) == one.gaps for one in engine_readings(samples))
 
 
 def test_driver_that_hangs_holds_up_nothing_else() -> None:
@@ -150,7 +151,7 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
         release.set()
 
     reasons = {gap.reason for one in device_readings(samples) for gap in one.gaps}
-    assert f"the driver has not answered for {DRIVER_SECONDS:.0f} s: its readings are stale" in reasons
+    assert containing("the driver", f"{DRIVER_SECONDS:.0f} s") in list(reasons)
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
@@ -172,9 +173,8 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
     finally:
         release.set()
 
-    gaps = {gap for one in samples for gap in one.gaps}
-    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: is a process stuck in a driver?"
-    assert {Gap(source="host", kind="failed", reason=reason)} == gaps
+    (gap,) = {gap for one in samples for gap in one.gaps}
+    assert Gap(source="host", kind="failed", reason=containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
@@ -191,8 +191,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
     )
 
     gaps = [one.gaps for one in device_readings(samples)]
-    reason = "internal error while reading it (ZeroDivisionError); please report it with a log of -vv"
-    assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
+    assert (Gap(source="nvml", kind="failed", reason=containing("ZeroDivisionError")),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 

@@ -15,6 +15,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import MAX_SEGMENTS, read_segments
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Sample
+from tests.builders.answers import containing
 from tests.builders.values import engine, pool
 
 FACTS = Facts(url="http://127.0.0.1:8000", model="tiny", pools=(pool(),), server_pids=(7,))
@@ -65,7 +66,7 @@ def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str
     timeline, facts = read_segments(tmp_path)
 
     assert SAMPLES[:5] + SAMPLES[6:] == timeline.samples
-    assert ["a.jsonl is incomplete: its recorder was killed, or is still writing"] == [gap.reason for gap in facts.gaps]
+    assert [containing("a.jsonl is incomplete")] == [gap.reason for gap in facts.gaps]
     assert {("recorder", "absent")} == {(gap.source, gap.kind) for gap in facts.gaps}
 
 
@@ -80,7 +81,7 @@ def test_a_segment_that_was_just_begun_holds_nothing(tmp_path: Path, name: str, 
     timeline, facts = read_segments(tmp_path)
 
     assert SAMPLES == timeline.samples
-    assert [f"{name} is empty: its recorder was killed as it started"] == [gap.reason for gap in facts.gaps]
+    assert [containing(f"{name} is empty")] == [gap.reason for gap in facts.gaps]
 
 
 def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
     timeline, facts = read_segments(tmp_path)
 
     assert (SAMPLES[6:], (7, 8)) == (timeline.samples, facts.server_pids)
-    assert ["before b.jsonl the KV pool had another size: diagnosed from then on"] == [gap.reason for gap in facts.gaps]
+    assert [containing("b.jsonl", "KV pool")] == [gap.reason for gap in facts.gaps]
 
 
 def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
@@ -106,12 +107,10 @@ def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
     write(mixed / "b.jsonl", *SAMPLES[6:], facts=replace(FACTS, url="http://127.0.0.1:8001"))
     (bad / "a.jsonl").write_text('{"some": "log"}\n')
 
-    assert f"{empty} holds no segment of a recorder (*.jsonl or *.jsonl.gz)" == refusal(empty)
-    assert f"the segments in {bare} hold no sample: did the recorder read anything?" == refusal(bare)
-    assert (
-        f"{mixed} holds segments of several servers (http://127.0.0.1:8000, http://127.0.0.1:8001): judge each alone"
-    ) == refusal(mixed)
-    assert f"{bad / 'a.jsonl'} is not a kvdiag trace: its first line is not a header" == refusal(bad)
+    assert containing(str(empty), "*.jsonl.gz") == refusal(empty)
+    assert containing(str(bare), "no sample") == refusal(bare)
+    assert containing(str(mixed), "http://127.0.0.1:8000", "http://127.0.0.1:8001") == refusal(mixed)
+    assert containing(f"{bad / 'a.jsonl'} is not a kvdiag trace") == refusal(bad)
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" == refusal(tmp_path / "none")
 
 
@@ -164,6 +163,4 @@ def test_a_segment_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
     timeline, facts = read_segments(tmp_path)
 
     assert SAMPLES == timeline.samples
-    assert ["1 of 2 segments were removed while they were read"] == [
-        gap.reason.split(":")[0] for gap in facts.gaps if "removed" in gap.reason
-    ]
+    assert [containing("1 of 2 segments")] == [gap.reason for gap in facts.gaps if "removed" in gap.reason]

@@ -17,7 +17,7 @@ from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.soak_plan import LEAST_PROMPT_TOKENS, LEAST_SECONDS, MOST_PAIRS, MOST_SECONDS, plan_soak
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
 from kvdiag.model import Facts, KvPool
-from tests.builders.answers import step
+from tests.builders.answers import containing, step
 from tests.fixtures.hostile import Answer, Peer, reply
 from tests.unit.feeds.test_active import PAGE, STREAM, page_with, run
 
@@ -90,7 +90,7 @@ def test_slow_server_gets_shorter_prompts() -> None:
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts(), speed)
 
     assert 150 == actual.cycles[1].prompt_tokens
-    assert ("prompt of 2,048 tokens scaled down to 150: the server cannot process more in a cycle",) == actual.notes
+    assert (containing("prompt of 2,048", "to 150:"),) == actual.notes
 
 
 class Company:
@@ -134,4 +134,4 @@ def test_other_traffic_ends_the_soak() -> None:
     assert 3 + SPOILT_CYCLES >= len(spans)
     result = step(diagnose(timeline, facts), "soak")
     assert "unknown" == result.status
-    assert "of new content can be judged, 12 are needed: other traffic" in result.summary
+    assert containing("12 are needed", "other traffic") == result.summary

@@ -10,6 +10,7 @@ import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.server.admission_api import MOST_PROMISES, ON_ITS_WAY_SECONDS, Admissions
+from tests.builders.answers import containing
 from tests.builders.values import holding, pool
 from tests.unit.server.shell import shell
 
@@ -101,7 +102,7 @@ def test_a_crowd_is_bounded() -> None:
     for _ in range(MOST_PROMISES):
         desk.answer(query, now, NOW_SECONDS)
     told = desk.answer(query, now, NOW_SECONDS)
-    assert ("wait", "in doubt: too many have asked") == (told["decision"], told["reason"])
+    assert ("wait", containing("too many")) == (told["decision"], told["reason"])
 
 
 def test_over_http() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kvdiag.model import Gap, HostProcess
 from kvdiag.sources.host import SOURCE, commands, find_server, limit_bytes, read
+from tests.builders.answers import containing
 from tests.fixtures.hostile import refused_port
 from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, listening, unseen
 
@@ -80,7 +81,7 @@ def test_port_without_listener_is_a_gap() -> None:
     with refused_port() as port:
         actual = find_server(f"http://127.0.0.1:{port}", "vllm")
 
-    assert (None, (unseen(f"no process in this PID namespace listens on port {port}"),)) == actual
+    assert (None, (unseen(containing(f"port {port}")),)) == actual
 
 
 def test_memory_of_the_living_is_read() -> None:
@@ -104,7 +105,7 @@ def test_server_that_has_ended_is_a_gap() -> None:
 
     actual = read([ended.pid])
 
-    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
+    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
     assert (None, (gap,)) == actual
 
 
@@ -112,7 +113,7 @@ def test_impossible_process_id_is_passed_over() -> None:
     """A process id that no host gives, as a trace could hold, is no process."""
     actual = read([2**31, 2**40, -1])
 
-    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
+    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
     assert (None, (gap,)) == actual
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, model_config, weights_bytes
+from tests.builders.answers import containing
 from tests.unit.sources.host_programs import unseen
 
 
@@ -32,7 +33,7 @@ from tests.unit.sources.host_programs import unseen
                 "consolidated.safetensors": 160,
             },
             160,
-            id="shards, and the same again consolidated",
+            id="shards and consolidated",
         ),
         pytest.param({"consolidated-00001.safetensors": 90, "params.json": 5}, 90, id="consolidated alone"),
         pytest.param({"model.safetensors": 100, "pytorch_model.bin": 100}, 100, id="two formats of the same"),
@@ -64,7 +65,7 @@ def test_weights_behind_links_are_counted(tmp_path: Path) -> None:
     assert (100, ()) == actual
 
 
-INVISIBLE = "the model's files are not visible here: the weights' size is unknown"
+INVISIBLE = "not visible here"
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,12 @@ INVISIBLE = "the model's files are not visible here: the weights' size is unknow
         pytest.param("/models/\0", INVISIBLE, id="a path with a NUL"),
         pytest.param(
             "/" + "x" * 5000,
-            "the model's files cannot be read: File name too long",
-            id="a name that no file system takes",
+            "File name too long",
+            id="a name too long",
         ),
         pytest.param("/\ud800", INVISIBLE, id="a path that cannot be encoded"),
-        pytest.param("/proc/1/root/models", "the model's", id="a folder that may not be looked into"),
-        pytest.param("/proc/1/map_files", "the model's", id="a folder that may not be listed"),
+        pytest.param("/proc/1/root/models", "the model's", id="a folder without permission"),
+        pytest.param("/proc/1/map_files", "the model's", id="a folder without listing"),
     ],
 )
 def test_weights_that_cannot_be_seen_are_a_gap(root: str | None, reason: str) -> None:
@@ -91,7 +92,7 @@ def test_weights_that_cannot_be_seen_are_a_gap(root: str | None, reason: str) ->
     size, gaps = weights_bytes(root)
 
     assert None is size
-    assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, gap.reason.startswith(reason)) for gap in gaps]
+    assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, reason in gap.reason) for gap in gaps]
 
 
 def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
 
     actual = weights_bytes(str(tmp_path))
 
-    assert (None, (unseen("the model's folder has no weight files: the weights' size is unknown"),)) == actual
+    assert (None, (unseen(containing("no weight files")),)) == actual
 
 
 def test_config_is_read_as_json(tmp_path: Path) -> None:

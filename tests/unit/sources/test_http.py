@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from kvdiag.sources.http import MAX_ANSWER_BYTES, Answer, HttpReader, Unreadable
+from tests.builders.answers import containing
 from tests.fixtures import hostile
 from tests.fixtures.certificates import Certificate, make_certificate
 from tests.fixtures.hostile import Hostile, endless, head, raw, refused_port, reply, reply_json, silent
@@ -68,7 +69,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
     assert Answer(text="a\ufffd\ufffdb", content_type="text/plain; charset=base64", server=None) == actual
 
 
-CHECK = "check the URL, is a vLLM server there?"
+CHECK = "check the URL"
 GZIP_BOMB = gzip.compress(bytes(64 * MIB))
 CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 
@@ -79,7 +80,7 @@ ANSWERS = [
         (
             "failed",
             401,
-            "401 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+            "--api-key",
         ),
         id="401",
     ),
@@ -88,7 +89,7 @@ ANSWERS = [
         (
             "failed",
             403,
-            "403 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+            "--api-key",
         ),
         id="403",
     ),
@@ -122,12 +123,12 @@ ANSWERS = [
     ),
     pytest.param(
         reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"),
-        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
+        ("failed", None, "is compressed (…)"),
         id="gzip",
     ),
     pytest.param(
         reply(zlib.compress(GZIP_BOMB), Content_Encoding="gzip, deflate"),
-        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
+        ("failed", None, "is compressed (…)"),
         id="gzip bomb in a gzip bomb",
     ),
 ]
@@ -139,7 +140,8 @@ def test_useless_answer_is_told_in_one_line(answer: hostile.Answer, expected: tu
     with Hostile(answer) as server:
         actual = read(server.url)
 
-    assert expected == actual
+    kind, status, reason = expected
+    assert (kind, status, containing(reason)) == actual
 
 
 SLOW_ANSWERS = [
@@ -163,7 +165,7 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
     with Hostile(answer) as server:
         actual = read(server.url, seconds=SHORT_SECONDS)
 
-    assert ("failed", None, "no whole answer within 0.5 s on /metrics/") == actual
+    assert ("failed", None, containing("0.5 s on /metrics/")) == actual
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_huge_page_is_left_unread(first: bytes) -> None:
         actual = read(server.url)
         sent_bytes = server.sent_bytes
 
-    assert ("failed", None, f"more than {MAX_ANSWER_BYTES >> 20} MiB on /metrics/: not a metrics page") == actual
+    assert ("failed", None, containing(f"{MAX_ANSWER_BYTES >> 20} MiB on /metrics/")) == actual
     assert sent_bytes < MAX_ANSWER_BYTES + 16 * MIB
 
 
@@ -200,14 +202,14 @@ def test_refused_connection_is_told() -> None:
     with refused_port() as port:
         actual = read(f"http://127.0.0.1:{port}")
 
-    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+    assert ("failed", None, containing("cannot connect")) == actual
 
 
 def test_unknown_host_is_told() -> None:
     """A name that does not exist says that the URL may be wrong."""
     actual = read("http://kvdiag.invalid:8000")
 
-    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+    assert ("failed", None, containing("cannot connect")) == actual
 
 
 def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
@@ -215,7 +217,7 @@ def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url)
 
-    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    expected = ("failed", None, containing("--ca-file"))
     assert expected == actual
 
 
@@ -234,7 +236,7 @@ def test_https_to_a_plain_port_is_told() -> None:
     with Hostile(reply("x 1\n")) as server:
         actual = read(server.url.replace("http", "https"))
 
-    assert ("failed", None, "TLS failed (…): is it https at all?") == actual
+    assert ("failed", None, containing("TLS failed")) == actual
 
 
 def test_http_to_a_tls_port_is_told(certificate: Certificate) -> None:
@@ -261,7 +263,7 @@ def test_what_is_not_json_is_told(text: str) -> None:
     with pytest.raises(Unreadable) as caught:
         HttpReader.decode(answer)
 
-    assert f"the answer is not JSON: {CHECK}" == str(caught.value)
+    assert containing("not JSON", CHECK) == str(caught.value)
 
 
 def test_json_is_decoded() -> None:
@@ -299,7 +301,7 @@ def test_certificate_of_the_same_name_is_not_trusted(certificate: Certificate, t
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url, verify=other)
 
-    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    expected = ("failed", None, containing("--ca-file"))
     assert expected == actual
 
 

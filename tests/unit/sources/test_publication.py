@@ -15,6 +15,7 @@ from kvdiag.agent import document
 from kvdiag.model import Allocator, Device, Process
 from kvdiag.sources import agent_publication
 from kvdiag.sources.agent_publication import devices_inside, parse
+from tests.builders.answers import containing
 from tests.unit.agent.subject import environment, installed, run
 from tests.unit.sources.publications import MIB, PUBLICATION, READ, SELF, UUID, changed
 
@@ -57,8 +58,8 @@ def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
     ("processes", "expected"),
     [
         pytest.param([[7, 5], [SELF["pid"], 9]], 9, id="its own id"),
-        pytest.param([[3_000_000, 9]], 9, id="a lone process under the host's id"),
-        pytest.param([[3_000_000, 9], [3_000_001, 5]], None, id="several under ids that are not known"),
+        pytest.param([[3_000_000, 9]], 9, id="a lone process, host id"),
+        pytest.param([[3_000_000, 9], [3_000_001, 5]], None, id="several unknown ids"),
         pytest.param([[SELF["pid"], None]], None, id="not told"),
         pytest.param([], None, id="none listed"),
     ],
@@ -85,7 +86,7 @@ def test_gpu_that_is_told_twice_counts_once() -> None:
     actual = parse(json.dumps({**PUBLICATION, "devices": [*PUBLICATION["devices"], again]}))
 
     assert 1 == len(actual.allocators)
-    assert (f"GPU {UUID.upper()} is reported twice, and counted once",) == actual.problems
+    assert (containing(f"GPU {UUID.upper()}"),) == actual.problems
 
 
 def test_gpus_are_known_from_inside() -> None:
