@@ -179,7 +179,7 @@ def _owner(publication: Publication) -> int | None:
     try:
         if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
             return None
-        told = Path(f"/proc/{publication.pid}/stat").read_bytes()
+        reported = Path(f"/proc/{publication.pid}/stat").read_bytes()
         status = Path(f"/proc/{publication.pid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return ENDED
@@ -187,7 +187,7 @@ def _owner(publication: Publication) -> int | None:
         return None
     with suppress(IndexError, ValueError):
         # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
-        state, *fields = told.rpartition(b")")[2].split()
+        state, *fields = reported.rpartition(b")")[2].split()
         if state == b"Z" or int(fields[18]) != publication.start_ticks:
             return ENDED
         # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.

@@ -41,8 +41,8 @@ class LatestReadings:
                 self._parts[source] = sample
             elif failed or source == "engine":
                 self._parts.pop(source, None)
-            told = {gap.kind for gap in self._gaps.get(source, ())}
-            news += [gap for gap in gaps[:1] if gap.kind not in told]
+            reported = {gap.kind for gap in self._gaps.get(source, ())}
+            news += [gap for gap in gaps[:1] if gap.kind not in reported]
             # Devices that the agents tell of are no reading of NVML's.
             if seen and source == "nvml" and sample.allocators is not None:
                 continue
