@@ -1,4 +1,4 @@
-"""What torch's allocator tells of one device, asked so that nothing waits for the GPU and nothing is initialised.
+"""Torch's allocator statistics of one device, read without waiting for the GPU or initialising anything.
 
 `memory_stats_as_nested_dict` copies a struct under the allocator's mutex (13 us); the flat form takes ten times as
 long, and `mem_get_info` makes a CUDA context: neither is called.

@@ -46,7 +46,11 @@ class Admissions:
             promised=[blocks for _, blocks in self._promised],
         )
         if reported.decision == "admit" and len(self._promised) >= MOST_PROMISES:
-            return {"schema_version": SCHEMA_VERSION, "decision": "wait", "reason": "in doubt: too many have asked"}
+            return {
+                "schema_version": SCHEMA_VERSION,
+                "decision": "wait",
+                "reason": "too many requests admitted since the last sample",
+            }
         if reported.decision == "admit":
             self._promised.append((now_seconds, reported.request_blocks or 0))
         return {"schema_version": SCHEMA_VERSION, **asdict(reported), "lengths_of": _finished(now)}

@@ -33,7 +33,7 @@ MAX_READ_BYTES = 8 * 2**20
 STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
-"""A file that nobody has renewed for so long is of a server that is long gone, and no news."""
+"""A file not renewed for this long belongs to a server that exited long ago and is ignored."""
 
 ENDED = -1
 """Stands for the uid of a process that has exited."""
@@ -58,7 +58,7 @@ class TorchAllocatorSource:
         self._asked_at_seconds = float("-inf")
 
     def read(self) -> Reading:
-        """What each process with an agent holds of each device; `None` where no agent tells anything."""
+        """The allocator statistics of each process and device; `None` if no agent publishes."""
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
