@@ -36,7 +36,7 @@ def boxes(folder: Path) -> list[dict[str, Any]]:
 
 def test_failed_allocation_leaves_what_there_was(agent: Path, tmp_path: Path) -> None:
     """What was asked, what was free, and why the reserved bytes were of no use are there when the error arrives."""
-    # GIVEN 900 MiB in one hole, and 1000 MiB asked for
+    # 900 MiB in one hole, and 1000 MiB asked for
     program = SERVER + (
         "seen = ask(1000 * MIB)\n"
         "print(json.dumps([seen, any(name.startswith('oom') for name in os.listdir(os.environ['KVDIAG_AGENT_DIR']))]))"

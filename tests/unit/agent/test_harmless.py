@@ -108,7 +108,7 @@ def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -
 
 def test_what_fails_of_one_device_is_told_beside_another(agent: Path, tmp_path: Path) -> None:
     """One device that can be read does not hide why the one before it cannot, and is read all the same."""
-    # GIVEN a process with two GPUs, the first of which does not tell its identity
+    # A process with two GPUs, the first of which does not tell its identity
     program = (
         BUSY + "WORLD.devices = 2; WORLD.segment((4 * MIB, ACTIVE), device=1)\n"
         "told = torch.cuda.get_device_properties\n"
@@ -142,7 +142,7 @@ def test_what_comes_back_is_told_no_longer(agent: Path, tmp_path: Path) -> None:
 
 def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> None:
     """Where nothing more can be written, what was published stays readable, and nothing unfinished stays behind."""
-    # GIVEN a limit on the size of files, beyond which a write fails as on a full disk
+    # A limit on the size of files, beyond which a write fails as on a full disk
     program = (
         BUSY
         + ONCE

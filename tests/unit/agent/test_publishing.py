@@ -181,7 +181,7 @@ def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask:
 
 def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> None:
     """The blocks are looked at once a minute; sooner where that was asked for, though not twice within ten seconds."""
-    # GIVEN a clock that the test moves
+    # A clock that the test moves
     program = (
         BUSY
         + ONCE

@@ -177,7 +177,7 @@ def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
 @pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
 def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     """Its exporter gives it two GPUs, its node tells its memory: one subject, by the pod, and no engine is seen."""
-    # GIVEN a pod like that, and one whose memory nobody tells
+    # A pod like that, and one whose memory nobody tells
     space, pod = named
     given = {space: "a", pod: "trtllm-0"}
     gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
@@ -204,7 +204,7 @@ def test_a_uuid_under_another_label_is_one() -> None:
 @pytest.mark.parametrize("name", ["region", "case"])
 def test_what_every_series_tells_apart_is_apart(name: str) -> None:
     """Labels that a Prometheus puts on all it sends: the same pod, host and UUID in two regions are two."""
-    # GIVEN the same names twice
+    # The same names twice
     series = tuple(
         one for where in ("a", "b") for one in (vllm(instance="gpu-1:8000", **{name: where}), dcgm(**{name: where}))
     )

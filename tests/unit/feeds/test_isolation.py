@@ -140,7 +140,7 @@ def test_tenants_ask_the_same_with_what_is_theirs() -> None:
 
 def test_failing_requests_end_the_probe() -> None:
     """A server that refuses the probe is not asked thirty times."""
-    # GIVEN a server whose warm-up goes well
+    # A server whose warm-up goes well
     listener = Listener()
     failing = raw(STREAM, b'data: {"error": {"message": "no"}}\n\n')
 

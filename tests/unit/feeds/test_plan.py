@@ -91,7 +91,7 @@ def test_pool_of_windowed_layers_does_not_cut() -> None:
 
 def test_shorter_output_alone_is_said_too() -> None:
     """Where only the output has to be cut the note says that, and not that the prompt was."""
-    # GIVEN a fast server, which gets outputs of 500 tokens, and admits 800
+    # A fast server, which gets outputs of 500 tokens, and admits 800
     speed = Speed(first_token_seconds=0.01, tokens_per_second=1000.0)
 
     actual = planned("single_request", Facts(max_model_len_tokens=800), speed)

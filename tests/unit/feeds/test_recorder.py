@@ -51,7 +51,7 @@ def size(folder: Path) -> int:
 
 def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
     """Over any number of segments: the timeline and the facts are what came."""
-    # GIVEN more than an hour, so that a segment follows another
+    # More than an hour, so that a segment follows another
     came = readings(4000)
     segments.max_bytes = 16 * MIB
     for sample in came:
@@ -66,11 +66,11 @@ def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
 
 def test_size_is_kept_and_the_newest_with_it(segments: SegmentStore) -> None:
     """However long it records: never more than asked for, the oldest is removed, other files are not touched."""
-    # GIVEN somebody else's file
+    # Somebody else's file
     other = segments.folder / "notes.txt"
     other.write_text("mine")
 
-    # WHEN far more comes than there is room for
+    # Far more comes than there is room for
     most, came = 0, readings(2500)
     for sample in came:
         segments.add(sample)
@@ -98,7 +98,7 @@ def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
 @given(left=st.integers(0, 4000))
 def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFactory, left: int) -> None:
     """Wherever a file ends: what was written whole before it is read, in order, and the next start can go on."""
-    # GIVEN a segment that was never ended, cut anywhere
+    # A segment that was never ended, cut anywhere
     folder = tmp_path_factory.mktemp("record")
     segments = SegmentStore(folder, max_bytes=MIB)
     segments.begin(FACTS)
@@ -236,13 +236,13 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     for sample in came[:10]:
         segments.add(sample)
 
-    # WHEN the clock is set back
+    # The clock is set back
     segments.clock_was_set(-3600.0)
     for sample in came[10:]:
         segments.add(replace(sample, at_seconds=sample.at_seconds - 600.0))
     segments.close()
 
-    # THEN what was before has been moved with it
+    # What was before has been moved with it
     timeline, _ = read_segments(segments.folder)
     expected = [*(one.at_seconds - 3600.0 for one in came[:10]), *(one.at_seconds - 600.0 for one in came[10:])]
     assert [max(each, 0.0) for each in expected] == [one.at_seconds for one in timeline.samples]
@@ -251,7 +251,7 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
 
 def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
-    # GIVEN a recorder with an open segment and an open history
+    # A recorder with an open segment and an open history
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
@@ -268,7 +268,7 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
 
     assert (1, True) == (recorder.lost_total, "was removed" in (recorder.problem or ""))
 
-    # WHEN the next ones come
+    # The next ones come
     recorder.keep(came[1:2])
     recorder.drained()
     now[0] = 2.0
@@ -283,7 +283,7 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
 
 def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
-    # GIVEN a recorder whose folder goes away
+    # A recorder whose folder goes away
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(6)
@@ -300,7 +300,7 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     assert 2 == recorder.lost_total
     assert (recorder.problem or "").startswith(f"cannot record to {folder}/kvdiag-")
 
-    # WHEN it is back, and some time has passed
+    # It is back, and some time has passed
     (tmp_path / "gone").rename(folder)
     now[0] = 2.0
     recorder.add(came[3])
@@ -312,7 +312,7 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
 
 def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
-    # GIVEN a recorder in the midst of a segment, whose folder somebody removes
+    # A recorder in the midst of a segment, whose folder somebody removes
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
@@ -327,7 +327,7 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     assert 1 == recorder.lost_total
     assert "was removed" in (recorder.problem or "")
 
-    # WHEN there is one again
+    # There is one again
     folder.mkdir()
     now[0] = 2.0
     recorder.add(came[2])

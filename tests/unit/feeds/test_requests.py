@@ -90,10 +90,10 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
             hits.append(await _hits(source) - before)
         return hits
 
-    # WHEN a third request joins at the end, which is new
+    # A third request joins at the end, which is new
     actual = with_client(drill, work)
 
-    # THEN whole blocks of 16 of all but the last token
+    # Whole blocks of 16 of all but the last token
     assert [0, 128, 0, 128] == actual
 
 
@@ -117,7 +117,7 @@ def test_load_tells_what_is_resident(drill: str) -> None:
 
     first, *between, last = with_client(drill, loads)
 
-    # THEN the newest token of each has not been through the model
+    # The newest token of each has not been through the model
     assert (Load(requests=0), Load(requests=0)) == (first, last)
     resident = [tokens for load in between for tokens in load.resident_tokens]
     assert 2 == max(len(load.resident_tokens) for load in between)

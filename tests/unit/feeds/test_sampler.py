@@ -197,7 +197,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
 
 def test_a_reading_that_broke_took_its_time_too() -> None:
     """How long the newest reading of a source took is told of one that ended in a mistake, not of the one before it."""
-    # GIVEN a driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
+    # A driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
     now = [0.0]
 
     def breaks_later(*, processes: bool) -> DeviceReading:
@@ -234,7 +234,7 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
 
 def test_slow_driver_is_asked_seldom() -> None:
     """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
-    # GIVEN a call that takes 20 ms, and a tenth of the time for all of them
+    # A call that takes 20 ms, and a tenth of the time for all of them
     asked: list[tuple[float, bool]] = []
 
     def slow(*, processes: bool) -> DeviceReading:
@@ -249,7 +249,7 @@ def test_slow_driver_is_asked_seldom() -> None:
         pace=replace(QUICK, device_seconds=0.01, process_seconds=0.03, most_driver_ratio=0.1),
     )
 
-    # THEN a call comes no sooner than ten times its length after the one before
+    # A call comes no sooner than ten times its length after the one before
     assert all(later - earlier > 0.19 for (earlier, _), (later, _) in pairwise(asked))
     assert {True} == {processes for _, processes in asked}
 
@@ -271,7 +271,7 @@ def test_filter_that_is_not_known_is_given_up() -> None:
 
 def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
     """A page that shows nothing, with a filter or without, says nothing about filters: they are used once it does."""
-    # GIVEN a server whose first pages have no engine
+    # A server whose first pages have no engine
     asked: list[bool] = []
 
     def page(peer: Peer) -> None:

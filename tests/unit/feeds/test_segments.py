@@ -57,7 +57,7 @@ def test_segments_are_put_together_by_time(
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str) -> None:
     """A torn line in any segment ends that segment, which is said; it makes no run that was cut off."""
-    # GIVEN two segments, the first one torn within its last sample
+    # Two segments, the first one torn within its last sample
     torn = write(tmp_path / "a.jsonl", *SAMPLES[:6])
     lines = torn.read_bytes().splitlines(keepends=True)
     torn.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
@@ -156,7 +156,7 @@ def test_a_folder_is_judged_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_segment_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
     """A recorder that needs room takes its oldest away while the folder is read: the others are judged."""
-    # GIVEN a name in the folder behind which there is nothing any more
+    # A name in the folder behind which there is nothing any more
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
     write(tmp_path / "b.jsonl", *SAMPLES)
 

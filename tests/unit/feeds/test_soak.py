@@ -84,7 +84,7 @@ def test_doses_are_permuted(seconds: float) -> None:
 
 def test_slow_server_gets_shorter_prompts() -> None:
     """What a server cannot take within its cycle is not offered, and it is said."""
-    # GIVEN a server that reads 500 tokens a second
+    # A server that reads 500 tokens a second
     speed = Speed(first_token_seconds=1.0, tokens_per_second=20.0, prompt_tokens_per_second=500.0)
 
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts(), speed)
@@ -123,7 +123,7 @@ class Company:
 
 def test_other_traffic_ends_the_soak() -> None:
     """A few spoilt cycles in a row are enough: minutes more would be as much in vain, and the verdict says why."""
-    # GIVEN somebody who comes with the second load of the soak and stays
+    # Somebody who comes with the second load of the soak and stays
     company = Company(alone_for=2 + 28 + 4)
     facts = Facts(max_model_len_tokens=4096)
     soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.2)

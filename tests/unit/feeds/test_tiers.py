@@ -23,7 +23,7 @@ def reading(at_seconds: float, usage: float = 0.0, running: int = 0) -> Sample:
 
 def test_the_newest_minutes_are_whole() -> None:
     """Within the newest five minutes every sample is there, as it came."""
-    # GIVEN a sample a second, for an hour
+    # A sample a second, for an hour
     tiers = Retention()
     came = [reading(float(second), usage=second % 100 / 100) for second in range(3600)]
     for sample in came:
@@ -37,7 +37,7 @@ def test_the_newest_minutes_are_whole() -> None:
 
 def test_a_day_is_kept_and_no_more() -> None:
     """The oldest sample is of a day ago, and the number of all is bounded."""
-    # GIVEN two days of a sample every ten seconds
+    # Two days of a sample every ten seconds
     tiers = Retention()
     for second in range(0, 2 * 86_400, 10):
         tiers.add(reading(float(second), running=second % 3))
@@ -50,7 +50,7 @@ def test_a_day_is_kept_and_no_more() -> None:
 
 def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
     """The last idle pair, the fullest reading, devices with their processes, host, and each kind of gap once."""
-    # GIVEN a minute of every kind of sample
+    # A minute of every kind of sample
     listed = Sample(at_seconds=5.0, devices=(device(processes=(process(1, 1),)),))
     host = Sample(at_seconds=58.0, host=(HostProcess(pid=1, name="vllm", resident_bytes=1),))
     fullest, pair = reading(30.0, usage=0.9, running=5), (reading(56.0), reading(57.0))
@@ -70,18 +70,18 @@ def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
 
 def test_an_idle_moment_of_a_busy_minute_is_kept() -> None:
     """Two readings in its middle saw what is held while nothing runs: a day later they still prove it."""
-    # GIVEN a minute of work with a pause
+    # A minute of work with a pause
     minute = [reading(float(second), usage=0.5, running=5) for second in range(60)]
     minute[20:23] = [reading(float(second), usage=0.01) for second in range(20, 23)]
 
-    # THEN the pause is there, and so is the work that ended it
+    # The pause is there, and so is the work that ended it
     assert (21.0, 22.0, 23.0, 59.0) == tuple(one.at_seconds for one in thinned(minute))[-4:]
     assert 5 >= len(thinned(minute))
 
 
 def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
     """`serve` judges every ten seconds what is left of the day: no verdict goes with a minute that is thinned."""
-    # GIVEN an hour of work with one pause, in which forty blocks stay held
+    # An hour of work with one pause, in which forty blocks stay held
     tiers = Retention()
     for second in range(3600):
         pause = 600 <= second < 603

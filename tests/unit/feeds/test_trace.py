@@ -126,7 +126,7 @@ def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_full_disk_is_told(tmp_path: Path, name: str) -> None:
     """A disk without room for the first line is one error, and closing the file is no second one."""
-    # GIVEN a file that takes nothing, since it is the name that says whether to pack
+    # A file that takes nothing, since it is the name that says whether to pack
     path = tmp_path / name
 
     with pytest.raises(KvdiagError) as caught:
@@ -156,7 +156,7 @@ def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
     """When no more can be written one error says so, and what was written before can be read."""
     path = tmp_path / f"trace.{suffix}"
 
-    # WHEN a process may write 4 KiB and no more
+    # A process may write 4 KiB and no more
     done = subprocess.run(
         [sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, timeout=60, check=False
     )

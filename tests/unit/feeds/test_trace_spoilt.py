@@ -43,7 +43,7 @@ def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
     path.write_bytes((HEADER + b"".join(LINES))[:cut])
 
     if cut < len(HEADER) - 1:
-        assert "TRACE is not a kvdiag trace: its first line is not a header" == refusal(path)
+        assert NO_TRACE == refusal(path)
         return
     actual = read_trace(path)
 
@@ -148,9 +148,7 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
         pytest.param(line(kvdiag_trace="1", facts={}), NO_TRACE, id="text for version 1"),
         pytest.param(line(kvdiag_trace=0, facts={}), NO_TRACE, id="version 0"),
         pytest.param(line(kvdiag_trace=1), "line 1: Facts", id="no facts"),
-        pytest.param(
-            line(kvdiag_trace=1, facts={"colour": 1}), "line 1: Facts has no field 'colour'", id="unknown fact"
-        ),
+        pytest.param(line(kvdiag_trace=1, facts={"colour": 1}), "Facts has no field 'colour'", id="unknown fact"),
         pytest.param(
             line(kvdiag_trace=1, facts={"forced": 1}),
             "line 1: Facts.forced",

@@ -14,7 +14,7 @@ def test_vocabulary_is_the_servers(drill: str) -> None:
     """Token ids for prompts are those that the server's own tokenizer makes of words."""
     actual = with_client(drill, lambda client: token_ids(client, MODEL))
 
-    # THEN the drill's tokenizer knows bytes
+    # The drill's tokenizer knows bytes
     assert {3 + byte for byte in b"abcdefghijklmnopqrstuvwxyz "} == set(actual)
 
 

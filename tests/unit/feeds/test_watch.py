@@ -84,7 +84,7 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watched]:
 
 def test_a_set_clock_moves_the_history_with_it() -> None:
     """An hour back, then two forward: samples go on in order, none is lost, and their distances stay what they were."""
-    # GIVEN what a clock that nobody touches gives
+    # What a clock that nobody touches gives
     untouched, _ = watched(0.0, 0.0)
 
     kept, watch = watched(-3600.0, 7200.0)

@@ -248,7 +248,7 @@ def test_gpus_come_and_go() -> None:
 
 def test_a_slow_driver_is_asked_seldom() -> None:
     """It takes a tenth of the time at most, process lists among it; the engine is read at every tick meanwhile."""
-    # GIVEN a driver that takes five seconds
+    # A driver that takes five seconds
     place = Place(driver_seconds=5.0)
 
     async def script(watch: Judging) -> None:
@@ -260,11 +260,11 @@ def test_a_slow_driver_is_asked_seldom() -> None:
         assert any(slow[1:])
         assert watch.snapshot().newest.engines is not None
 
-        # WHEN it is quick again
+        # It is quick again
         place.driver_seconds = 0.0
         await asyncio.sleep(160)
 
-        # THEN it is asked at every tick
+        # It is asked at every tick
         assert len(place.asked) - len(slow) > 100
 
     watch = watching(place, script)
@@ -275,7 +275,7 @@ def test_a_slow_driver_is_asked_seldom() -> None:
 
 def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
     """Each page is an error, none is kept; when the server talks sense again it is served, and nothing has grown."""
-    # GIVEN twenty minutes, which are all that is kept here
+    # Twenty minutes, which are all that is kept here
     place = Place()
     told: list[tuple[str, tuple[bool, int]]] = []
     objects: list[int] = []

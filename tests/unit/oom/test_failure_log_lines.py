@@ -155,7 +155,7 @@ def test_step_is_read_as_far_as_it_is_dumped(dump: str, expected: Work) -> None:
 )
 def test_dump_counts_within_three_thousand_lines(before: int, after: int, told: bool) -> None:
     """Another step's dump is not this one's."""
-    # GIVEN so many lines from the dump to the failure, or the other way
+    # So many lines from the dump to the failure, or the other way
     dump = f"{DUMP}total_num_scheduled_tokens=9"
     lines = [dump, *["."] * (before - 1), OOM] if before else [OOM, *["."] * (after - 1), dump]
 

@@ -93,7 +93,7 @@ def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
     parts: tuple[str, ...], first: int, second: int
 ) -> None:
     """What it is listed with is at least what torch has reserved; a process with a GiB less is somebody else's."""
-    # GIVEN two processes, of which the first has just so much
+    # Two processes, of which the first has just so much
     listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
 

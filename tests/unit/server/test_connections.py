@@ -30,7 +30,7 @@ def test_slow_clients_hold_nobody_up() -> None:
 def test_connections_are_bounded() -> None:
     """Who comes when all places are taken is closed at the door, counted, and served when there is room again."""
 
-    # GIVEN two places, taken by clients that wait
+    # Two places, taken by clients that wait
     async def crowd(serving: Shell) -> tuple[int, list[int]]:
         waiting = [asyncio.create_task(serving.exchange(b"GET")) for _ in range(2)]
         places = serving.web._connections  # noqa: SLF001 - no client can see it
@@ -93,13 +93,13 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     with shell(snapshot(), request_seconds=0.3, idle_seconds=1_000.0) as serving:
         half = asyncio.run(until_closed(serving, b"GET /-/re"))
 
-    # THEN one answer, and the end
+    # One answer, and the end
     assert (b"kvdiag is ready.\n", b"kvdiag is ready.\n") == (idle, half)
 
 
 def test_idle_connections_make_room() -> None:
     """Connections that only wait keep nobody out: the one that has waited longest is closed for a new one."""
-    # GIVEN two places, both taken by scrapers between two scrapes
+    # Two places, both taken by scrapers between two scrapes
     with shell(snapshot(), most_connections=2) as serving, kept(serving) as first, kept(serving) as second:
         assert (200, 200) == (asked(first), asked(second))
         assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001 - no client can see it
@@ -114,7 +114,7 @@ def test_idle_connections_make_room() -> None:
 
 def test_answers_under_way_end_in_silence() -> None:
     """Who is still to be answered when the port closes is hung up on, which is no mistake to be logged."""
-    # GIVEN a request of somebody whose password is being looked at
+    # A request of somebody whose password is being looked at
     looked_at = threading.Event()
     mistakes: list[dict[str, object]] = []
 

@@ -70,7 +70,7 @@ def test_only_who_takes_it_gets_it_packed(serving: Shell, accepted: str, expecte
 
 def test_a_mistake_of_our_own_costs_one_answer(serving: Shell) -> None:
     """What nobody foresaw is answered with 500, and the next request is served."""
-    # GIVEN what cannot be shown
+    # What cannot be shown
     right, serving.shown = serving.shown, None  # type: ignore[assignment]
 
     broken = serving.ask("GET /-/ready").status
@@ -89,7 +89,7 @@ def test_names_filter_the_page(serving: Shell) -> None:
 
 def test_a_new_snapshot_is_a_new_page(serving: Shell) -> None:
     """What was rendered is kept for as long as nothing new was seen."""
-    # GIVEN a page that was asked for
+    # A page that was asked for
     serving.ask("GET /metrics")
 
     serving.shown = STARTING
@@ -122,7 +122,7 @@ def test_the_first_page_is_for_a_person(serving: Shell) -> None:
     """A document that a browser lets load nothing, and that is made once however often it is asked for."""
     first = serving.ask("GET /")
 
-    # WHEN a moment has passed, and something else is known
+    # A moment has passed, and something else is known
     serving.shown = STARTING
     second = serving.ask("GET /")
 

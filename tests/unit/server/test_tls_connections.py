@@ -21,7 +21,7 @@ from tests.unit.server.shell import Shell, asked, shell
 
 def test_handshakes_are_bounded(tmp_path: Path) -> None:
     """A connection counts before its TLS does: who never begins that takes a place, for a while, and no descriptors."""
-    # GIVEN two places, taken by clients that say nothing
+    # Two places, taken by clients that say nothing
     certificate = make_certificate(tmp_path)
     trust = ssl.create_default_context(cafile=certificate.certificate)
     bounds = {"request_seconds": 1.0, "most_connections": 2}
@@ -36,7 +36,7 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
             closed = "at the door"
         else:
             closed = "not"
-        # WHEN they have had their time, THEN it is over for them
+        # They have had their time, THEN it is over for them
         ends = [await reader.read() for reader, _ in silent]
         for _, writer in silent:
             writer.close()
@@ -84,7 +84,7 @@ def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
             connection = http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=20, context=trust)
             return stack.enter_context(closing(connection))
 
-        # WHEN one more comes than there are places
+        # One more comes than there are places
         answers = [asked(another()) for _ in range(MAX_TLS_CONNECTIONS + 1)]
 
         assert {200} == set(answers)
@@ -111,7 +111,7 @@ def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encrypted", [False, True], ids=["half a request", "no handshake"])
 def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
     """Clients that never end their requests keep nobody out for long: after a moment they are idle like others."""
-    # GIVEN two places, both taken by such clients for as long as they want
+    # Two places, both taken by such clients for as long as they want
     certificate = make_certificate(tmp_path)
     tls = certificate.server_context if encrypted else None
     trust = ssl.create_default_context(cafile=certificate.certificate)

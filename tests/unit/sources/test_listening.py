@@ -12,7 +12,7 @@ from kvdiag.sources.listening_ports import candidates
 
 def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the usual ports those on which something listens, in their order; not the daemon's own, nor any other."""
-    # GIVEN three open ports, two of them usual ones, and a usual one that is closed
+    # Three open ports, two of them usual ones, and a usual one that is closed
     with socket.socket() as one, socket.socket() as two, socket.socket() as unusual, socket.socket() as closed:
         ports = []
         for each in (one, two, unusual, closed):

@@ -68,7 +68,7 @@ def test_only_a_folder_that_the_server_uses_is_followed(
     folder: Path, arguments: tuple[str, ...], expected: bool
 ) -> None:
     """One of its processes was started with it, or has a file of it open or mapped."""
-    # GIVEN a server whose command has another name of the folder, where it is to have it open alone
+    # A server whose command has another name of the folder, where it is to have it open alone
     link = folder.parent / "other-name"
     link.symlink_to(folder)
     given = [one.format(link if arguments[0] in ("open", "mapped") else folder) for one in arguments]

@@ -192,7 +192,7 @@ except ReadTimeout as busy:
 
 def test_calls_of_a_loop_are_left_behind() -> None:
     """Calls and their errors come back through a loop's executor, side by side; one that hangs keeps no process."""
-    # GIVEN more calls than threads, one of which never comes back
+    # More calls than threads, one of which never comes back
     script = """
 import asyncio, threading
 from kvdiag.sources.worker_thread import DaemonThreadPool

@@ -104,7 +104,7 @@ def test_the_samples_of_a_day_are_read() -> None:
 def test_a_query_that_is_too_much_is_halved(status: int, text: str) -> None:
     """Until the server takes it; every sample is there once."""
 
-    # GIVEN a server that takes six hours
+    # A server that takes six hours
     def answer(start: float, end: float) -> Answer:
         if end - start > 6 * 3600.0:
             return reply_json({"status": "error", "errorType": "execution", "error": text}, status=status)
@@ -119,7 +119,7 @@ def test_a_query_that_is_too_much_is_halved(status: int, text: str) -> None:
 
 def test_an_answer_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own bound on bytes is a reason as good as the server's."""
-    # GIVEN an answer that grows with the time asked for
+    # An answer that grows with the time asked for
     monkeypatch.setattr(prometheus_api, "MAX_ANSWER_BYTES", 20_000)
 
     def answer(start: float, end: float) -> Answer:
@@ -148,7 +148,7 @@ def test_an_answer_without_an_end_is_not_kept() -> None:
 def test_errors_half_way_lose_their_part_alone() -> None:
     """What came before and after them is kept, and the stretch is named with the server's words."""
 
-    # GIVEN a server that takes six hours, and has lost the second of four
+    # A server that takes six hours, and has lost the second of four
     def answer(start: float, end: float) -> Answer:
         if end - start > 6 * 3600.0:
             return reply_json({"status": "error", "error": "too many samples"}, status=422)
@@ -286,7 +286,7 @@ POINTS = st.lists(
 @given(POINTS, POINTS)
 def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: list[tuple[float, str]]) -> None:
     """Out of order, twice or no number: what is kept ascends strictly and can be counted with."""
-    # WHEN answers with any points come one after the other
+    # Answers with any points come one after the other
     history = History()
     for points in (first, second):
         add_samples(json.loads(json.dumps(matrix(*points))), START, END, history)

@@ -91,7 +91,7 @@ def test_gpu_that_is_told_twice_counts_once() -> None:
 
 def test_gpus_are_known_from_inside() -> None:
     """Where kvdiag has no NVML of its own, the GPUs and their processes are those that the agents tell."""
-    # GIVEN two ranks on GPUs of their own, and a third process whose NVML told nothing
+    # Two ranks on GPUs of their own, and a third process whose NVML told nothing
     second = replace(READ, device_uuid="0", pid=8, age_seconds=0.5)
     mute = replace(READ, device_uuid="5", memory=None)
 

@@ -109,7 +109,7 @@ def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     tmp_path: Path, folder_mode: int, group: int, believed: bool
 ) -> None:
     """In a folder that others can write to, a file of an unknown user is a gap, whatever process it speaks of."""
-    # GIVEN a file of a process that cannot be seen from here
+    # A file of a process that cannot be seen from here
     os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
 

@@ -35,7 +35,7 @@ def test_what_is_no_page_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_page(text)
 
-    # THEN a subclass such as UnicodeError would be another kind
+    # A subclass such as UnicodeError would be another kind
     assert ValueError is type(caught.value)
 
 
@@ -82,6 +82,6 @@ def test_no_text_does_harm(text: str, version: str | None) -> None:
     engines, gaps = parse_engines(page)
     pools, pool_gaps = parse_pools(page, version)
 
-    # THEN nothing seen is said to be nothing there
+    # Nothing seen is said to be nothing there
     assert engines or gaps
     assert pools or pool_gaps

@@ -202,7 +202,7 @@ def test_every_version_reads_alike(known: Known) -> None:
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.page)
 def test_unknown_version_is_told_by_the_page(known: Known) -> None:
     """Without /version the pool comes out the same, but where a version shows both names of the usage gauge."""
-    # GIVEN 0.10.2, and 0.11 with hidden metrics, whose pages cannot be told from 0.9.2's
+    # 0.10.2, and 0.11 with hidden metrics, whose pages cannot be told from 0.9.2's
     both_names = known.page in ("vllm-0.10.2-V1-rendered", "vllm-0.11.2-V1-hidden-rendered")
     expected = (EARLY_V1_POOL,) if both_names else known.pools
 
