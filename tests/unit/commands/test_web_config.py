@@ -95,7 +95,7 @@ def test_certificates_that_cannot_be_used_are_an_error(path: Path, certificate: 
         (path.parent / file.name).write_bytes(file.read_bytes() if file.name != missing else b"nonsense")
 
     # THEN
-    with pytest.raises(KvdiagError, match="for TLS"):
+    with pytest.raises(KvdiagError, match="not a usable certificate"):
         read_web_config(path).tls()
     (path.parent / missing).unlink()
     with pytest.raises(KvdiagError, match=f"cannot read .*{missing}: no such file"):
