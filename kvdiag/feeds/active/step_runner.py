@@ -13,9 +13,15 @@ from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.active.conditions import crowded, engine_samples, idle_streak, is_engine_reading, tokens_counted
 from kvdiag.feeds.active.load_generator import Requests, Speed
-from kvdiag.feeds.active.marker import Marker
+from kvdiag.feeds.active.run_timeline import (
+    Marker,
+    crowded,
+    engine_samples,
+    idle_streak,
+    is_engine_reading,
+    tokens_counted,
+)
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
@@ -330,12 +336,12 @@ class ActiveFeed:
         def settled(_: list[Sample]) -> bool:
             return idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
 
-        def told(_: list[Sample]) -> bool:
+        def reported(_: list[Sample]) -> bool:
             samples = self._recorder.since(first)
             return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
-            await self._checked_wait(told, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
+            await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
             self._impatient = idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):

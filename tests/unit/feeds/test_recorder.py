@@ -51,35 +51,32 @@ def size(folder: Path) -> int:
 
 def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
     """Over any number of segments: the timeline and the facts are what came."""
-    # GIVEN more than an hour, so that a segment follows another
+    # More than an hour, so that a segment follows another
     came = readings(4000)
     segments.max_bytes = 16 * MIB
     for sample in came:
         segments.add(sample)
     segments.close()
 
-    # WHEN
     timeline, facts = read_segments(segments.folder)
 
-    # THEN
     assert (tuple(came), FACTS) == (timeline.samples, facts)
     assert 2 == len(files(segments.folder))
 
 
 def test_size_is_kept_and_the_newest_with_it(segments: SegmentStore) -> None:
     """However long it records: never more than asked for, the oldest is removed, other files are not touched."""
-    # GIVEN somebody else's file
+    # Somebody else's file
     other = segments.folder / "notes.txt"
     other.write_text("mine")
 
-    # WHEN far more comes than there is room for
+    # Far more comes than there is room for
     most, came = 0, readings(2500)
     for sample in came:
         segments.add(sample)
         most = max(most, size(segments.folder))
     segments.close()
 
-    # THEN
     kept = read_segments(segments.folder)[0].samples
     assert most <= segments.max_bytes
     assert tuple(came[-len(kept) :]) == kept
@@ -89,14 +86,11 @@ def test_size_is_kept_and_the_newest_with_it(segments: SegmentStore) -> None:
 
 def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
     """What is too much then is removed."""
-    # GIVEN
     for sample in readings(3000):
         segments.add(sample)
 
-    # WHEN
     segments.resize(4 * 2**10)
 
-    # THEN
     assert size(segments.folder) <= 4 * 2**10
 
 
@@ -104,7 +98,7 @@ def test_a_smaller_size_takes_hold_at_once(segments: SegmentStore) -> None:
 @given(left=st.integers(0, 4000))
 def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFactory, left: int) -> None:
     """Wherever a file ends: what was written whole before it is read, in order, and the next start can go on."""
-    # GIVEN a segment that was never ended, cut anywhere
+    # A segment that was never ended, cut anywhere
     folder = tmp_path_factory.mktemp("record")
     segments = SegmentStore(folder, max_bytes=MIB)
     segments.begin(FACTS)
@@ -116,10 +110,8 @@ def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFacto
     segments.close()
     path.write_bytes(whole[: min(left, len(whole))])
 
-    # WHEN
     before = reload(folder, now_seconds=1100.0, url=URL)
 
-    # THEN
     tail = () if before is None else before.tail
     assert tuple(came[: len(tail)]) == tail
     assert len(tail) == len(came) or left < len(whole)
@@ -127,14 +119,11 @@ def test_a_kill_loses_what_was_torn_alone(tmp_path_factory: pytest.TempPathFacto
 
 def test_every_sample_is_on_disk_when_the_next_one_comes(segments: SegmentStore) -> None:
     """Nothing waits in a buffer: a kill at any moment leaves what came before."""
-    # GIVEN
     came = readings(5)
 
-    # WHEN
     for sample in came:
         segments.add(sample)
 
-    # THEN
     before = reload(segments.folder, now_seconds=1100.0, url=URL)
     assert before is not None
     assert tuple(came) == before.tail
@@ -142,24 +131,20 @@ def test_every_sample_is_on_disk_when_the_next_one_comes(segments: SegmentStore)
 
 def test_two_recorders_never_share_a_folder(segments: SegmentStore) -> None:
     """The second is refused, until the first has ended."""
-    # WHEN
     with pytest.raises(KvdiagError, match="another kvdiag records to") as refusal:
         SegmentStore(segments.folder, max_bytes=MIB)
     segments.close()
 
-    # THEN
-    assert "give each a --record-dir of its own" in str(refusal.value)
+    assert "--record-dir" in str(refusal.value)
     SegmentStore(segments.folder, max_bytes=MIB).close()
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/kvdiag"])
 def test_what_is_no_folder_is_an_error(tmp_path: Path, folder: str) -> None:
     """In one line, with the next step."""
-    # GIVEN
     (tmp_path / "file").write_text("")
 
-    # THEN
-    with pytest.raises(KvdiagError, match=r"^cannot record to .*; give another --record-dir$"):
+    with pytest.raises(KvdiagError, match=r"^cannot record to .* --record-dir$"):
         SegmentStore(tmp_path / folder, max_bytes=MIB)
 
 
@@ -192,13 +177,10 @@ def filled(before: Before | None) -> Retention:
 
 def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     """After a day and a kill the next daemon has in memory what the one before had."""
-    # GIVEN
     tiers, now_seconds = recorded_day(tmp_path)
 
-    # WHEN
     before = reload(tmp_path, now_seconds=now_seconds, url=URL)
 
-    # THEN
     earliest_seconds = now_seconds - 86_400.0
     expected = tuple(one for one in tiers.samples() if one.at_seconds >= earliest_seconds)
     assert expected == filled(before).samples()
@@ -208,10 +190,8 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
 
 def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
     """Each start takes over the history in one file of its own; it neither grows nor shrinks by that."""
-    # GIVEN
     tiers, now_seconds = recorded_day(tmp_path, hours=3.0)
 
-    # WHEN
     for _ in range(5):
         before = reload(tmp_path, now_seconds=now_seconds, url=URL)
         assert before is not None
@@ -220,22 +200,18 @@ def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
         segments.renew_history(before.thinned)
         segments.close()
 
-    # THEN
     assert tiers.samples() == filled(reload(tmp_path, now_seconds=now_seconds, url=URL)).samples()
     assert 1 == len(files(tmp_path / HISTORY))
 
 
 def test_what_is_old_of_another_or_of_the_future_is_left(tmp_path: Path) -> None:
     """A day later, for another server, or by a clock that has been put back since, nothing of it counts."""
-    # GIVEN
     _, now_seconds = recorded_day(tmp_path, hours=1.0)
 
-    # WHEN
     later = reload(tmp_path, now_seconds=now_seconds + 90_000.0, url=URL)
     other = reload(tmp_path, now_seconds=now_seconds, url="http://127.0.0.1:9000")
     earlier = reload(tmp_path, now_seconds=2000.0, url=None)
 
-    # THEN
     assert (None, None) == (later, other)
     assert earlier is not None
     assert all(sample.at_seconds <= 2000.0 for sample in (*earlier.thinned, *earlier.tail))
@@ -243,15 +219,12 @@ def test_what_is_old_of_another_or_of_the_future_is_left(tmp_path: Path) -> None
 
 def test_a_broken_history_costs_itself_alone(tmp_path: Path) -> None:
     """A file that is damaged is left out, whichever it is, and the start goes on with the rest."""
-    # GIVEN
     _, now_seconds = recorded_day(tmp_path, hours=1.0)
     (history,) = files(tmp_path / HISTORY)
     history.write_bytes(b"\x1f\x8b nothing that was ever packed")
 
-    # WHEN
     before = reload(tmp_path, now_seconds=now_seconds, url=URL)
 
-    # THEN
     assert before is not None
     assert () == before.thinned
     assert before.tail[-1].at_seconds == now_seconds
@@ -259,18 +232,17 @@ def test_a_broken_history_costs_itself_alone(tmp_path: Path) -> None:
 
 def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     """An hour back in the middle: read together, the recording is one of unbroken durations."""
-    # GIVEN
     came = readings(20)
     for sample in came[:10]:
         segments.add(sample)
 
-    # WHEN the clock is set back
+    # The clock is set back
     segments.clock_was_set(-3600.0)
     for sample in came[10:]:
         segments.add(replace(sample, at_seconds=sample.at_seconds - 600.0))
     segments.close()
 
-    # THEN what was before has been moved with it
+    # What was before has been moved with it
     timeline, _ = read_segments(segments.folder)
     expected = [*(one.at_seconds - 3600.0 for one in came[:10]), *(one.at_seconds - 600.0 for one in came[10:])]
     assert [max(each, 0.0) for each in expected] == [one.at_seconds for one in timeline.samples]
@@ -279,7 +251,7 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
 
 def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
-    # GIVEN a recorder with an open segment and an open history
+    # A recorder with an open segment and an open history
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
@@ -291,14 +263,12 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
         path.unlink()
     (folder / HISTORY).rmdir()
 
-    # WHEN
     recorder.add(came[1])
     recorder.drained()
 
-    # THEN
     assert (1, True) == (recorder.lost_total, "was removed" in (recorder.problem or ""))
 
-    # WHEN the next ones come
+    # The next ones come
     recorder.keep(came[1:2])
     recorder.drained()
     now[0] = 2.0
@@ -306,7 +276,6 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     recorder.keep(came[2:3])
     recorder.close()
 
-    # THEN
     assert 1 == recorder.lost_total
     assert [came[2]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
     assert [came[2]] == [one for path in files(folder / HISTORY) for one in read_trace(path)[0].samples]
@@ -314,7 +283,7 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
 
 def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
-    # GIVEN a recorder whose folder goes away
+    # A recorder whose folder goes away
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(6)
@@ -324,29 +293,26 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     folder.rename(tmp_path / "gone")
     recorder.begin(replace(FACTS, model="other"))
 
-    # WHEN
     recorder.add(came[1])
     recorder.add(came[2])
     recorder.drained()
 
-    # THEN
     assert 2 == recorder.lost_total
     assert (recorder.problem or "").startswith(f"cannot record to {folder}/kvdiag-")
 
-    # WHEN it is back, and some time has passed
+    # It is back, and some time has passed
     (tmp_path / "gone").rename(folder)
     now[0] = 2.0
     recorder.add(came[3])
     recorder.close()
 
-    # THEN
     assert (2, None) == (recorder.lost_total, recorder.problem)
     assert [came[0], came[3]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
 
 
 def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
-    # GIVEN a recorder in the midst of a segment, whose folder somebody removes
+    # A recorder in the midst of a segment, whose folder somebody removes
     folder, now = tmp_path / "record", [0.0]
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
     came = readings(4)
@@ -355,28 +321,23 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
     recorder.drained()
     shutil.rmtree(folder)
 
-    # WHEN
     recorder.add(came[1])
     recorder.drained()
 
-    # THEN
     assert 1 == recorder.lost_total
     assert "was removed" in (recorder.problem or "")
 
-    # WHEN there is one again
+    # There is one again
     folder.mkdir()
     now[0] = 2.0
     recorder.add(came[2])
     recorder.drained()
 
-    # THEN
     assert 1 == recorder.lost_total
     with pytest.raises(KvdiagError, match="another kvdiag records to"):
         SegmentStore(folder, max_bytes=MIB)
 
-    # WHEN
     recorder.add(came[3])
     recorder.close()
 
-    # THEN
     assert tuple(came[2:]) == read_segments(folder)[0].samples

@@ -10,6 +10,7 @@ import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.server.admission_api import MOST_PROMISES, ON_ITS_WAY_SECONDS, Admissions
+from tests.builders.answers import containing
 from tests.builders.values import holding, pool
 from tests.unit.server.shell import shell
 
@@ -34,13 +35,13 @@ def shown(blocks: int, *, running: int, engines_seconds: float = 1_000.5) -> Sna
 
 def test_the_same_room_is_given_once() -> None:
     """Of ten who ask between two readings as many are let in as there is room for."""
-    # GIVEN an idle server
+    # An idle server
     desk, now = Admissions(), shown(0, running=0)
 
-    # WHEN ten ask
+    # Ten ask
     told = [desk.answer(QUERY, now, NOW_SECONDS)["decision"] for _ in range(10)]
 
-    # THEN four times 200 blocks and the reserve fit
+    # Four times 200 blocks and the reserve fit
     assert ["admit"] * 4 + ["wait"] * 6 == told
 
 
@@ -49,11 +50,11 @@ def test_a_promise_ends_when_the_page_shows_it() -> None:
     desk = Admissions()
     assert "admit" == desk.answer(QUERY, shown(0, running=0), NOW_SECONDS)["decision"]
 
-    # WHEN the engine is read at once, the promise still counts
+    # The engine is read at once, the promise still counts
     soon = shown(0, running=0, engines_seconds=NOW_SECONDS + ON_ITS_WAY_SECONDS / 2)
     assert 200 == desk.answer(QUERY, soon, NOW_SECONDS + 1.0)["promised_blocks"]
 
-    # WHEN it is read later, THEN what it shows counts
+    # It is read later, THEN what it shows counts
     later = shown(400, running=2, engines_seconds=NOW_SECONDS + 5.0)
     assert 0 == desk.answer(QUERY, later, NOW_SECONDS + 5.0)["promised_blocks"]
 
@@ -101,17 +102,15 @@ def test_a_crowd_is_bounded() -> None:
     for _ in range(MOST_PROMISES):
         desk.answer(query, now, NOW_SECONDS)
     told = desk.answer(query, now, NOW_SECONDS)
-    assert ("wait", "in doubt: too many have asked") == (told["decision"], told["reason"])
+    assert ("wait", containing("too many")) == (told["decision"], told["reason"])
 
 
 def test_over_http() -> None:
     """The advice with its numbers, kept by nobody; a bad question is a 400 that says what to give."""
-    # WHEN
     with shell(shown(100, running=1)) as serving:
         good = serving.ask("GET /api/v1/admission?prompt_tokens=160&max_tokens=160")
         bad = serving.ask("GET /api/v1/admission?prompt_tokens=160")
 
-    # THEN
     told = json.loads(good.body)
     assert (200, "no-store", "admit") == (good.status, good.headers["cache-control"], told["decision"])
     assert (1000, 900, 20) == (told["usable_blocks"], told["free_blocks"], told["request_blocks"])

@@ -106,7 +106,7 @@ def test_fields_of_a_newer_daemon_are_skipped() -> None:
         pytest.param(reply("", status=403), "--user", id="another user"),
         pytest.param(reply("", status=404), PATH, id="an older daemon"),
         pytest.param(reply("<html>"), "not JSON", id="a web page"),
-        pytest.param(reply_json([]), "has to be an object", id="a list"),
+        pytest.param(reply_json([]), "must be an object", id="a list"),
         pytest.param(reply_json({"kvdiag_snapshot": 2}), "missing", id="another document"),
         pytest.param(reply(" " * (MAX_SNAPSHOT_CHARACTERS + 1)), "larger than 2 MiB", id="too large"),
         pytest.param(silent(), "within 1 s", id="no answer"),
@@ -126,17 +126,14 @@ def test_another_format_is_refused() -> None:
 
 def test_name_and_password_are_sent() -> None:
     """From the options, or from the address, in which they are not shown again."""
-    # GIVEN
     heads: list[bytes] = []
     with Hostile(lambda peer: heads.append(peer.request_head)) as server:
         address = server.url.removeprefix("http://")
 
-        # WHEN
         for url, options in ((server.url, {"user": "u", "password": "p:w"}), (f"http://u:p%3Aw@{address}", {})):
             with pytest.raises(Unreadable):
                 ask(url, **options)
 
-    # THEN
     assert 2 == sum(b"\r\nauthorization: basic dtpwonc=\r\n" in head.lower() + b"\r\n" for head in heads)
 
 

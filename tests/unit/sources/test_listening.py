@@ -12,7 +12,7 @@ from kvdiag.sources.listening_ports import candidates
 
 def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the usual ports those on which something listens, in their order; not the daemon's own, nor any other."""
-    # GIVEN three open ports, two of them usual ones, and a usual one that is closed
+    # Three open ports, two of them usual ones, and a usual one that is closed
     with socket.socket() as one, socket.socket() as two, socket.socket() as unusual, socket.socket() as closed:
         ports = []
         for each in (one, two, unusual, closed):
@@ -22,6 +22,5 @@ def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPa
             each.listen()
         monkeypatch.setattr(listening_ports, "PORTS", (ports[1], ports[3], ports[0]))
 
-        # THEN
         assert (f"http://127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[0]}") == candidates(own_port=1)
         assert (f"http://127.0.0.1:{ports[1]}",) == candidates(own_port=ports[0])

@@ -157,7 +157,7 @@ def test_what_is_no_model_says_what_would_be(model: str) -> None:
 @pytest.mark.parametrize("model", ["./model", "../models/model", "/models/model", "~/model"])
 def test_a_path_is_no_hub_id(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can only be a path is not asked for at the Hub."""
-    # GIVEN nothing there, and a Hub that could be asked
+    # Nothing there, and a Hub that could be asked
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

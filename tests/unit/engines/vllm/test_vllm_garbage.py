@@ -32,11 +32,10 @@ from tests.unit.engines.vllm.vllm_pages import SCRAPES
 )
 def test_what_is_no_page_is_refused(text: str) -> None:
     """Text that is not in the format is one kind of error, told at once."""
-    # WHEN
     with pytest.raises(ValueError, match=r".") as caught:
         parse_page(text)
 
-    # THEN a subclass such as UnicodeError would be another kind
+    # A subclass such as UnicodeError would be another kind
     assert ValueError is type(caught.value)
 
 
@@ -75,16 +74,14 @@ def spoilt_pages(draw: st.DrawFn) -> str:
 @example(text="vllm:kv_cache_usage_perc " + "9" * 400, version=None)
 def test_no_text_does_harm(text: str, version: str | None) -> None:
     """Whatever a server sends is either refused as no page, or parsed without another error."""
-    # GIVEN
     try:
         page = parse_page(text)
     except ValueError:
         return
 
-    # WHEN
     engines, gaps = parse_engines(page)
     pools, pool_gaps = parse_pools(page, version)
 
-    # THEN nothing seen is said to be nothing there
+    # Nothing seen is said to be nothing there
     assert engines or gaps
     assert pools or pool_gaps

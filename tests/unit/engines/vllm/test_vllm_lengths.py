@@ -24,10 +24,9 @@ def page(*rows: tuple[str, str, str], more: str = "") -> str:
 
 def test_a_real_page_after_load() -> None:
     """A page of vLLM 0.32 under load: its requests wrote no more than their buckets say."""
-    # WHEN
     text = (SCRAPES / "vllm-0.32.0-cpu-load.prom").read_text()
     lengths = parse_lengths(parse_page(text))
-    # THEN as many are counted as the page says, with the mean of their prompts
+    # As many are counted as the page says, with the mean of their prompts
     assert lengths is not None
     count = next(line for line in text.splitlines() if line.startswith("vllm:request_generation_tokens_count"))
     assert float(count.split()[-1]) == lengths.finished > 0
