@@ -116,7 +116,10 @@ def _server_lines(
     beside = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
     lines.append(_line(device, "outside_torch", beside, "computed", f"context, modules, NCCL, graphs of pid {pids}"))
     rest = held - reserved - beside
-    return [*lines, _line(device, "server_other", rest, "computed", "between readings of different moments")]
+    return [
+        *lines,
+        _line(device, "server_other", rest, "computed", "samples of different times differ"),
+    ]
 
 
 def _torch_lines(
@@ -131,9 +134,9 @@ def _torch_lines(
             (
                 "torch_releasable",
                 sum(split.releasable_bytes for split in splits),
-                "cache that the driver can have back",
+                "cached; torch can return it to the driver",
             ),
-            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free beside live blocks"),
+            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free, between live blocks"),
         ]
     else:
         live = sum(each.allocated_bytes for each in allocators)
@@ -145,7 +148,7 @@ def _torch_lines(
     rest = reserved - sum(line.bytes for line in parts) - sum(size for _, size, _ in free)
     return [
         *parts,
-        _line(device, "torch_other", rest, "computed", "activations, workspaces and all else that lives in torch"),
+        _line(device, "torch_other", rest, "computed", "activations, workspaces and everything else in torch"),
         *(_line(device, component, size, "measured", detail) for component, size, detail in free),
     ]
 
@@ -173,7 +176,7 @@ def _free_detail(pool: KvPool) -> str:
     """
     if pool.prefix_caching is False:
         return "empty: prefix caching is off"
-    return "empty or kept prefixes, which the engine does not count apart"
+    return "empty blocks and cached prefixes, which the engine does not count separately"
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:

@@ -41,8 +41,8 @@ class PressureThresholds:
         """Refuse a pair of which one would never be told from the other."""
         if not 0.0 < self.warning_ratio < self.critical_ratio <= 1.0:
             raise ValueError(
-                f"a warning at {self.warning_ratio:g} has to be below the critical {self.critical_ratio:g}, "
-                "both above 0 and at most 1"
+                f"the warning threshold {self.warning_ratio:g} must be below the critical threshold "
+                f"{self.critical_ratio:g}, and both above 0 and at most 1"
             )
 
 

@@ -25,7 +25,7 @@ TORCH_ENGINES = ("vllm", "sglang")
 """Engines whose device memory torch allocates, but for context, graphs and NCCL: of six reported leaks of theirs that
 NVML alone saw, four were torch's."""
 
-UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
+UNDECIDED = "whether torch or the rest of the process holds it; run the agent in the server (`kvdiag agent`)"
 
 SERVER_PROCESS, UNSEEN_PROCESS = "the server's process", "process not visible"
 

@@ -52,7 +52,7 @@ def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
         who = "other processes use" if found.sure else "neither torch nor a CUDA context explains"
         summary = f"{asked_for(case)}; {who} {size}"
         remedy = joined(
-            f"stop or move the processes that use {found.size_bytes} bytes ({size})",
+            f"stop or move the processes that use {size}",
             lower_fraction(case, told.short_bytes),
         )
     status: Status = "fault" if found.sure else "suspect"
@@ -82,7 +82,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
     if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
         if chief.phase is None and told.kind in OUT:
             return unseen(MISCONFIGURED, f"whether it failed before the first request{case.log_would}")
-        return (Finding(MISCONFIGURED, "ok", "no allocation that is made once at start failed"),)
+        return (Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed"),)
     found = foreign(case, limits)
     if found is not None and found.sure:
         return (Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory"),)

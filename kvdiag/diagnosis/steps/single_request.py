@@ -55,12 +55,12 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
-        sentence = f"{plural(kept, 'block', 'blocks')} did not come back after {loads}; {sentence}"
+        sentence = f"{plural(kept, 'block', 'blocks')} not released after {loads}; {sentence}"
     elif kept < 0:
         # Blocks held before came back: whatever held them was not this step's requests.
-        sentence = f"all blocks came back, and {format_count(-kept)} that were held before; {sentence}"
+        sentence = f"all blocks were released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
-        sentence = f"all blocks came back, one in {loads} would show; {sentence}"
+        sentence = f"all blocks were released (detection limit 1 block in {loads}); {sentence}"
     return StepResult(
         id=ID,
         status=status,
@@ -90,7 +90,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
 
 STEP = Step(
     id=ID,
-    title="One request, several times: memory must return",
+    title="One request, repeated: every block must be released",
     workload=Workload(requests=1, prompt_tokens=512, max_tokens=128, hold_seconds=0.5),
     cycles=8,
     judge=judge,
