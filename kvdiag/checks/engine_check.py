@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 
 from kvdiag.checks.check import Check
-from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, Identity, parse_version
+from kvdiag.engines.engine import Identity
+from kvdiag.engines.vllm.metrics import CONFIG, COUNTS, USAGE_NAMES, parse_version
 from kvdiag.formatting import plural
 from kvdiag.sources.prometheus_text import Page
 

@@ -87,7 +87,7 @@ async def _look(
             at_seconds=Clock().now_seconds(), devices=devices, allocators=allocators, gaps=(*gaps, *agent_gaps)
         )
     async with connect(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as connection:
-        engines, engine_gaps = await connection.vllm.read()
+        engines, engine_gaps = await connection.engine.read()
         devices, device_gaps = await _devices(connection.nvml)
         if driver_absent(devices, device_gaps):
             devices = devices_inside(allocators)

@@ -15,7 +15,8 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import pasted
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines import DEFAULT
+from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
@@ -59,7 +60,7 @@ class Connection:
     """A server that answers, its identity, and the NVML that shows its GPU."""
 
     client: httpx2.AsyncClient
-    vllm: EngineClient
+    engine: EngineClient
     facts: Facts
     nvml: ThreadedReader[DeviceReading]
 
@@ -76,15 +77,15 @@ async def connect(
     """
     url = base_url(url)
     async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
-        vllm = EngineClient(HttpReader(client))
+        engine = DEFAULT.open(HttpReader(client))
         with closing(host_reader()) as reader:
-            facts, identity = await gather_facts(vllm, without_credentials(url), reader, forced=forced)
+            facts, identity = await gather_facts(engine, without_credentials(url), reader, forced=forced)
         nvml = device_reader(url, drill=identity.server_header == DRILL_HEADER)
         try:
             # The first answer takes longer: nvidia-ml-py is imported and the driver initialised.
             with contextlib.suppress(ReadTimeout):
                 await nvml.ask(DRIVER_START_SECONDS, processes=False)
-            yield Connection(client=client, vllm=vllm, facts=facts, nvml=nvml)
+            yield Connection(client=client, engine=engine, facts=facts, nvml=nvml)
         finally:
             nvml.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 
 from kvdiag.commands.connect import DRILL_HEADER, base_url, device_reader, open_client, without_credentials
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines import DEFAULT
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.watch import FoundServer
 from kvdiag.feeds.live.sampling import DeviceReading
@@ -62,13 +62,13 @@ class Finder:
 
     async def _ask(self, url: str) -> FoundServer:
         # One for each address, however often it is asked: it remembers what was too much to be asked for again.
-        vllm = EngineClient(self._readers.setdefault(url, HttpReader(self._client(url))))
-        facts, identity = await gather_facts(vllm, without_credentials(url), self._host)
+        engine = DEFAULT.open(self._readers.setdefault(url, HttpReader(self._client(url))))
+        facts, identity = await gather_facts(engine, without_credentials(url), self._host)
         if identity.server_header != DRILL_HEADER:
-            return FoundServer(facts=facts, vllm=vllm, nvml=self.nvml)
+            return FoundServer(facts=facts, engine=engine, nvml=self.nvml)
         if url not in self._drills:
             self._drills[url] = device_reader(url, drill=True)
-        return FoundServer(facts=facts, vllm=vllm, nvml=self._drills[url])
+        return FoundServer(facts=facts, engine=engine, nvml=self._drills[url])
 
     def _client(self, url: str) -> httpx2.AsyncClient:
         if url not in self._clients:

@@ -24,7 +24,9 @@ from kvdiag.commands.options.common import agent_option, output_option, server_o
 from kvdiag.commands.options.prometheus_options import Access, access
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.engines.vllm.metrics import POLLED_NAMES, EngineClient, Identity
+from kvdiag.engines import DEFAULT, ENGINES
+from kvdiag.engines.engine import Identity
+from kvdiag.engines.vllm.metrics import POLLED_NAMES
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -32,7 +34,7 @@ from kvdiag.sources import host
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
 from kvdiag.sources.listening_ports import PORTS, candidates
 from kvdiag.sources.prometheus_api import PrometheusSource, any_of, selector
-from kvdiag.sources.prometheus_names import GPU, KVDIAG, VLLM
+from kvdiag.sources.prometheus_names import GPU, KVDIAG
 from kvdiag.sources.prometheus_text import Page
 from kvdiag.sources.worker_thread import ReadTimeout
 
@@ -178,7 +180,7 @@ def _server(url: str | None, identity: Identity | None, problem: str | None) -> 
 
 async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill."""
-    source = EngineClient(http)
+    source = DEFAULT.open(http)
     try:
         identity = await source.identify()
     except Unreadable as error:
@@ -192,7 +194,7 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
     whole, _ = await _answer(http, ())
     now_seconds = time.time()
     some, took_seconds = await _answer(http, POLLED_NAMES)
-    pids, gaps = await asyncio.to_thread(host.find_server, url)
+    pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
     seen, _ = host.read(pids or ())
     checks = [
         *_server(url, identity, None),
@@ -233,7 +235,7 @@ async def _agents(folder: Path | None) -> list[Check]:
 
 
 async def _prometheus(history: Access | None) -> list[Check]:
-    sources = {"vllm": VLLM, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
+    sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
         return [prometheus_check.answers(None, None)]
     url = history.url.rstrip("/")

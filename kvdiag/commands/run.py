@@ -231,9 +231,11 @@ async def _active(
     if model is None:
         raise KvdiagError("the server does not report its model name, so no request can be sent; check /v1/models")
     clock = Clock()
-    requests = Requests(connection.client, model, await token_ids(connection.client, model))
+    requests = Requests(
+        connection.client, model, await token_ids(connection.client, model), engine=connection.engine.engine
+    )
     sampler = Sampler(
-        vllm=connection.vllm,
+        engine=connection.engine,
         nvml=connection.nvml,
         agents=agents,
         facts=connection.facts,

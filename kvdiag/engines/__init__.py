@@ -1,1 +1,38 @@
-"""What is one engine's own: its metrics, startup log, settings and requests, a folder for each engine."""
+"""The engines that kvdiag can read, a folder for each; nothing outside names one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from kvdiag.engines import vllm
+from kvdiag.engines.engine import EngineAdapter
+from kvdiag.sources.prometheus_names import Meaning
+
+ENGINES: tuple[EngineAdapter, ...] = (vllm.ENGINE,)
+DEFAULT = ENGINES[0]
+"""The engine that a server is taken for until it says otherwise."""
+
+OTHER_IMAGES = ("sglang",)
+"""Engines that are recognised by the name of their image alone: their host caches are known, their metrics are not."""
+
+ENGINE_METRICS: Mapping[str, Meaning] = MappingProxyType(
+    {name: meaning for engine in ENGINES for name, meaning in engine.metrics.items()}
+)
+
+
+def engine_with_metrics(names: Iterable[str]) -> EngineAdapter | None:
+    """The engine that some of these metrics are of."""
+    present = set(names)
+    return next((engine for engine in ENGINES if not present.isdisjoint(engine.metrics)), None)
+
+
+def engine_of_image(image: str) -> str | None:
+    """The name of the engine in a container image's name, without its registry."""
+    text = image.rpartition("/")[2].lower()
+    return next((name for name in (*(engine.name for engine in ENGINES), *OTHER_IMAGES) if name in text), None)
+
+
+def is_server_title(title: str) -> bool:
+    """Whether a process is an engine's, by the title that it gives itself."""
+    return any(engine.process_title.search(title) for engine in ENGINES)

@@ -13,21 +13,19 @@ from typing import Literal
 
 from kvdiag.diagnosis.postmortem import Case
 from kvdiag.diagnosis.postmortem.case import agree
-from kvdiag.engines.vllm.settings import parse_settings
-from kvdiag.engines.vllm.startup_log import parse_log
+from kvdiag.engines import ENGINES
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import read_trace
-from kvdiag.kv.calibration.engine_report import GIB, EngineReport, EngineSettings
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import LoggedFailure, read_failures
-from kvdiag.sources.black_boxes import read_file, read_folder
+from kvdiag.sources.black_boxes import BlackBox, read_file, read_folder
 from kvdiag.sources.log_file import GZIP_MAGIC, read_long_log
 
 Kind = Literal["black box", "trace", "log"]
 PEEK_BYTES = 64 * 2**10
 MAX_FILES = 64
-_BELOW_ZERO = re.compile(r"KV [Cc]ache(?: memory)?(?: is|:) ?-(\d{1,7}(?:\.\d{1,6})?) ?GiB")
 
 
 def gather(
@@ -48,7 +46,7 @@ def gather(
     if sum(kind == "trace" for _, kind in named) > 1:
         raise KvdiagError("more than one trace: give the one that ends with the failure")
     case = Case()
-    found: list[Account] = []
+    found: list[BlackBox] = []
     for path, kind in named:
         if kind == "trace":
             timeline, facts = read_trace(path)
@@ -61,7 +59,7 @@ def gather(
                 damaged = (
                     f": {gaps[0].reason}"
                     if gaps
-                    else ": no agent has seen an allocation fail, or it is the wrong folder"
+                    else ": no allocation failed under an agent, or it is the wrong folder"
                 )
                 gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
             found += read
@@ -106,7 +104,7 @@ def recognise(path: Path) -> Kind:
     if first.startswith(b"{") and b'"kvdiag_black_box"' in first:
         return "black box"
     if first.startswith(b"{") and b'"kvdiag_agent"' in first:
-        raise KvdiagError(f"{path} is what an agent publishes of a living process: give the folder, or an oom-….json")
+        raise KvdiagError(f"{path} is an agent's publication of a running process: give the folder, or an oom-….json")
     return "log"
 
 
@@ -128,31 +126,34 @@ def _with_log(case: Case, path: Path) -> Case:
     case = replace(case, has_log=True)
     gaps = case.gaps
     if not whole:
-        reason = f"{origin} is long: its beginning, its end and what lies round its first failure were read"
+        reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
         gaps = (*gaps, Gap(source="log", kind="absent", reason=reason))
     if failure is None:
-        reason = f"{origin} tells of no failure for want of memory"
+        reason = f"{origin} reports no out-of-memory failure"
         return replace(
             case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
         )
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
-    below = _BELOW_ZERO.findall(before)
+    failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
         case,
         accounts=(*case.accounts, _account(failure, origin)),
         report=case.report or _report(before),
-        failed_pool_bytes=round(float(below[-1]) * GIB) if below else case.failed_pool_bytes,
+        failed_pool_bytes=next((size for size in failed_pools if size is not None), case.failed_pool_bytes),
         gaps=gaps,
     )
 
 
 def _report(text: str) -> EngineReport | None:
-    try:
-        return parse_log(text)
-    except KvdiagError:
-        # It died before it told its memory; how it was started stands there all the same.
-        settings = parse_settings(text.splitlines())
-        return None if settings == EngineSettings() else EngineReport(settings=settings)
+    for engine in ENGINES:
+        try:
+            return engine.parse_startup_log(text)
+        except KvdiagError:
+            # The server exited before it printed its memory figures; its settings may be printed all the same.
+            settings = engine.parse_settings(text.splitlines())
+            if settings != EngineSettings():
+                return EngineReport(settings=settings)
+    return None
 
 
 def _account(failure: LoggedFailure, origin: str) -> Account:
@@ -172,10 +173,24 @@ def _account(failure: LoggedFailure, origin: str) -> Account:
     )
 
 
-def _with_box(case: Case, boxes: list[Account]) -> Case:
+def _account_of_box(box: BlackBox) -> Account:
+    return Account(
+        origin=box.origin,
+        exact=True,
+        at_seconds=box.at_seconds,
+        process=box.process,
+        rank=None if box.allocator is None else box.allocator.tensor_rank,
+        shortage=box.shortage,
+        allocator=box.allocator,
+        split=box.split,
+    )
+
+
+def _with_box(case: Case, found: list[BlackBox]) -> Case:
     """The black box of the failure that the log tells, else the oldest: those after it are its consequences."""
-    if not boxes:
+    if not found:
         return case
+    boxes = [_account_of_box(box) for box in found]
     told = case.accounts
     oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
     chosen = next((box for box in boxes if any(agree(box, other) for other in told)), oldest)

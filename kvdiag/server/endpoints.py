@@ -13,13 +13,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+import kvdiag
 from kvdiag.ledger import ledger
-from kvdiag.model import Sample, Snapshot
+from kvdiag.model import Facts, Sample, Snapshot
+from kvdiag.model.codec import to_plain
 from kvdiag.outputs.documents import diagnosis_document
 from kvdiag.outputs.html import status_page
 from kvdiag.outputs.metrics.exporter import registry
 from kvdiag.server.admission_api import Admissions
 from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
+from kvdiag.sources.daemon_client import DaemonReading
 
 STATUS_SECONDS = 2.0
 """How long the rendered status page is reused."""
@@ -75,6 +78,8 @@ class Pages:
             if diagnosis is None:
                 return problem(HTTPStatus.SERVICE_UNAVAILABLE, "no diagnosis yet; retry in a few seconds")
             return _json(diagnosis_document.document(diagnosis))
+        if request.path == "/api/v1/snapshot":
+            return self._snapshot()
         if request.path == "/api/v1/ledger":
             now = self.newest()
             return _json(
@@ -105,6 +110,17 @@ class Pages:
             answer = Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
             self._status = (now_seconds, answer)
         return self._status[1]
+
+    def _snapshot(self) -> Answer:
+        """All that `kvdiag top --daemon` shows; the facts once, not again in the diagnosis."""
+        now = self._shown()
+        diagnosis = None if now.diagnosis is None else replace(now.diagnosis, facts=Facts())
+        reading = DaemonReading(
+            version=kvdiag.__version__,
+            snapshot=replace(now, diagnosis=diagnosis),
+            lines=ledger(now.newest, now.facts),
+        )
+        return _json(to_plain(reading))
 
     def _metrics(self, request: Request) -> Answer:
         # Never the client's own header: prometheus_client raises on what it does not know, or echoes it.

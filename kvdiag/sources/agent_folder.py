@@ -53,9 +53,9 @@ def content(folder: int, name: str) -> Written:
         if about.st_nlink > 1:
             raise RefusedError("it has more than one hard link, so it may be another program's file")
         if about.st_mode & stat.S_IWOTH:
-            raise RefusedError("anybody may write it, so nobody's word is in it")
+            raise RefusedError("it is world-writable, so its author is unknown")
         if not _may_publish(about, around):
-            raise RefusedError(f"user {about.st_uid} wrote it, who is neither the folder's owner nor kvdiag's user")
+            raise RefusedError(f"user {about.st_uid} wrote it, but is neither the folder's owner nor kvdiag's user")
         if about.st_size > MAX_FILE_BYTES:
             raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
         if (ahead_seconds := about.st_mtime - time.time()) > FUTURE_SECONDS:

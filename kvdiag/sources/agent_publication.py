@@ -60,7 +60,7 @@ def parse(text: str | bytes) -> Publication:
             problems.append(str(problem))
             continue
         if any(each.device_uuid.lower() == allocator.device_uuid.lower() for each in allocators):
-            problems.append(f"GPU {allocator.device_uuid} is told twice, and counted once")
+            problems.append(f"GPU {allocator.device_uuid} is reported twice, and counted once")
         else:
             allocators.append(allocator)
     return Publication(
@@ -104,7 +104,7 @@ def _allocator(device: Any, told: Mapping[str, Any], who: Mapping[str, Any], tit
     if not isinstance(device, dict):
         raise ValueError("a device is not an object")  # noqa: TRY004 - as above
     if device.get("uuid") is None:
-        raise ValueError("torch does not tell which GPU it uses (torch before 2.4 cannot)")
+        raise ValueError("torch does not report which GPU it uses (torch before 2.4 cannot)")
     torch, ranks, statistics = _part(told, "torch"), _part(told, "ranks"), _part(device, "statistics")
     settings, pools = _part(torch, "settings"), _part(statistics, "private_pools")
     expandable = settings.get("expandable_segments")
@@ -164,7 +164,7 @@ def _driver(told: Mapping[str, Any], own_pids: list[Any]) -> tuple[Memory | None
     used: dict[int, Any] = {}
     for entry in _list(told, "processes"):
         if not (isinstance(entry, list) and len(entry) == len(("pid", "bytes")) and type(entry[0]) is int):
-            raise ValueError("the process list is not pairs of a process id and its bytes")
+            raise ValueError("the process list is not a list of process id and bytes")
         used[entry[0]] = entry[1]
     # A container is often told the host's process ids: a lone process is then taken to be this one.
     lone = next(iter(used)) if len(used) == 1 else None

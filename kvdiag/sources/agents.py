@@ -77,7 +77,7 @@ class TorchAllocatorSource:
         names = [name for name in present if NAME.fullmatch(name)]
         gaps: list[Gap] = []
         if len(names) > MAX_FILES:
-            gaps.append(_gap("failed", f"{len(names)} agent files, of which the first {MAX_FILES} are read"))
+            gaps.append(_gap("failed", f"{len(names)} agent files, only the first {MAX_FILES} are read"))
         names = names[:MAX_FILES]
         self._renewed = {name: seen for name, seen in self._renewed.items() if name in names}
         found: list[Allocator] = []
@@ -97,10 +97,10 @@ class TorchAllocatorSource:
                 continue
             who = f"{publication.title} {publication.pid}"
             if owner == ENDED:
-                gaps.append(_gap("absent", f"{who} has ended; its file is {age_seconds:.0f} s old"))
+                gaps.append(_gap("absent", f"{who} exited; its file is {age_seconds:.0f} s old"))
                 continue
             if age_seconds > max(STALE_PERIODS * publication.period_seconds, LEAST_STALE_SECONDS):
-                state = "died, or its agent is stuck" if owner is None else "lives, and its agent is stuck"
+                state = "exited, or its agent is stuck" if owner is None else "is running, but its agent is stuck"
                 gaps.append(_gap("failed", f"{who} has published nothing for {age_seconds:.0f} s: it {state}"))
                 continue
             living += 1
@@ -121,9 +121,9 @@ class TorchAllocatorSource:
         if any(each.split is None or each.split.reserved_bytes != each.reserved_bytes for each in found):
             self._ask_for_splits(folder)
         if living and not found:
-            gaps.append(_gap("absent", "no process that has an agent holds GPU memory through torch"))
+            gaps.append(_gap("absent", "no process with an agent holds GPU memory through torch"))
         elif not names:
-            reason = f"no agent publishes in {self._folder}: has the server been started with it on its PYTHONPATH?"
+            reason = f"no agent publishes in {self._folder}: was the server started with it on its PYTHONPATH?"
             gaps.append(_gap("absent", reason))
         return tuple(found) if living else None, tuple(gaps)
 

@@ -1,8 +1,8 @@
 """The black boxes that the agents in a server's processes have written (kvdiag/agent/black_box.py), as untrusted input.
 
-Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBoxes`. In a folder the rules of publications hold: names
-matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is the
-user's choice.
+Pure: `parse`. With I/O: `read_folder`, `read_file`, `NewestBlackBoxes`. In a folder the rules of publications hold:
+names matched, links not followed, sizes and counts bounded, and what does not pass is a `Gap`. A file that is named is
+the user's choice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, FailedAllocation, Gap
-from kvdiag.oom.account import Account
+from kvdiag.model import MAX_BYTES, Allocator, FailedAllocation, Gap, ReservedSplit
 from kvdiag.oom.message import Shortage
 from kvdiag.sources import agent_publication
 from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
@@ -30,8 +29,23 @@ MAX_BOXES = 256
 MAX_GPUS = 1024
 
 
-def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
-    """One black box as an account of its failure.
+class BlackBox(NamedTuple):
+    """A failed allocation as the agent recorded it, sizes in exact bytes; `at_seconds` is a wall clock."""
+
+    origin: str
+    at_seconds: float | None
+    process: str
+    shortage: Shortage
+    allocator: Allocator | None
+
+    @property
+    def split(self) -> ReservedSplit | None:
+        """The reserved bytes by what they could be used for; `None` where the blocks could not be read."""
+        return None if self.allocator is None else self.allocator.split
+
+
+def parse(text: str | bytes, *, origin: str = "the black box") -> BlackBox:
+    """The black box in a file's text.
 
     Raises:
         ValueError: it is no black box that this version understands.
@@ -63,12 +77,10 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
     seen = agent_publication.parse(json.dumps(whole))
     allocator = seen.allocators[0] if seen.allocators else None
     at = document.get("wall_seconds")
-    return Account(
+    return BlackBox(
         origin=origin,
-        exact=True,
         at_seconds=float(at) if isinstance(at, int | float) and 0 <= at < 2**53 else None,
         process=f"{seen.title} {seen.pid}",
-        rank=None if allocator is None else allocator.tensor_rank,
         shortage=Shortage(
             kind="torch" if asked <= MAX_BYTES else "absurd",
             message="",
@@ -81,18 +93,17 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> Account:
             process_bytes=None if allocator is None else allocator.process_bytes,
         ),
         allocator=allocator,
-        split=None if allocator is None else allocator.split,
     )
 
 
-def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
+def read_folder(path: Path) -> tuple[tuple[BlackBox, ...], tuple[Gap, ...]]:
     """Every black box in an agent's folder, the oldest first.
 
     Raises:
         KvdiagError: the folder cannot be read.
 
     """
-    accounts: list[Account] = []
+    boxes: list[BlackBox] = []
     gaps: list[Gap] = []
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -102,18 +113,18 @@ def read_folder(path: Path) -> tuple[tuple[Account, ...], tuple[Gap, ...]]:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_NAMES) if NAME.fullmatch(entry.name))
         if len(names) > MAX_BOXES:
-            gaps.append(_gap(f"{len(names)} black boxes, of which the first {MAX_BOXES} are read"))
+            gaps.append(_gap(f"{len(names)} black boxes, only the first {MAX_BOXES} are read"))
         for name in names[:MAX_BOXES]:
             try:
-                accounts.append(parse(content(folder, name).text, origin=f"the black box {name}"))
+                boxes.append(parse(content(folder, name).text, origin=f"the black box {name}"))
             except (RefusedError, ValueError) as problem:
                 gaps.append(_gap(f"{name}: {agent_publication.plain(str(problem))}"))
     except OSError as error:
         raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
     finally:
         os.close(folder)
-    accounts.sort(key=lambda account: account.at_seconds or 0.0)
-    return tuple(accounts), tuple(gaps)
+    boxes.sort(key=lambda box: box.at_seconds or 0.0)
+    return tuple(boxes), tuple(gaps)
 
 
 Owner = tuple[str, int, int]
@@ -125,7 +136,7 @@ class NewestBlackBoxes:
 
     def __init__(self) -> None:
         """Read nothing yet."""
-        self._read: dict[str, tuple[int, Account | Gap]] = {}
+        self._read: dict[str, tuple[int, BlackBox | Gap]] = {}
 
     def read(
         self, folder: int, names: Sequence[str], users: Mapping[tuple[int, int], int]
@@ -137,7 +148,7 @@ class NewestBlackBoxes:
         whose = {f"oom-{pid}-{start}-": user for (pid, start), user in users.items()}
         wanted = {name: begin for name in names if NAME.fullmatch(name) and (begin := _process(name)) in whose}
         self._read = {name: self._box(folder, name, whose[begin]) for name, begin in islice(wanted.items(), MAX_BOXES)}
-        newest: dict[Owner, Account] = {}
+        newest: dict[Owner, BlackBox] = {}
         for _, box in self._read.values():
             if isinstance(box, Gap) or box.allocator is None or box.at_seconds is None:
                 continue
@@ -149,7 +160,7 @@ class NewestBlackBoxes:
         gaps = tuple(box for _, box in self._read.values() if isinstance(box, Gap))
         return {owner: failure for owner, failure in failures.items() if failure is not None}, gaps
 
-    def _box(self, folder: int, name: str, user: int) -> tuple[int, Account | Gap]:
+    def _box(self, folder: int, name: str, user: int) -> tuple[int, BlackBox | Gap]:
         try:
             changed_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
             known = self._read.get(name)
@@ -160,8 +171,8 @@ class NewestBlackBoxes:
             return 0, _gap(f"{name}: {agent_publication.plain(str(problem))}")
 
 
-def _own(written: Written, name: str, user: int) -> Account:
-    """Return the account of a black box that belongs to the process in its name and to that process's user.
+def _own(written: Written, name: str, user: int) -> BlackBox:
+    """Return a black box that belongs to the process in its name and to that process's user.
 
     Raises:
         RefusedError: it belongs to another process or user, or is dated in the future.
@@ -183,7 +194,7 @@ def _process(name: str) -> str:
     return name[: name.rindex("-") + 1]
 
 
-def _failure(box: Account) -> FailedAllocation | None:
+def _failure(box: BlackBox) -> FailedAllocation | None:
     shortage = box.shortage
     if shortage.asked_bytes is None or shortage.free_bytes is None or box.at_seconds is None:
         return None
@@ -196,7 +207,7 @@ def _failure(box: Account) -> FailedAllocation | None:
     )
 
 
-def read_file(path: Path, text: bytes) -> Account:
+def read_file(path: Path, text: bytes) -> BlackBox:
     """A black box that the user names.
 
     Raises:
@@ -204,11 +215,11 @@ def read_file(path: Path, text: bytes) -> Account:
 
     """
     if len(text) > MAX_FILE_BYTES:
-        raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB, which no black box has")
+        raise KvdiagError(f"{path} has more than {MAX_FILE_BYTES >> 10} KiB: not a black box")
     try:
         return parse(text, origin=f"the black box {path.name}")
     except ValueError as error:
-        raise KvdiagError(f"{path} is not a black box that can be read: {str(error)[:160]}") from error
+        raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error
 
 
 def _whole(told: dict[str, Any], name: str, *, most: int) -> int:

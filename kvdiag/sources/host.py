@@ -10,7 +10,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import re
 import socket
 import stat
 from collections.abc import Iterable
@@ -20,9 +19,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvdiag.diagnosis.growth.host_caches import told
 from kvdiag.kv.families.known_keys import known_part
-from kvdiag.model import Gap, HostCache, HostProcess
+from kvdiag.model import Gap, HostProcess
 from kvdiag.sources.titles import program
 
 SOURCE = "host"
@@ -41,27 +39,25 @@ MAX_MAPS_BYTES = 8 * 2**20
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
 
-_PARALLEL = re.compile(r" (--tensor-parallel|--pipeline-parallel|-tp|-pp|--config|--distributed-executor)\b")
-
 MAX_CONFIG_BYTES = 256 * 2**10
 """The longest config.json among those in wide use has 60 KB (a multimodal one with all its labels)."""
 
 
-def find_server(url: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
+def find_server(url: str, server_program: str) -> tuple[tuple[int, ...] | None, tuple[Gap, ...]]:
     """Process ids of the server listening at `url`: listener, parents of the same program, all their children.
 
-    vLLM's API server listens; engine cores and workers are its children, with several API servers the children of
-    one launcher.
+    The API server listens; engine cores and workers are its children, with several API servers the children of one
+    launcher. `server_program` stands in the command lines of the engine's own processes.
     """
     parts = urlsplit(url)
     if not is_local(parts.hostname or ""):
-        return None, (_unseen(f"{parts.hostname} is not this host: its processes cannot be seen from here"),)
+        return None, (_unseen(f"{parts.hostname} is another host: its processes are not visible here"),)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         listener = _listener(parts.hostname or "", port)
         if listener is None:
-            return None, (_unseen(f"no process of this PID namespace is seen listening on port {port}"),)
-        top = _launcher(listener)
+            return None, (_unseen(f"no process in this PID namespace listens on port {port}"),)
+        top = _launcher(listener, server_program)
         family = [top, *top.children(recursive=True)]
     except psutil.Error as error:
         return None, (_unseen(f"the processes of port {port} cannot be read: {type(error).__name__}"),)
@@ -99,45 +95,24 @@ def _listener(hostname: str, port: int) -> psutil.Process | None:
     return None
 
 
-def _launcher(listener: psutil.Process) -> psutil.Process:
+def _launcher(listener: psutil.Process, server_program: str) -> psutil.Process:
     """The listener, or the process that started it when both run the same program on the same script."""
     top = listener
-    while (parent := top.parent()) is not None and parent.pid > 1 and _same_program(parent, top):
+    while (parent := top.parent()) is not None and parent.pid > 1 and _same_program(parent, top, server_program):
         top = parent
     return top
 
 
-def _same_program(parent: psutil.Process, child: psutil.Process) -> bool:
+def _same_program(parent: psutil.Process, child: psutil.Process, server_program: str) -> bool:
     try:
-        return parent.exe() == child.exe() and "vllm" in " ".join(parent.cmdline()).lower()
+        return parent.exe() == child.exe() and server_program in " ".join(parent.cmdline()).lower()
     except psutil.Error:
         return False
 
 
-def parallel_ranks(pids: Iterable[int]) -> tuple[int, int] | None:
-    """Tensor-parallel and pipeline-parallel ranks of one engine, from the titles that its processes give themselves.
-
-    vLLM's workers are called VLLM::Worker_PP1_TP3, without the part that has one rank only
-    (vllm/v1/executor/multiproc_executor.py::WorkerProc.setup_proc_title_and_log_prefix); an engine without workers is
-    one rank (UniProcExecutor), unless its command asks for more (Ray's workers are no children of the server). `None`
-    where that cannot be told, and for context parallelism, which is not modelled.
-    """
-    commands = [_command(pid) for pid in pids]
-    workers = [command.removeprefix("VLLM::Worker") for command in commands if command.startswith("VLLM::Worker")]
-    if not workers:
-        alone = any(command.startswith("VLLM::EngineCore") for command in commands)
-        return (1, 1) if alone and not any(_PARALLEL.search(command) for command in commands) else None
-    parts = [dict(re.findall(r"_([A-Z]{2,3})(\d{1,4})", worker)) for worker in workers]
-    if any(name in part for part in parts for name in ("PCP", "DCP")):
-        return None
-    tensor, pipeline = (1 + max(int(part.get(name, 0)) for part in parts) for name in ("TP", "PP"))
-    return tensor, pipeline
-
-
-def caches(pids: Iterable[int]) -> tuple[HostCache, ...]:
-    """The caches in host memory that the server's command lines bound, each once."""
-    found = (cache for pid in pids for cache in told(_command(pid)))
-    return tuple({cache.name: cache for cache in found}.values())
+def commands(pids: Iterable[int]) -> list[str]:
+    """The processes' command lines, each cut to a length that can be searched; empty where one cannot be read."""
+    return [_command(pid) for pid in pids]
 
 
 def _command(pid: int) -> str:
@@ -151,7 +126,7 @@ def read(pids: Iterable[int]) -> tuple[tuple[HostProcess, ...] | None, tuple[Gap
     """Resident and anonymous bytes of the processes that still live; a gap when none does."""
     found = tuple(process for pid in pids if (process := _host_process(pid)) is not None)
     if not found:
-        return None, (Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more"),)
+        return None, (Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited"),)
     return found, ()
 
 

@@ -187,7 +187,9 @@ def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
     """
     packing = response.headers.get("content-encoding", "identity")
     if packing.lower() != "identity":
-        raise Unreadable("failed", f"the answer on {path} is packed ({packing[:40]}) although that was not asked for")
+        raise Unreadable(
+            "failed", f"the answer on {path} is compressed ({packing[:40]}) although that was not requested"
+        )
     return response.aiter_raw()
 
 
@@ -223,4 +225,4 @@ def explain(error: httpx2.HTTPError) -> str:
         return f"cannot connect ({text[:80]}): is the server up, and the URL right?"
     if isinstance(error, httpx2.TimeoutException):
         return NO_ANSWER
-    return f"the answer broke off ({text[:80]})"
+    return f"the connection broke off ({text[:80]})"

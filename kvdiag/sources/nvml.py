@@ -63,15 +63,15 @@ _GPU_LOST = {_Code.GPU_IS_LOST, _Code.RESET_REQUIRED, _Code.UNKNOWN}
 _NO_SLICE = {*_UNSUPPORTED, _Code.NOT_FOUND, _Code.NO_PERMISSION, _Code.INVALID_ARGUMENT}
 
 _WHY_NO_DRIVER: dict[int, str] = {
-    _Code.LIBRARY_NOT_FOUND: "no libnvidia-ml.so.1 here, so no NVIDIA GPU can be seen; a container needs the NVIDIA "
+    _Code.LIBRARY_NOT_FOUND: "no libnvidia-ml.so.1 here, so no NVIDIA GPU is visible; a container needs the NVIDIA "
     "runtime and NVIDIA_DRIVER_CAPABILITIES=utility",
     _Code.DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`",
     _Code.NO_PERMISSION: "the NVIDIA driver refuses this user; check the permissions of /dev/nvidia*",
     # A container's library is a file of the driver that was there when it started.
-    _Code.LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was replaced while its old library is in use here; restart this "
+    _Code.LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was replaced while its old library is in use; restart this "
     "container, or reboot",
     # `systemctl daemon-reload` takes the devices of running containers away (nvidia-container-toolkit#48).
-    _Code.UNKNOWN: "the NVIDIA driver answers Unknown Error; a container that lost its GPUs has to be recreated",
+    _Code.UNKNOWN: "the NVIDIA driver answers Unknown Error; recreate a container that lost its GPUs",
 }
 
 
@@ -125,7 +125,7 @@ def parse_processes(
         pid, used = int(entry.pid), entry.usedGpuMemory
         instances = (getattr(entry, name, NO_INSTANCE) for name in ("gpuInstanceId", "computeInstanceId"))
         if not 0 < pid <= LARGEST_PID or any(LARGEST_INSTANCE < each != NO_INSTANCE for each in instances):
-            raise ValueError(f"entries not laid out as documented, one of process {pid}")
+            raise ValueError(f"entries not laid out as documented; one names process {pid}")
         if used is not None and total_bytes is not None and used > total_bytes:
             raise ValueError(f"process {pid} with {used} of {total_bytes} bytes")
         processes.append(Process(pid=pid, used_bytes=int(used) if used else None, name=names.get(pid) or None))
@@ -246,13 +246,13 @@ class NvmlSource:
                     self._read_gpu(self._gpus[index], devices, gaps, processes=processes)
                 except _PROBLEMS as problem:
                     label = self._gpus[index].label if index in self._gpus else f"GPU {index}"
-                    reason = f"{label} is out of reach ({problem}); look for its Xid in `dmesg`, then reset it"
+                    reason = f"{label} is unreachable ({problem}); look for its Xid in `dmesg`, then reset it"
                     self._lost[index] = _gap("failed", reason)
             if index in self._lost:
                 gaps.append(self._lost[index])
                 devices += [self._gpus[index].identity] if index in self._gpus else []
         if not devices and not gaps:
-            gaps.append(_gap("absent", "the NVIDIA driver lists no GPU here; a container has to be given its GPUs"))
+            gaps.append(_gap("absent", "the NVIDIA driver lists no GPU here; pass GPUs to the container"))
         return tuple(devices), tuple(gaps)
 
     def _identify(self, index: int) -> _Gpu:
@@ -297,7 +297,9 @@ class NvmlSource:
                 slices.append(_Gpu(handle, identity, f"{label} ({uuid})"))
             except _PROBLEMS as problem:
                 if _code(problem) not in _NO_SLICE:
-                    gaps.append(_gap("failed", f"{label} does not tell what it is ({problem}); see `nvidia-smi -L`"))
+                    gaps.append(
+                        _gap("failed", f"{label} does not report its identity ({problem}); see `nvidia-smi -L`")
+                    )
         return slices
 
     def _memory(self, gpu: _Gpu) -> tuple[Memory | None, Exception | None]:
@@ -325,7 +327,7 @@ class NvmlSource:
                 if isinstance(problem, _RefusedError) and problem.code not in _UNSUPPORTED:
                     break
         kind: GapKind = "absent" if _code(why) in _UNSUPPORTED else "failed"
-        gaps.append(_gap(kind, f"{gpu.label}: its processes cannot be told ({why}); compare `nvidia-smi`"))
+        gaps.append(_gap(kind, f"{gpu.label}: its processes are unknown ({why}); compare `nvidia-smi`"))
         return None
 
     def _listed(self, function: str, handle: Any) -> Sequence[Any]:
@@ -360,8 +362,8 @@ def _driver_gap(loss: _NvmlError) -> Gap:
 
 def _memory_gap(gpu: _Gpu, problem: Exception, *, slices: int = 0) -> Gap:
     if slices:
-        return _gap("absent", f"{gpu.label} is not read as a whole ({problem}) but in its {slices} MIG slices")
+        return _gap("absent", f"{gpu.label} cannot be read as a whole ({problem}), only as its {slices} MIG slices")
     if _code(problem) in _UNSUPPORTED:
-        why = "as GPUs do that share the host's; watch the host's available memory"
-        return _gap("absent", f"{gpu.label}, {gpu.identity.name}, does not tell its memory ({problem}), {why}")
-    return _gap("failed", f"{gpu.label}: its memory cannot be told ({problem}); compare `nvidia-smi -q -d MEMORY`")
+        why = "as GPUs that share the host's memory do; watch the host's available memory"
+        return _gap("absent", f"{gpu.label}, {gpu.identity.name}, does not report its memory ({problem}), {why}")
+    return _gap("failed", f"{gpu.label}: its memory is unknown ({problem}); compare `nvidia-smi -q -d MEMORY`")

@@ -263,7 +263,7 @@ class PrometheusSource:
             values = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
             numbers = [float(text) for _, text in values]
         except (KeyError, TypeError, ValueError) as error:
-            raise RefusedError("failed", "the answer is no value: is this a Prometheus API?") from error
+            raise RefusedError("failed", "the answer is not a value: is this a Prometheus API?") from error
         if len(numbers) > 1:
             raise RefusedError("failed", f"the answer has {len(numbers)} values instead of one")
         return numbers[0] if numbers and math.isfinite(numbers[0]) else None
@@ -299,7 +299,7 @@ class PrometheusSource:
     def _closed(self) -> str:
         """What to look at where TLS ended: in its version 1.3 the client's certificate is asked for last."""
         https = self._client.base_url.scheme == "https"
-        return "; if the server wants a client certificate, give --cert-file" if https and not self._answered else ""
+        return "; if the server requires a client certificate, pass --cert-file" if https and not self._answered else ""
 
     async def _post(self, path: str, form: Sequence[tuple[str, str]]) -> tuple[int, bytearray]:
         data: dict[str, list[str]] = {}
@@ -335,11 +335,11 @@ def _not_json(status: int, path: str, body: bytearray) -> Unreadable:
     if status in (429, 502, 503, 504):
         return Unreadable("failed", f"{status} on {path}", status=status)
     if httpx2.codes.is_redirect(status) or status in (404, 405) or body.lstrip()[:1] == b"<":
-        reason = f"{status} on {path}, and no JSON: is this the address of a Prometheus API, with its path prefix?"
+        reason = f"{status} on {path}, and not JSON: is this the address of a Prometheus API, with its path prefix?"
         return RefusedError("failed", reason, status=status)
     if status != httpx2.codes.OK:
         return Unreadable("failed", f"{status} on {path}", status=status)
-    return Unreadable("failed", f"the answer on {path} broke off, or is no JSON")
+    return Unreadable("failed", f"the answer on {path} broke off, or is not JSON")
 
 
 def _error(status: int, path: str, answer: Mapping[str, Any]) -> Unreadable:
@@ -354,7 +354,7 @@ def _error(status: int, path: str, answer: Mapping[str, Any]) -> Unreadable:
 
 def _labels(metric: object) -> Labels:
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
-        raise RefusedError("failed", "a series has labels that are none: is this a Prometheus API?")
+        raise RefusedError("failed", "a series has invalid labels: is this a Prometheus API?")
     return tuple(sorted(metric.items()))
 
 
@@ -375,7 +375,7 @@ def _add(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, in
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") in ("matrix", "vector") else None
     if not isinstance(result, list):
-        raise Unreadable("failed", "the answer holds no samples in their range: is this a Prometheus API?")
+        raise Unreadable("failed", "the answer has no range of samples: is this a Prometheus API?")
     into.warnings |= _warnings(answer)
     count = 0
     for one in result:
@@ -392,7 +392,7 @@ def _add(answer: Mapping[str, Any], start_seconds: float, end_seconds: float, in
             raise Unreadable("failed", f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
         # Whatever the server thinks of the range's ends: a sample outside it would be counted in another stretch too.
         if not (start_seconds - 1.0 <= times[0] and times[-1] <= end_seconds + 1.0):
-            raise Unreadable("failed", "samples lie outside the time that was asked for")
+            raise Unreadable("failed", "samples lie outside the requested time")
         into.series.setdefault(key, Points()).add(times, numbers)
         count += len(times)
         if into.is_full:

@@ -1,5 +1,5 @@
-"""Which metric in a Prometheus tells which field: vLLM's names (one table with `kvdiag.engines.vllm.metrics`), DCGM's,
-nvidia_gpu_exporter's, cAdvisor's, kube-state-metrics' and kvdiag's own. Pure.
+"""Which metric in a Prometheus reports which field: names of DCGM, nvidia_gpu_exporter, cAdvisor, kube-state-metrics
+and kvdiag itself. Those of the engines stand in `kvdiag.engines`. Pure.
 
 Names of DCGM: dcgm-exporter's default-counters.csv (framebuffer in MiB). Of nvidia_gpu_exporter: METRICS.md. Of
 cAdvisor and kube-state-metrics: their lists of metrics (container_memory_rss is the cgroup's anonymous memory).
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from kvdiag.engines.vllm import metrics
-
 Part = Literal["engine", "config", "device", "process", "torch", "host", "container", "about", "up"]
 """What of a sample, or of the facts, a metric belongs to."""
 
@@ -22,36 +20,22 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """The field that a metric tells. `scale` makes bytes of it; of several names for one field the lowest rank counts.
+    """The field that a metric reports. `scale` converts it to bytes; `where` are labels that its series must have.
 
-    `where` are labels that a series must have to tell it.
+    Of several names for one field the one with the lowest `priority` counts.
     """
 
     part: Part
     field: str
-    rank: int = 0
+    priority: int = 0
     scale: int = 1
     where: tuple[tuple[str, str], ...] = ()
 
 
-def _vllm() -> dict[str, Meaning]:
-    found = {
-        name: Meaning(part="engine", field="kv_usage_ratio", rank=at) for at, name in enumerate(metrics.USAGE_NAMES)
-    }
-    for field, names in metrics.COUNTS.items():
-        found |= {name: Meaning(part="engine", field=field, rank=at) for at, name in enumerate(names)}
-    found[metrics.WAITING_BY_REASON] = Meaning(
-        part="engine", field="requests_waiting_for_capacity", where=(("reason", "capacity"),)
-    )
-    found[metrics.SLEEP_STATE] = Meaning(part="engine", field="awake", where=(("sleep_state", "awake"),))
-    found[metrics.CONFIG] = Meaning(part="config", field="pool")
-    return found
-
-
 _KVDIAG = {
-    "kvdiag_kv_usage_ratio": Meaning(part="engine", field="kv_usage_ratio", rank=9),
-    "kvdiag_requests_running": Meaning(part="engine", field="requests_running", rank=9),
-    "kvdiag_requests_waiting": Meaning(part="engine", field="requests_waiting", rank=9),
+    "kvdiag_kv_usage_ratio": Meaning(part="engine", field="kv_usage_ratio", priority=9),
+    "kvdiag_requests_running": Meaning(part="engine", field="requests_running", priority=9),
+    "kvdiag_requests_waiting": Meaning(part="engine", field="requests_waiting", priority=9),
     "kvdiag_kv_pool_bytes": Meaning(part="config", field="pool_bytes"),
     "kvdiag_kv_capacity_tokens": Meaning(part="config", field="capacity_tokens"),
     "kvdiag_requests_max_concurrency": Meaning(part="config", field="max_concurrency"),
@@ -79,21 +63,21 @@ _KVDIAG = {
 }
 
 _GPU = {
-    "DCGM_FI_DEV_FB_TOTAL": Meaning(part="device", field="total_bytes", rank=1, scale=MIB),
+    "DCGM_FI_DEV_FB_TOTAL": Meaning(part="device", field="total_bytes", priority=1, scale=MIB),
     # Not `used_bytes`, which everywhere here is total - free: DCGM leaves the driver's reservation out of it.
-    "DCGM_FI_DEV_FB_USED": Meaning(part="device", field="taken_bytes", rank=1, scale=MIB),
-    "DCGM_FI_DEV_FB_FREE": Meaning(part="device", field="free_bytes", rank=1, scale=MIB),
-    "DCGM_FI_DEV_FB_RESERVED": Meaning(part="device", field="driver_reserved_bytes", rank=1, scale=MIB),
-    "nvidia_smi_memory_total_bytes": Meaning(part="device", field="total_bytes", rank=2),
-    "nvidia_smi_memory_used_bytes": Meaning(part="device", field="taken_bytes", rank=2),
-    "nvidia_smi_memory_free_bytes": Meaning(part="device", field="free_bytes", rank=2),
-    "nvidia_smi_memory_reserved_bytes": Meaning(part="device", field="driver_reserved_bytes", rank=2),
+    "DCGM_FI_DEV_FB_USED": Meaning(part="device", field="taken_bytes", priority=1, scale=MIB),
+    "DCGM_FI_DEV_FB_FREE": Meaning(part="device", field="free_bytes", priority=1, scale=MIB),
+    "DCGM_FI_DEV_FB_RESERVED": Meaning(part="device", field="driver_reserved_bytes", priority=1, scale=MIB),
+    "nvidia_smi_memory_total_bytes": Meaning(part="device", field="total_bytes", priority=2),
+    "nvidia_smi_memory_used_bytes": Meaning(part="device", field="taken_bytes", priority=2),
+    "nvidia_smi_memory_free_bytes": Meaning(part="device", field="free_bytes", priority=2),
+    "nvidia_smi_memory_reserved_bytes": Meaning(part="device", field="driver_reserved_bytes", priority=2),
 }
 
 _CONTAINER = {
     "container_memory_rss": Meaning(part="container", field="anonymous_bytes"),
     "container_memory_working_set_bytes": Meaning(part="container", field="resident_bytes"),
-    "container_spec_memory_limit_bytes": Meaning(part="about", field="host_limit_bytes", rank=1),
+    "container_spec_memory_limit_bytes": Meaning(part="about", field="host_limit_bytes", priority=1),
     "kube_pod_container_resource_limits": Meaning(
         part="about", field="host_limit_bytes", where=(("resource", "memory"), ("unit", "byte"))
     ),
@@ -102,12 +86,11 @@ _CONTAINER = {
 }
 
 _PROCESS = {
-    "process_resident_memory_bytes": Meaning(part="host", field="resident_bytes", rank=9),
+    "process_resident_memory_bytes": Meaning(part="host", field="resident_bytes", priority=9),
     "process_start_time_seconds": Meaning(part="about", field="start_seconds"),
     "up": Meaning(part="up", field="up"),
 }
 
-VLLM: Mapping[str, Meaning] = MappingProxyType(_vllm())
 KVDIAG: Mapping[str, Meaning] = MappingProxyType(_KVDIAG)
 GPU: Mapping[str, Meaning] = MappingProxyType(_GPU)
 """Told by an exporter of the node, which knows the server at most by its pod's name."""
@@ -117,5 +100,3 @@ CONTAINER: Mapping[str, Meaning] = MappingProxyType(_CONTAINER)
 
 PROCESS: Mapping[str, Meaning] = MappingProxyType(_PROCESS)
 """Told by any target: to be asked only of those that are a replica's."""
-
-METRICS: Mapping[str, Meaning] = MappingProxyType({**VLLM, **KVDIAG, **GPU, **CONTAINER, **PROCESS})

@@ -48,7 +48,7 @@ class ThreadedReader(Generic[T]):
         self._closed = False
 
     async def ask(self, timeout_seconds: float, **kwargs: object) -> T:
-        """What `read(**kwargs)` returns or raises; `StillBusy` where this call or an earlier one takes longer.
+        """What `read(**kwargs)` returns or raises; `ReadTimeout` where this call or an earlier one takes longer.
 
         An answer that came too late is dropped: it is as old as the call.
         """

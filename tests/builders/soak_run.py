@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import httpx2
 
 from kvdiag.diagnosis.steps import STEPS
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests
 from kvdiag.feeds.active.soak_plan import plan_soak
 from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
@@ -118,14 +118,14 @@ async def _soaked(
     recorder, clock = TimelineBuilder(), _LoopClock()
     try:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            source = EngineClient(HttpReader(client))
+            source = ENGINE.open(HttpReader(client))
             facts, _ = await gather_facts(source, url, cast("ThreadedReader[Facts]", _Host()))
-            requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS)
+            requests = Requests(client, facts.model or "", DEFAULT_TOKEN_IDS, engine=ENGINE)
             feed = ActiveFeed(
                 steps=STEPS[:steps],
                 facts=facts,
                 sampler=Sampler(
-                    vllm=source,
+                    engine=source,
                     nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
                     facts=facts,
                     recorder=recorder,

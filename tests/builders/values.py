@@ -28,7 +28,7 @@ OOM_WITH_ROOM = OOM.replace("3.00 GiB", "2.50 GiB").replace("256.00 MiB is reser
 """Torch's message where what is left would be enough in one piece."""
 
 NO_NVML = Gap(source="nvml", kind="absent", reason="no NVIDIA driver here: its library is not found")
-GPU_LOST = Gap(source="nvml", kind="failed", reason="GPU 0 is out of reach (GPU is lost)")
+GPU_LOST = Gap(source="nvml", kind="failed", reason="GPU 0 is unreachable (GPU is lost)")
 NO_ANSWER = Gap(source="engine", kind="failed", reason="connection refused")
 
 

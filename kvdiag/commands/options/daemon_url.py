@@ -18,7 +18,7 @@ from kvdiag.errors import KvdiagError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/-/healthy", "/-/ready")
+SUFFIXES = ("/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/-/healthy", "/-/ready")
 
 
 def attach_options(function: F) -> F:

@@ -1,1 +1,46 @@
 """vLLM, 0.6 to 0.32."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+from kvdiag.engines.engine import Capabilities, EngineAdapter
+from kvdiag.engines.vllm import metrics, processes, requests, settings, startup_log
+from kvdiag.engines.vllm.client import VllmClient
+
+ENGINE = EngineAdapter(
+    name="vllm",
+    title="vLLM",
+    capabilities=Capabilities(has_usage=True, has_blocks=True, has_salt=True, has_sleep=True),
+    client=VllmClient,
+    metrics=MappingProxyType(metrics.meanings()),
+    config_metric=metrics.CONFIG,
+    parse_engines=metrics.parse_engines,
+    parse_pools=metrics.parse_pools,
+    parse_caches=metrics.parse_caches,
+    program="vllm",
+    process_title=processes.TITLE,
+    # A tag such as vllm/vllm-openai:v0.11.0; a digest has no version.
+    image=re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$"),
+    parallel_ranks=processes.parallel_ranks,
+    parse_startup_log=startup_log.parse_log,
+    parse_settings=settings.parse_settings,
+    failed_pool_bytes=startup_log.failed_pool_bytes,
+    request_body=requests.body,
+    completions_path=requests.PATH,
+    first_engine_headers=MappingProxyType(requests.FIRST_ENGINE),
+    flags=MappingProxyType(
+        {
+            "memory_fraction": "--gpu-memory-utilization",
+            "pool_bytes": "--kv-cache-memory-bytes",
+            "blocks_override": "--num-gpu-blocks-override",
+            "max_model_len": "--max-model-len",
+            "max_num_seqs": "--max-num-seqs",
+            "max_num_batched_tokens": "--max-num-batched-tokens",
+            "kv_dtype": "--kv-cache-dtype",
+            "enforce_eager": "--enforce-eager",
+            "tensor_parallel": "--tensor-parallel-size",
+        }
+    ),
+)

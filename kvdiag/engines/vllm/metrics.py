@@ -1,25 +1,26 @@
-"""What vLLM says of itself: its metrics page (0.6 to 0.32, one table of names), its version and its model.
+"""vLLM's metrics endpoint, 0.6 to 0.32, by one table of names. Pure.
 
-Pure: `parse_engines`, `parse_pools`. With I/O: `VllmSource`. Nothing here is trusted: pages are bounded in size and
-time (`kvdiag.sources.http`), figures outside their range become gaps.
+Three things are read: the state of each engine (`parse_engines`), its KV pool as it was configured (`parse_pools`), and
+the host caches that the configuration limits (`parse_caches`). Names and counting rules changed over the versions: of a
+field's names the newest that is present counts, and `_dialect` decides by the version, else by the names, whether
+there is a null block and whether the usage gauge counts it. Figures outside their range become gaps.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvdiag.diagnosis.growth.host_caches import OFFLOADING
+from kvdiag.engines.engine import SOURCE, EngineReading
 from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
-from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
-from kvdiag.sources.prometheus_text import Page, PageParser, Series, TooLargeError
+from kvdiag.sources.prometheus_names import Meaning
+from kvdiag.sources.prometheus_text import Page, Series
 
-SOURCE = "engine"
+OFFLOADING = "vLLM's KV offloading buffer"
+"""As the diagnosis calls this host cache."""
 
 USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """The gauge of KV usage, a fraction in spite of its name: `gpu_` until 0.9.1, both until 0.10, `kv_` from 0.11."""
@@ -44,17 +45,8 @@ _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 POLLED_NAMES = (*USAGE_NAMES, *(name for names in COUNTS.values() for name in names), WAITING_BY_REASON, SLEEP_STATE)
 """What a tick asks for by `name[]`: about a thirtieth of the page (0.32: 1.3 ms and 2 KB instead of 7 ms and 59 KB)."""
 
-WHOLE_EVERY = 10
-"""Filtered pages without an engine for each whole page that is asked for."""
-
 MAX_SERIES = 512
 """Of one name that is read here. 0.32 has three of a name for each engine; 170 engines are more than one server has."""
-
-MAX_PARSE_SECONDS = 0.25
-"""Of the processor, for one page: a whole one of 0.32 takes 0.007, which is what each of 35 engines adds."""
-
-MAX_TEXT_CHARACTERS = 4096
-"""Of a model's name or folder: no path is longer."""
 
 MAX_WORD_CHARACTERS = 64
 """Of the name of a number format."""
@@ -63,7 +55,19 @@ V1_NAMES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_to
 """Series that only the V1 engine has had; V0, selectable to 0.10, shows a hit rate instead."""
 
 
-def parse_engines(page: Page) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
+def meanings() -> dict[str, Meaning]:
+    """Every metric that is read here, as a Prometheus has it, to the field that it reports."""
+    found = {name: Meaning(part="engine", field="kv_usage_ratio", priority=at) for at, name in enumerate(USAGE_NAMES)}
+    for field, names in COUNTS.items():
+        found |= {name: Meaning(part="engine", field=field, priority=at) for at, name in enumerate(names)}
+    capacity = (("reason", "capacity"),)
+    found[WAITING_BY_REASON] = Meaning(part="engine", field="requests_waiting_for_capacity", where=capacity)
+    found[SLEEP_STATE] = Meaning(part="engine", field="awake", where=(("sleep_state", "awake"),))
+    found[CONFIG] = Meaning(part="config", field="pool")
+    return found
+
+
+def parse_engines(page: Page) -> EngineReading:
     """The engines of a page in the order of their labels; `None` with a gap where it shows none."""
     wanted = (*POLLED_NAMES, CONFIG)
     if (crowd := _crowd(page, wanted)) is not None:
@@ -141,11 +145,11 @@ def _whole(value: float | None, name: str, label: str, gaps: list[Gap]) -> int |
 
 
 def _refused(name: str, label: str, value: float) -> Gap:
-    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible figure")
+    return Gap(source=SOURCE, kind="failed", reason=f"{name} of engine {label} is {value:g}: not a possible value")
 
 
 def _repeated(name: str, count: int, label: str) -> Gap:
-    reason = f"{name} stands {count} times for engine {label}: is this page joined from several servers?"
+    reason = f"{name} appears {count} times for engine {label}: does this endpoint merge several servers?"
     return Gap(source=SOURCE, kind="failed", reason=reason)
 
 
@@ -260,126 +264,3 @@ def _label_float(labels: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who answers: version, model id, its folder or hub name, and the longest request it takes, in tokens."""
-
-    version: str | None
-    model: str | None
-    root: str | None
-    max_model_len_tokens: int | None
-    server_header: str | None
-
-
-def _text(value: object) -> str | None:
-    """A text that can be shown and sent back; `None` for anything else."""
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
-        return None
-    return None if any("\ud800" <= character <= "\udfff" for character in value) else value
-
-
-async def in_turns(steps: Generator[None, None, Page]) -> Page:
-    """The page that the steps come to; other tasks have their turn between them.
-
-    Raises:
-        TooLargeError: they take more of the processor than any server's page.
-
-    """
-    spent_seconds = 0.0
-    while True:
-        begun_seconds = time.thread_time()
-        try:
-            next(steps)
-        except StopIteration as end:
-            page: Page = end.value
-            return page
-        spent_seconds += time.thread_time() - begun_seconds
-        if spent_seconds > MAX_PARSE_SECONDS:
-            raise TooLargeError(f"parsing it takes more than {MAX_PARSE_SECONDS:g} s of CPU time")
-        await asyncio.sleep(0)
-
-
-class EngineClient:
-    """A vLLM server over HTTP. `read` never raises for what the server does; `identify` and `page` do."""
-
-    def __init__(self, http: HttpReader) -> None:
-        """Read through `http`, whose base address is the server's."""
-        self._http = http
-        self._filtered = True
-        self._empty = 0
-        self._why_none: tuple[Gap, ...] = ()
-        self._parsers: dict[tuple[str, ...], PageParser] = {}
-
-    async def identify(self) -> Identity:
-        """The server's version and model.
-
-        Raises:
-            Unreadable: it cannot be reached, wants a key, or is no OpenAI-compatible server.
-
-        """
-        models = await self._http.json("/v1/models")
-        entries = models.get("data") if isinstance(models, dict) else None
-        first = entries[0] if isinstance(entries, list) and entries else None
-        if not isinstance(first, dict):
-            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
-        version, header = None, None
-        try:
-            answer = await self._http.get("/version")
-            header = answer.server
-            found = self._http.decode(answer)
-            version = found.get("version") if isinstance(found, dict) else None
-        except Unreadable:
-            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
-        longest = first.get("max_model_len")
-        return Identity(
-            version=_text(version),
-            model=_text(first.get("id")),
-            root=_text(first.get("root")),
-            max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
-            server_header=header,
-        )
-
-    async def page(self, names: tuple[str, ...] = ()) -> Page:
-        """The metrics page, of which only `names` where the server can filter.
-
-        Raises:
-            Unreadable: it cannot be had, or is not a metrics page.
-
-        """
-        # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
-        path, params = "/metrics/", [("name[]", name) for name in names]
-        answer = await self._http.get(path, params)
-        if "html" in answer.content_type:
-            raise Unreadable("failed", "answered a web page where metrics should be: check the URL")
-        try:
-            return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
-        except TooLargeError as error:
-            reason = f"the metrics page is too large: {error}"
-            self._http.rest(path, params, reason)
-            raise TooMuchError("failed", reason) from error
-        except ValueError as error:
-            raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
-
-    async def read(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
-        """The engines now, or a gap that says why not."""
-        try:
-            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
-            if engines is None and self._filtered and gaps[0].kind == "absent":
-                return await self._unfiltered()
-        except Unreadable as error:
-            return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
-        return engines, gaps
-
-    async def _unfiltered(self) -> tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]:
-        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
-        if self._empty % WHOLE_EVERY == 0:
-            engines, self._why_none = parse_engines(await self.page())
-            if engines is not None:
-                again = parse_engines(await self.page(POLLED_NAMES))
-                self._filtered = again[0] is not None
-                self._empty = 0
-                return again if self._filtered else (engines, self._why_none)
-        self._empty += 1
-        return None, self._why_none

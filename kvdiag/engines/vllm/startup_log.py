@@ -86,6 +86,7 @@ _TOKENS = re.compile(rf"\w+(?: \+ host)? KV cache size: {_COUNT} tokens")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_COUNT} tokens per request: (\d{{1,12}}\.\d{{1,4}})x")
 _BLOCKS = re.compile(rf"# \w{{1,12}} blocks: {_COUNT}(?:, # CPU blocks: \d{{1,15}})?")
 _OVERRIDE = re.compile(rf"Overriding num_gpu_blocks=\d+ with num_gpu_blocks_override={_COUNT}")
+_BELOW_ZERO = re.compile(r"KV [Cc]ache(?: memory)?(?: is|:) ?-(\d{1,7}(?:\.\d{1,6})?) ?GiB")
 _V0 = re.compile(r"# \w{1,12} blocks: \d{1,15}, # CPU blocks: ")
 _DATA_RANK = re.compile(r"(?:^|_)DP(\d{1,5})(?:_|$)")
 _STAGE = re.compile(r"(?:^|_)PP(\d{1,5})(?:_|$)")
@@ -147,6 +148,12 @@ def read_log(path: Path) -> EngineReport:
     return replace(report, notes=(*report.notes, size))
 
 
+def failed_pool_bytes(text: str) -> int | None:
+    """The size below zero of a KV pool for which a start had no memory, as a positive number; `None` without one."""
+    found = _BELOW_ZERO.findall(text)
+    return round(float(found[-1]) * GIB) if found else None
+
+
 def _ends(file: BinaryIO) -> tuple[bytes, bool]:
     head = file.read(MAX_PART_BYTES)
     size = file.seek(0, 2)
@@ -193,7 +200,7 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
     telling = [start for start in starts if start.tells_memory]
     if not telling:
         raise KvdiagError(
-            f"{origin} has none of the lines in which vLLM tells its memory (model weights, available KV cache, "
+            f"{origin} has none of vLLM's memory figures (model weights, available KV cache, "
             "KV cache size): give the log from the server's start, at level INFO"
         )
     report = _report(telling[-1])
@@ -201,7 +208,7 @@ def parse_log(text: str, *, origin: str = "the log") -> EngineReport:
     if len(telling) > 1:
         notes.append(f"the log has {len(telling)} starts; the last one is used")
     if telling[-1] is not starts[-1]:
-        notes.append("a later start in the log tells no memory yet; the one before it is used")
+        notes.append("a later start in the log has no memory figures yet; the previous start is used")
     return replace(report, notes=tuple(notes))
 
 
@@ -303,7 +310,7 @@ def _report(start: _Start) -> EngineReport:
         notes.append(f"{len(engines)} data-parallel engines; DP{engine}, which has the smallest pool, is compared")
     processes = [process for process in start.processes.values() if _data_rank(process.name) == engine]
     notes += [
-        f"{process.name or 'the engine'} says its KV pool is {process.failed_pool} GiB: that start failed"
+        f"{process.name or 'the engine'} reports a KV pool of {process.failed_pool} GiB: this start failed"
         for process in processes
         if process.failed_pool
     ]

@@ -83,7 +83,10 @@ def plan_isolation(facts: Facts, speed: Speed | None = None, *, other_key: bool 
     if speed is not None:
         new = ROUNDS * (len(SALTED_ROUNDS[0]) + len(UNSALTED))
         rooms.append(
-            (int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new), "the server takes no more in a minute")
+            (
+                int(NEW_PROMPTS_SECONDS * speed.prompt_tokens_per_second / new),
+                "the server cannot process more in a minute",
+            )
         )
     room, reason = min(rooms, default=(fitting.prompt_tokens, ""))
     if room < fitting.prompt_tokens:
@@ -147,8 +150,8 @@ class IsolationFeed:
         salt = {"other_salt": secrets.token_hex(16)}.get(probe.kind, prompt.cache_salt)
         headers = dict(self._other_headers or {}) if probe.other_key else {}
         if len(self._facts.pools) > 1:
-            # Each engine of a data-parallel server has a cache of its own: vLLM sends these all to the first.
-            headers["X-data-parallel-rank"] = "0"
+            # Each engine of a data-parallel server has a prefix cache of its own.
+            headers |= self._requests.first_engine_headers
         return replace(
             prompt,
             cache_salt=None if probe.kind.endswith("unsalted") else salt,
@@ -161,7 +164,7 @@ class IsolationFeed:
             async with asyncio.timeout(REQUEST_SECONDS):
                 return await self._requests.ask(prompt, max_tokens)
         except TimeoutError:
-            error = f"given up after {REQUEST_SECONDS:.0f} s"
+            error = f"timed out after {REQUEST_SECONDS:.0f} s"
             return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(error,))
 
     async def _await_counted(self, before: int | None, outcome: Outcome) -> None:

@@ -1,7 +1,7 @@
 """kvdiag's own requests: unique random prompts of an exact length, streamed, so that their resident tokens are known.
 
-Every request carries a cache_salt of its own and random token ids (no prefix hits), ignore_eos and min_tokens (an exact
-length), and asks for usage with every chunk (an exact count of tokens even where several come in one chunk).
+Every request carries a cache salt of its own and random token ids (no prefix hits), has an exact length, and asks for
+its usage with every chunk. The engine writes the request's body; the stream that comes back is OpenAI's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
@@ -27,7 +28,6 @@ MAX_ERROR_CHARACTERS = 700
 CHUNKS_AT_ONCE = 256
 MAX_EVENT_BYTES = 2**20
 MAX_TOKENS = 2**31
-COMPLETIONS = "/v1/completions"
 
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
@@ -82,9 +82,11 @@ class Requests:
         model: str,
         token_ids: Sequence[int] = DEFAULT_TOKEN_IDS,
         *,
+        engine: EngineAdapter,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """Send to `model` through `client`; prompts are drawn from `token_ids`."""
+        """Send to `model` through `client` in the dialect of `engine`; prompts are drawn from `token_ids`."""
+        self._engine = engine
         self._client = client
         self._silence_seconds = silence_seconds
         self._model = model
@@ -93,6 +95,11 @@ class Requests:
         self._open: dict[int, _Open] = {}
         self._repeated: list[Prompt] = []
         self._numbers = 0
+
+    @property
+    def first_engine_headers(self) -> Mapping[str, str]:
+        """Headers that send a request to the first of several data-parallel engines."""
+        return self._engine.first_engine_headers
 
     def load(self) -> Load:
         """What the open requests hold now."""
@@ -172,27 +179,23 @@ class Requests:
             self._open.pop(number, None)
 
     async def _stream(self, request: _Open, max_tokens: int, prompt: Prompt) -> _Done:
-        body = {
-            "model": self._model,
-            "prompt": prompt.token_ids,
-            "max_tokens": max_tokens,
-            "min_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            **({} if prompt.cache_salt is None else {"cache_salt": prompt.cache_salt}),
-            **({} if prompt.user is None else {"user": prompt.user}),
-        }
+        body = self._engine.request_body(
+            model=self._model,
+            token_ids=prompt.token_ids,
+            max_tokens=max_tokens,
+            cache_salt=prompt.cache_salt,
+            user=prompt.user,
+        )
+        path = self._engine.completions_path
         sent = time.monotonic()
         first: float | None = None
         last = sent
         async with self._client.stream(
-            "POST", COMPLETIONS, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
+            "POST", path, json=body, headers={**UNPACKED, **prompt.headers}, timeout=self._silence_seconds
         ) as response:
             if response.status_code != httpx2.codes.OK:
-                return _Done(generated_tokens=0, error=await _error_of(response))
-            async with aclosing(_events(response)) as events:
+                return _Done(generated_tokens=0, error=await _error_of(response, path))
+            async with aclosing(_events(response, path)) as events:
                 async for event in events:
                     if (error := _message(event)) is not None:
                         return _Done(generated_tokens=request.generated_tokens, error=error)
@@ -212,7 +215,7 @@ class Requests:
         )
 
 
-async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
+async def _events(response: httpx2.Response, path: str) -> AsyncGenerator[dict[str, Any]]:
     """The events of a stream.
 
     Raises:
@@ -221,7 +224,7 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any]]:
     """
     rest = bytearray()
     count = 0
-    async with aclosing(unpacked(response, COMPLETIONS)) as chunks:
+    async with aclosing(unpacked(response, path)) as chunks:
         async for chunk in chunks:
             rest += chunk
             count += 1
@@ -266,10 +269,10 @@ def _message(event: dict[str, Any]) -> str | None:
     return str(text)[:MAX_ERROR_CHARACTERS]
 
 
-async def _error_of(response: httpx2.Response) -> str:
+async def _error_of(response: httpx2.Response, path: str) -> str:
     """The message of an error answer, bounded."""
     content = b""
-    async with aclosing(unpacked(response, COMPLETIONS)) as parts:
+    async with aclosing(unpacked(response, path)) as parts:
         async for part in parts:
             content += part
             if len(content) > 4 * MAX_ERROR_CHARACTERS:

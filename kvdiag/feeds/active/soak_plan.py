@@ -95,7 +95,7 @@ def _fitted(
     limits = [(room, "the largest dose has to fit in the pool") for room in rooms]
     if speed is not None:
         tokens = int(LOAD_SHARE * cycle_seconds * speed.prompt_tokens_per_second / most)
-        limits.append((tokens, "the server takes no more in a cycle"))
+        limits.append((tokens, "the server cannot process more in a cycle"))
     room, reason = min(limits, default=(fitting.prompt_tokens, ""))
     if room >= fitting.prompt_tokens:
         return fitting, notes

@@ -48,7 +48,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server admits that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
-    note = f"offered again with {workload.max_tokens} tokens generated: the first load was not seen whole"
+    note = f"offered again with {workload.max_tokens} tokens generated: no sample showed the first load complete"
     return replace(planned, workload=workload, notes=(*notes, note))
 
 
@@ -58,7 +58,7 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
     workload, notes = admitted(_held(step.workload, speed), facts)
     cycles = _cycles(step, workload, speed)
     if cycles < step.cycles:
-        notes += (f"{cycles} cycles instead of {step.cycles}: this server takes longer for each",)
+        notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
     return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
 
 

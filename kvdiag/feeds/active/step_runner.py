@@ -221,17 +221,17 @@ class ActiveFeed:
         await asyncio.sleep(QUIET_SECONDS)
         samples = engine_samples(self._recorder.since(first))
         if any(engine.asleep for sample in samples for engine in sample.engines or ()):
-            raise KvdiagError("the engine is asleep, its pool and weights are not on the device: wake it up first")
+            raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
         if self._facts.forced or not seen:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
-            raise KvdiagError(f"the server's own figures cannot be used: {unreadable}")
+            raise KvdiagError(f"the server's metrics cannot be used: {unreadable}")
         busy = max((sample.open_requests for sample in samples), default=0)
         if busy or tokens_counted(samples[0]) != tokens_counted(samples[-1]):
             what = f"{busy} requests run or wait" if busy else "tokens are being generated"
             raise KvdiagError(
-                f"the server has other traffic ({what}): the steps would measure it as theirs; "
-                "stop it, or pass --force and accept that most steps cannot tell"
+                f"the server has other traffic ({what}), which the steps would count as their own; "
+                "stop it, or pass --force: most steps then become unknown"
             )
 
     async def _warm_up(self) -> Speed | None:
@@ -258,7 +258,7 @@ class ActiveFeed:
                     raise KvdiagError(f"the server refuses completions: {measured[:200]}")
                 if measured == NO_ANSWER:
                     # Every further request would be waited for as long.
-                    raise KvdiagError(f"a completion of {prompt} tokens brings nothing: {measured}")
+                    raise KvdiagError(f"a completion of {prompt} tokens failed: {measured}")
                 return None
             speed = measured
             outcome = Outcome(completed=1, failed=0, prompt_tokens=prompt, generated_tokens=output)
@@ -313,7 +313,7 @@ class ActiveFeed:
                 failed=workload.requests,
                 prompt_tokens=0,
                 generated_tokens=0,
-                errors=(f"given up after {STEP_SECONDS:.0f} s",),
+                errors=(f"timed out after {STEP_SECONDS:.0f} s",),
             )
 
     @property

@@ -14,8 +14,7 @@ import structlog
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.engines.vllm.lengths import LENGTH_NAMES, parse_lengths
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.latest import LatestReadings
 from kvdiag.feeds.daemon.retention import Keep, Retention
@@ -66,7 +65,7 @@ class FoundServer:
     """A server that answers: who it is, its metrics, and the NVML that shows its GPUs."""
 
     facts: Facts
-    vllm: EngineClient
+    engine: EngineClient
     nvml: ThreadedReader[DeviceReading]
 
 
@@ -110,7 +109,7 @@ class Watch:
         self._tiers = Retention(keep)
         self._newest = LatestReadings()
         self._sampler: Sampler | None = None
-        self._vllm: EngineClient | None = None
+        self._engine: EngineClient | None = None
         self._lengths: Lengths | None = None
         self._counted: dict[str, Ticks] = {}
         self._state: ServerState = "starting"
@@ -232,15 +231,15 @@ class Watch:
                 self._recorder.renew_history(self._tiers.thinned)
             self._clock_set_total += 1
             self._snapshot = None
-            _log.warning("clock", set_seconds=round(seconds, 1), reason="the history was moved with it")
+            _log.warning("clock", set_seconds=round(seconds, 1), reason="moved the history by the same time")
 
     async def _measure_lengths(self) -> None:
         """What finished requests were like changes slowly, and its histograms are long: seldom read."""
         async for _ in ticks(LENGTHS_PACE * self._pace.engine_seconds):
             lengths = None
-            if self._vllm is not None and self._state == "serving":
+            if self._engine is not None and self._state == "serving":
                 try:
-                    lengths = parse_lengths(await self._vllm.page(LENGTH_NAMES))
+                    lengths = await self._engine.lengths()
                 except Unreadable:
                     pass  # the sampler tells why
                 except Exception:  # noqa: BLE001  what nobody foresaw is no reason to end
@@ -272,9 +271,9 @@ class Watch:
     async def _follow(self) -> None:
         found: FoundServer | None = None
         while True:
-            self._vllm = None if found is None else found.vllm
+            self._engine = None if found is None else found.engine
             self._sampler = Sampler(
-                vllm=self._vllm,
+                engine=self._engine,
                 nvml=self._nvml if found is None else found.nvml,
                 agents=self._agents,
                 processes=self._processes,
@@ -339,7 +338,9 @@ class Watch:
             raise
         except Exception as error:  # what nobody foresaw is no reason to end
             _log.debug("mistake", exc_info=True)
-            reason = f"kvdiag failed to look for it ({type(error).__name__}); please report that with a log of -vv"
+            reason = (
+                f"internal error while searching for it ({type(error).__name__}); please report it with a log of -vv"
+            )
             raise KvdiagError(reason) from error
         # The cost model of a new server takes some 0.1 s; afterwards its answers are remembered.
         await asyncio.to_thread(all_pools_bytes, found.facts)

@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvdiag.engines.vllm.metrics import CONFIG
+from kvdiag.engines import ENGINE_METRICS
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import (
+from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.history.series_labels import (
     HOST_LABELS,
+    METRICS,
     UUID_LABELS,
-    Replica,
     hosts_of,
-    join,
     pod_of,
-    pods_of_gpus,
     target_of,
     uuid_of,
     workload_of,
@@ -25,7 +24,7 @@ from kvdiag.feeds.history.series_join import (
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.http import TooMuchError
 from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, SOURCE, History, Labels, PrometheusSource, any_of, selector
-from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, PROCESS, VLLM
+from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 
 NAMES_AT_ONCE = 200
 """Values that one matcher names: 1,000 pods take five queries of 8 KB."""
@@ -79,7 +78,7 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
         Unreadable: the server does not answer, or has no such API.
 
     """
-    found = await _series(source, [selector(_named((*VLLM, *KVDIAG)), match)], window)
+    found = await _series(source, [selector(_named((*ENGINE_METRICS, *KVDIAG)), match)], window)
     said = [dict(labels) for labels in found]
     # An exporter has the pod that it tells of under another label, where its target's own pod has taken the name.
     chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
@@ -237,7 +236,7 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
         label = _label(family, said)
         # Many namespaces have a pod of the same name.
         space = {"pod": "namespace", "exported_pod": "exported_namespace"}.get(label, "")
-        once = METRICS[name].part in ONCE and not (changed and name == CONFIG)
+        once = METRICS[name].part in ONCE and not (changed and METRICS[name].field == "pool")
         more = [process for process in PROCESS if (METRICS[process].part in ONCE) == once] if family == "own" else []
         key = _Wanted(once, family, label, space, said.get(space, ""))
         names[key] |= {name, *more}
@@ -252,7 +251,8 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
 
 def _other_pools(replica: Replica) -> bool:
     """Whether an engine has had pools of several kinds, so that it matters when."""
-    seen = [dict(labels).get("engine", "0") for labels in replica.series if dict(labels)["__name__"] == CONFIG]
+    told = [dict(labels) for labels in replica.series]
+    seen = [said.get("engine", "0") for said in told if METRICS[said["__name__"]].field == "pool"]
     return len(set(seen)) < len(seen)
 
 
@@ -266,7 +266,7 @@ def _label(family: str, said: dict[str, str]) -> str:
 
 def _of_its_targets(replica: Replica, history: History) -> Iterator[Labels]:
     """What any target tells of itself, of the targets whose page is this server's own."""
-    own = {target_of(said) for labels in replica.series if (said := dict(labels)).get("__name__") in VLLM}
+    own = {target_of(said) for labels in replica.series if (said := dict(labels)).get("__name__") in ENGINE_METRICS}
     for labels in history.series:
         said = dict(labels)
         if said.get("__name__") in PROCESS and target_of(said) in own:

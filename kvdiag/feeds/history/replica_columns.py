@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvdiag.feeds.history.columns import Column, in_turn
-from kvdiag.feeds.history.series_join import Replica, Said, target_of, uuid_of
+from kvdiag.feeds.history.series_join import Replica
+from kvdiag.feeds.history.series_labels import METRICS, Said, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
 from kvdiag.sources.prometheus_api import SOURCE, Labels, Points
-from kvdiag.sources.prometheus_names import METRICS, Meaning, Part
+from kvdiag.sources.prometheus_names import Meaning, Part
 
 Key = tuple[str, ...]
 Fields = dict[str, Column]
@@ -56,7 +57,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         if meaning.part in ("about", "config"):
             columns.told.append((said, points))
         else:
-            found[meaning.part, _key(meaning, said), meaning.field].append((meaning.rank, name, said, points))
+            found[meaning.part, _key(meaning, said), meaning.field].append((meaning.priority, name, said, points))
     twice: Counter[str] = Counter()
     for (part, key, name), candidates in found.items():
         # Of equal names the target counts that is seen most, and the same one for all fields of a replica.
@@ -104,10 +105,12 @@ def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
     gaps = []
     for name, count in refused.items():
         if count:
-            reason = f"{count} samples of {name} are no possible figures and are left out"
+            reason = f"{count} samples of {name} are not possible values and are left out"
             gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     if twice:
         names = ", ".join(sorted(twice)[:3])
-        reason = f"series stand twice for this replica ({names}): scraped by two jobs? The one with more samples counts"
+        reason = (
+            f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
+        )
         gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     return gaps

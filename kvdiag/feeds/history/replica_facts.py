@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvdiag.engines.vllm import metrics
+from kvdiag.engines import ENGINES, engine_of_image
+from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
-from kvdiag.feeds.history.series_join import Said
+from kvdiag.feeds.history.series_labels import METRICS, Said
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
 from kvdiag.sources.prometheus_api import Points
-from kvdiag.sources.prometheus_names import METRICS, VLLM
 from kvdiag.sources.prometheus_text import series
-
-_IMAGE = re.compile(r"vllm[^/]*:v?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?[\w.+-]{0,32})$")
-"""A tag such as vllm/vllm-openai:v0.11.0; a digest tells no version."""
-
-_ENGINE = re.compile(r"vllm|sglang", re.IGNORECASE)
-"""In the last part of an image's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +24,15 @@ class Pools:
     gaps: tuple[Gap, ...]
 
 
-def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> Pools:
+def pools_of(columns: Columns, present: Iterable[str], version: str | None, engine: EngineAdapter | None) -> Pools:
     """The KV pools as the engines' newest configuration tells them.
 
     A pool that was another one before a restart is not the one by which the usage of that time can be read:
     `since_seconds` is then the moment from which the newest holds.
     """
-    told = [(said, points) for said, points in columns.told if said.get("__name__") == metrics.CONFIG]
+    if engine is None:
+        return Pools(pools=_by_tokens(columns), caches=(), since_seconds=None, gaps=())
+    told = [(said, points) for said, points in columns.told if said.get("__name__") == engine.config_metric]
     newest: dict[str, tuple[Said, Points]] = {}
     for said, points in sorted(told, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
         newest[said.get("engine", "0")] = (said, points)
@@ -47,11 +42,11 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None) -> P
         if _size(said) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
     lines = tuple(series(said, 1.0) for said, _ in newest.values())
-    page = {name: () for name in present if name in VLLM} | ({metrics.CONFIG: lines} if lines else {})
-    pools, gaps = metrics.parse_pools(page, version)
+    page = {name: () for name in present if name in engine.metrics} | ({engine.config_metric: lines} if lines else {})
+    pools, gaps = engine.parse_pools(page, version)
     return Pools(
         pools=_with_bytes(pools, columns) if pools else _by_tokens(columns),
-        caches=metrics.parse_caches(page),
+        caches=engine.parse_caches(page),
         since_seconds=since,
         gaps=gaps,
     )
@@ -114,24 +109,25 @@ def longest_request_tokens(pools: Sequence[KvPool]) -> int | None:
 
 
 def version_of(series: Iterable[Said], container: str | None) -> str | None:
-    """VLLM's version by the tag of its image, where all that are named have the same one."""
+    """The engine's version by the tag of its image, where all images have the same one."""
     found: set[str] = set()
     for said in series:
         inside = said.get("exported_container") or said.get("container")
         if said.get("__name__") == "kube_pod_container_info" and container in (None, inside):
-            tag = _IMAGE.search(said.get("image", "")) or _IMAGE.search(said.get("image_spec", ""))
-            found |= {tag[1]} if tag is not None else set()
+            images = (said.get("image", ""), said.get("image_spec", ""))
+            tags = (engine.image.search(image) for image in images for engine in ENGINES)
+            found |= {next((tag[1] for tag in tags if tag is not None), "")} - {""}
     return found.pop() if len(found) == 1 else None
 
 
 def engine_of(series: Iterable[Said], container: str | None) -> str | None:
     """The engine by the name of its image, where all that are named are of the same one."""
     found = {
-        engine[0].lower()
+        name
         for said in series
         if said.get("__name__") == "kube_pod_container_info"
         and container in (None, said.get("exported_container") or said.get("container"))
-        and (engine := _ENGINE.search(said.get("image", "").rpartition("/")[2])) is not None
+        and (name := engine_of_image(said.get("image", ""))) is not None
     }
     return found.pop() if len(found) == 1 else None
 
@@ -143,10 +139,10 @@ def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
         meaning = METRICS[said["__name__"]]
         here = (said.get("exported_container") or said.get("container", "")) if container else ""
         if meaning.field == "host_limit_bytes" and (not container or here == container):
-            found.append((meaning.rank, points.values[-1]))
-    known = sorted((rank, value) for rank, value in found if 0 < value <= MAX_BYTES)
+            found.append((meaning.priority, points.values[-1]))
+    known = sorted((priority, value) for priority, value in found if 0 < value <= MAX_BYTES)
     # Without the container's name the limits of several may be told: those of one are the largest of a pod's.
-    return round(max(value for rank, value in known if rank == known[0][0])) if known else None
+    return round(max(value for priority, value in known if priority == known[0][0])) if known else None
 
 
 def weights_bytes(columns: Columns) -> int | None:

@@ -7,16 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvdiag.engines import is_server_title
 from kvdiag.feeds.history.columns import Column, side_by_side
 from kvdiag.feeds.history.replica_columns import Columns, Fields
-from kvdiag.feeds.history.series_join import UUID_LABELS, uuid_of
+from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
 from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
 
 ROUNDING_BYTES = 4 * 2**20
 """DCGM tells whole MiB of used, free and reserved, so that their sum moves by up to three."""
-
-SERVER_TITLE = re.compile(r"vllm|enginecore|worker", re.IGNORECASE)
-"""What vLLM's processes call themselves (vllm/utils/system_utils.py::set_process_title)."""
 
 FIRST_PID = 2**22
 """Of processes that are told by a name alone: no pid of Linux is as high (/proc/sys/kernel/pid_max)."""
@@ -44,7 +42,7 @@ def names_of(columns: Columns) -> Names:
         label: told[label] if shared[told.get(label, -1)] == 1 else FIRST_PID + number
         for number, label in enumerate(labels)
     }
-    server = {pids[label] for label in labels if label in own or SERVER_TITLE.search(label)}
+    server = {pids[label] for label in labels if label in own or is_server_title(label)}
     return Names(pids=pids, server_pids=tuple(sorted(server)) or None)
 
 
@@ -123,10 +121,10 @@ def _device(
         found.append(known[row])
     if problems:
         text, _ = problems.most_common(1)[0]
-        reason = f"GPU {card.index}: {problems.total()} different readings cannot be ({text})"
+        reason = f"GPU {card.index}: {problems.total()} impossible samples ({text})"
         gaps.append(Gap(source="nvml", kind="failed", reason=reason))
     elif not any(one is not None and one.memory is not None for one in found):
-        reason = f"GPU {card.index}: its size is not told, which takes used and free bytes, or a total"
+        reason = f"GPU {card.index}: size unknown; it needs used and free bytes, or a total"
         gaps.append(Gap(source="nvml", kind="absent", reason=reason))
     return found
 
@@ -207,7 +205,7 @@ def allocators_of(
             except ValueError as error:
                 problems[str(error)] += 1
     gaps = [
-        Gap(source="torch_allocator", kind="failed", reason=f"{count} readings cannot be ({text})")
+        Gap(source="torch_allocator", kind="failed", reason=f"{count} impossible samples ({text})")
         for text, count in problems.most_common(1)
     ]
     return times, [tuple(row) or None for row in seen], gaps

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
 from kvdiag.feeds.history.columns import Column, side_by_side
 from kvdiag.feeds.history.replica_columns import Columns, sort_out
 from kvdiag.feeds.history.replica_facts import (
@@ -24,10 +25,10 @@ from kvdiag.feeds.history.replica_facts import (
 )
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.replica_host import host_of
-from kvdiag.feeds.history.series_join import Replica, Said, container_of, gpus_assigned
+from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
+from kvdiag.feeds.history.series_labels import METRICS, Said
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus_api import SOURCE, History, LostHistory
-from kvdiag.sources.prometheus_names import METRICS, VLLM
 
 T = TypeVar("T")
 
@@ -51,16 +52,16 @@ def timeline_of(
     said = [dict(labels) for labels in replica.series]
     container = container_of(replica)
     version = version_of(said, container)
-    pools = pools_of(columns, _present(replica, history), version)
+    engine = engine_with_metrics(one["__name__"] for one in said)
+    pools = pools_of(columns, _present(replica, history), version, engine)
     if pools.since_seconds is not None:
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
     samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
-    model = _only(one["model_name"] for one in said if one.get("__name__") in VLLM and one.get("model_name"))
-    engine = any(one.get("__name__") in VLLM for one in said)
+    model = _only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     facts = Facts(
         url=_where(replica),
-        engine_name="vllm" if engine else engine_of(said, container),
+        engine_name=engine_of(said, container) if engine is None else engine.name,
         engine_version=version,
         model=model,
         max_model_len_tokens=longest_request_tokens(pools.pools),
@@ -73,7 +74,7 @@ def timeline_of(
         device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
         gaps=(
             *replica.gaps,
-            *(pools.gaps if engine else ()),
+            *pools.gaps,
             *columns.gaps,
             *gaps,
             *_missing(history, pools),
@@ -207,9 +208,11 @@ def _missing(history: History, pools: Pools) -> list[Gap]:
         for one in lost[:MAX_LOST]
     ]
     if len(lost) > MAX_LOST:
-        gaps.append(Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more stretches were not read"))
+        gaps.append(
+            Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more intervals could not be read")
+        )
     if pools.since_seconds is not None:
-        reason = f"before {clock(pools.since_seconds)} the KV pool was another one: judged from then on"
+        reason = f"before {clock(pools.since_seconds)} the KV pool had another size: diagnosed from then on"
         gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
     return gaps
 
@@ -228,13 +231,13 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this time")]
+        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
     reason = (
         f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
-        "was the server replaced, or is it scraped no more?"
+        "was the server replaced, or is it no longer scraped?"
     )
     return [Gap(source=SOURCE, kind="absent", reason=reason)]
 

@@ -1,35 +1,24 @@
 """Which series in a Prometheus are of one server: its own, its pod's, its GPUs'. Pure: label sets in, replicas out.
 
-A server is what vLLM's own metrics (or kvdiag's, where there are none) name by one pod, or by one instance without;
-where neither is there, a pod that an exporter gives a GPU to and whose memory its node tells. Exporters of the node
-have an instance of their own: they are joined by the pod that they name (as `exported_pod`, or as `pod` where their
-labels are honoured), by the GPU's UUID where the server's side names it, or by the host where just one server is. What
-could be of two servers is of neither.
+A server is identified by the `pod` label of an engine's own metrics (kvdiag's where there are none), or by `instance`
+without a pod. Where no such metrics are scraped, it is a pod to which an exporter assigns a GPU and whose memory its
+node reports. GPU exporters run on the node and have an instance of their own: their series are joined by the pod that
+they name (as `exported_pod`, or as `pod` where labels are honoured), by GPU UUID where the server's side names it, or
+by host where only one server runs there. A series that could belong to two servers is joined to neither.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from kvdiag.model import Gap, cuda_uuid
+from kvdiag.engines import ENGINE_METRICS
+from kvdiag.feeds.history.series_labels import METRICS, Said, hosts_of, pod_of, uuid_of, workload_of
+from kvdiag.model import Gap
 from kvdiag.sources.prometheus_api import Labels
-from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, METRICS, VLLM
-
-HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
-UUID_LABELS = ("UUID", "uuid")
-POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
-
-_EXPORTER = re.compile(
-    r"dcgm|exporter|gpu-operator|monitoring|observability|kube-system|otel|opentelemetry|collector|alloy|telegraf",
-    re.IGNORECASE,
-)
-"""In names of pods, containers and namespaces that read GPUs and do not use them: the target's own, no workload's."""
-
-_NVML_UUID = re.compile(r"(?:GPU|MIG)-")
+from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG
 
 OF_ONE_TARGET = frozenset(
     {
@@ -45,7 +34,6 @@ MAX_NAMED = 3
 """Of servers that a GPU may belong to, in one sentence."""
 
 Subject = tuple[tuple[str, str], ...]
-Said = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,48 +59,10 @@ class _Group:
     gpus: bool = False
 
 
-def pod_of(said: Said) -> tuple[str, str, str] | None:
-    """The pod that a series is about: the one that an exporter names, else its own target's."""
-    for namespace, pod in POD_LABELS:
-        if said.get(pod):
-            return said.get("cluster", ""), said.get(namespace, ""), said[pod]
-    return None
-
-
-def uuid_of(said: Said) -> str | None:
-    """The GPU that a series is about, as CUDA names it; a MIG slice has its instance beside it."""
-    for label in (*UUID_LABELS, "gpu"):
-        # An index under `gpu`, or the UUID itself.
-        if said.get(label) and (label != "gpu" or _NVML_UUID.match(said[label])):
-            slice_id = said.get("GPU_I_ID")
-            return cuda_uuid(said[label]) + (f"/{slice_id}" if slice_id else "")
-    return None
-
-
-def hosts_of(said: Said) -> set[str]:
-    """Names by which a series' host may be known, its instance's without the port among them."""
-    found = {said[label] for label in HOST_LABELS if said.get(label)}
-    host = said.get("instance", "").rpartition(":")[0] or said.get("instance", "")
-    return found | ({host} if host else set())
-
-
-def target_of(said: Said) -> tuple[str, ...]:
-    """What was scraped: one page, whose series have their times in common."""
-    return tuple(said.get(label, "") for label in ("cluster", "job", "instance", "namespace", "pod"))
-
-
-def workload_of(said: Said) -> tuple[str, str, str] | None:
-    """The pod that an exporter gives a GPU to, as far as its labels tell: not the exporter's own."""
-    if said.get("exported_pod"):
-        return pod_of(said)
-    own = any(_EXPORTER.search(said.get(label, "")) for label in ("pod", "container", "namespace"))
-    return None if own else pod_of(said)
-
-
 def container_of(replica: Replica) -> str | None:
     """The server's own container in its pod, where all that tell it agree: its own page, else its GPUs' exporter."""
     told = [dict(labels) for labels in replica.series]
-    own = {said["container"] for said in told if said.get("__name__") in VLLM and said.get("container")}
+    own = {said["container"] for said in told if said.get("__name__") in ENGINE_METRICS and said.get("container")}
     gpus = [said for said in told if said.get("__name__") in GPU and workload_of(said) is not None]
     given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
     found = own or given
@@ -211,10 +161,10 @@ def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
     beside: dict[str, _Group] = {}
     for labels, said in told:
         name = said.get("__name__", "")
-        if name not in VLLM and name not in KVDIAG:
+        if name not in ENGINE_METRICS and name not in KVDIAG:
             continue
         key = _key(said)
-        group = (engines if name in VLLM else beside).setdefault(key, _Group(key=key))
+        group = (engines if name in ENGINE_METRICS else beside).setdefault(key, _Group(key=key))
         group.series.append(labels)
         group.own.append(said)
         group.hosts |= hosts_of(said)
@@ -247,7 +197,9 @@ def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], ch
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap(source="engine", kind="absent", reason="no page of its engine is scraped: its requests are not seen")
+        gap = Gap(
+            source="engine", kind="absent", reason="its engine's metrics are not scraped: its requests are unknown"
+        )
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -347,7 +299,7 @@ def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
     names = ", ".join(one.key.partition(" ")[2].lstrip("/") for one in owners[:MAX_NAMED])
     more = "" if len(owners) <= MAX_NAMED else f" and {len(owners) - MAX_NAMED} more"
     reason = (
-        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is joined to none"
+        f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is assigned to none"
     )
     return Gap(source="nvml", kind="absent", reason=reason)
 
@@ -357,13 +309,13 @@ def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
     more = "" if len(pods) <= MAX_NAMED else f" and {len(pods) - MAX_NAMED} more"
     names = ", ".join(pods[:MAX_NAMED])
     reason = (
-        f"GPU {uuid} of {host} is shared by {names}{more}: whose its bytes are is not told, so it is joined to none"
+        f"GPU {uuid} of {host} is shared by {names}{more}: its bytes cannot be attributed, so it is assigned to none"
     )
     return Gap(source="nvml", kind="absent", reason=reason)
 
 
 def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
-    reason = "no server could be joined to this GPU"
+    reason = "no server is known to use this GPU"
     return Replica(
         key=f"gpu {uuid}",
         subject=_common([dict(labels) for labels in series]),
@@ -375,11 +327,11 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
 def _replica(group: _Group) -> Replica:
     gaps = list(group.gaps)
     if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
-        reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag tells of this server's GPUs"
+        reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag covers this server's GPUs"
         gaps.append(Gap(source="nvml", kind="absent", reason=reason))
     names = {dict(labels).get("__name__", "") for labels in group.series}
     if not any(METRICS[name].part in ("host", "container") for name in names):
-        reason = "no series of kvdiag or cAdvisor tells of this server's memory on its host"
+        reason = "no series of kvdiag or cAdvisor covers this server's host memory"
         gaps.append(Gap(source="host", kind="absent", reason=reason))
     return Replica(key=group.key, subject=_common(group.own), series=tuple(group.series), gaps=tuple(gaps))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Allocator, Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
@@ -177,7 +177,7 @@ class Sampler:
     def __init__(
         self,
         *,
-        vllm: EngineClient | None,
+        engine: EngineClient | None,
         nvml: ThreadedReader[DeviceReading],
         agents: ThreadedReader[AllocatorReading] | None = None,
         processes: ThreadedReader[HostReading] | None = None,
@@ -190,11 +190,10 @@ class Sampler:
     ) -> None:
         """Keep the sources; nothing is read yet.
 
-        Without `vllm` no engine is read, without `agents` the server's allocators are not looked for; `processes` reads
-        the server's from the host, as a sampler does by itself. The ticks of each source are added to those that are
-        `counted` already.
+        Without `engine` no engine is read, without `agents` no allocators; `processes` reads the server's processes
+        from the host, as a sampler does by itself. The ticks of each source are added to those `counted` already.
         """
-        self._vllm = vllm
+        self._engine = engine
         self._nvml = nvml
         self._agents = agents
         self._processes = processes or ThreadedReader(host.read, "host")
@@ -211,7 +210,7 @@ class Sampler:
     async def run(self) -> None:
         """Read for ever, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            if self._vllm is not None:
+            if self._engine is not None:
                 group.create_task(self._engine_loop())
             group.create_task(self._device_loop())
             group.create_task(self._host_loop())
@@ -270,7 +269,7 @@ class Sampler:
             raise
         except Exception as error:  # noqa: BLE001
             _log.debug("mistake", source=source, exc_info=True)
-            reason = f"kvdiag failed to read it ({type(error).__name__}); please report that with a log of -vv"
+            reason = f"internal error while reading it ({type(error).__name__}); please report it with a log of -vv"
             gap = Gap(source=source, kind="failed", reason=reason)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
@@ -282,17 +281,17 @@ class Sampler:
                     processes, gaps = await self._processes.ask(HOST_SECONDS, pids=self._facts.server_pids)
                 except ReadTimeout as busy:
                     since = f"{busy.since_seconds:.0f} s"
-                    reason = f"the host has not answered for {since}: does a process hang in a driver?"
+                    reason = f"the host has not answered for {since}: is a process stuck in a driver?"
                     processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
         """One reading of the engines, with what our own requests held right before and after it."""
-        if self._vllm is None:
+        if self._engine is None:
             return
         before = self._load()
         with self._timed("engine"):
-            engines, gaps = await self._vllm.read()
+            engines, gaps = await self._engine.read()
         now_seconds = self._clock.now_seconds()
         self._recorder.add(
             Sample(at_seconds=now_seconds, engines=engines, load=self._load(), load_before=before, gaps=gaps)

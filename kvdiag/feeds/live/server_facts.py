@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvdiag.engines.vllm.metrics import EngineClient, Identity, parse_caches, parse_engines, parse_pools
+from kvdiag.diagnosis.growth import host_caches
+from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
-from kvdiag.model import MAX_BYTES, Facts, Gap, HostCache
+from kvdiag.model import MAX_BYTES, Facts, Gap
 from kvdiag.sources import host
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
@@ -20,7 +21,7 @@ def host_reader() -> ThreadedReader[Facts]:
 
 
 async def gather_facts(
-    source: EngineClient,
+    client: EngineClient,
     url: str,
     reader: ThreadedReader[Facts],
     *,
@@ -30,44 +31,52 @@ async def gather_facts(
     """The facts of the server at `url`; those that this host tells of it come through `reader`.
 
     Raises:
-        KvdiagError: it cannot be reached, wants a key, is no vLLM server, or this host does not answer in time.
+        KvdiagError: it cannot be reached, requires a key, is no server of a supported engine, or a read times out.
 
     """
     try:
-        identity = await source.identify()
-        page = await source.page()
+        identity = await client.identify()
+        page = await client.page()
     except Unreadable as error:
         raise KvdiagError(f"{url}: {error}") from error
-    engines, gaps = parse_engines(page)
+    engines, gaps = client.engine.parse_engines(page)
     if engines is None:
         raise KvdiagError(f"{url}: {gaps[0].reason}")
     try:
-        facts = await reader.ask(host_seconds, url=url, identity=identity, page=page, gaps=gaps, forced=forced)
+        facts = await reader.ask(
+            host_seconds, url=url, engine=client.engine, identity=identity, page=page, gaps=gaps, forced=forced
+        )
     except ReadTimeout as busy:
         raise KvdiagError(
-            f"{url}: this host has not told the server's processes and files for {busy.since_seconds:.0f} s: "
-            "does a process hang in a driver, or a volume not answer?"
+            f"{url}: timed out after {busy.since_seconds:.0f} s reading the server's processes and files: "
+            "is a process stuck in a driver, or a volume hung?"
         ) from busy
     return facts, identity
 
 
-def read_facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool) -> Facts:
-    """What the server tells of itself, and what this host tells of it."""
-    pools, pool_gaps = parse_pools(page, identity.version)
-    pids, pid_gaps = host.find_server(url)
-    ranks = host.parallel_ranks(pids or ())
+def read_facts(
+    url: str, engine: EngineAdapter, identity: Identity, page: Page, gaps: tuple[Gap, ...], *, forced: bool
+) -> Facts:
+    """What the server reports, and what this host shows of its processes and files."""
+    pools, pool_gaps = engine.parse_pools(page, identity.version)
+    pids, pid_gaps = host.find_server(url, engine.program)
+    commands = host.commands(pids or ())
+    ranks = engine.parallel_ranks(commands)
+    # Where both limit a cache, the command line counts.
+    told = (cache for command in commands for cache in host_caches.told(command))
+    caches = {cache.name: cache for cache in (*engine.parse_caches(page), *told)}
     root = host.model_folder(identity.root, pids or ())
     weights, weight_gaps = host.weights_bytes(root)
     return Facts(
         url=url,
-        engine_name="vllm",
+        engine_name=engine.name,
         engine_version=identity.version,
         model=identity.model,
         max_model_len_tokens=identity.max_model_len_tokens,
         pools=pools,
         server_pids=pids,
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
-        host_caches=_caches(page, pids),
+        host_caches=None if pids is None and not caches else tuple(caches.values()),
         host_limit_bytes=host.limit_bytes(pids or ()),
         model_config=host.model_config(root),
         tensor_parallel=None if ranks is None else ranks[0],
@@ -75,9 +84,3 @@ def read_facts(url: str, identity: Identity, page: Page, gaps: tuple[Gap, ...], 
         forced=forced,
         gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
     )
-
-
-def _caches(page: Page, pids: tuple[int, ...] | None) -> tuple[HostCache, ...] | None:
-    """What the page bounds, and what the command lines do, which count where both do."""
-    shown = {cache.name: cache for cache in (*parse_caches(page), *host.caches(pids or ()))}
-    return None if pids is None and not shown else tuple(shown.values())

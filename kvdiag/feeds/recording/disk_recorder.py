@@ -52,7 +52,7 @@ class DiskRecorder:
     def problem(self) -> str | None:
         """Why nothing can be recorded now, `None` while it can."""
         if self._orders.qsize() >= MOST_WAITING:
-            return f"{self._segments.folder} does not take what is written: its disk hangs"
+            return f"{self._segments.folder} cannot be written to: its disk hangs"
         return self._problem
 
     def begin(self, facts: Facts) -> None:

@@ -69,7 +69,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     budget = Budget()
     for older, path in reversed([*enumerate(paths)]):
         if path not in begun:
-            gaps.append(_gap(f"{path.name} holds nothing: its recorder was killed when it had just begun"))
+            gaps.append(_gap(f"{path.name} is empty: its recorder was killed as it started"))
             continue
         try:
             timeline, facts = read_trace(path, budget=budget)
@@ -84,7 +84,7 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
             continue
         timeline = moved(timeline, late_seconds[path])
         if CUT_OFF in facts.gaps:
-            gaps.append(_gap(f"{path.name} has no end: its recorder was killed, or still writes"))
+            gaps.append(_gap(f"{path.name} is incomplete: its recorder was killed, or is still writing"))
         if THINNED in facts.gaps:
             gaps.append(_gap(f"{path.name}: {THINNED.reason}"))
         times = [sample.at_seconds for sample in (*timeline.samples[:1], *timeline.samples[-1:])]
@@ -99,12 +99,12 @@ def read_segments(folder: Path) -> tuple[Timeline, Facts]:
     gaps.reverse()
     if gone := sum(not path.exists() for path in listed):
         gaps.append(
-            _gap(f"{gone} of {len(listed)} segments were removed while they were read: the recorder needed room")
+            _gap(f"{gone} of {len(listed)} segments were removed while they were read: the recorder needed space")
         )
     if not segments and problems:
         raise problems[0]
     if not segments:
-        raise KvdiagError(f"the segments in {folder} hold no sample: has the recorder read anything?")
+        raise KvdiagError(f"the segments in {folder} hold no sample: did the recorder read anything?")
     return _together(folder, sorted(segments, key=lambda one: (one.first_seconds, one.name)), gaps)
 
 
@@ -171,15 +171,15 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
     for before, after in pairwise(segments):
         if after.first_seconds < before.last_seconds - OVERLAP_SECONDS:
             raise KvdiagError(
-                f"{before.name} and {after.name} in {folder} are of the same time, so of several servers: give the "
-                "files instead of the folder, and each is judged alone"
+                f"{before.name} and {after.name} in {folder} cover the same time, so they are of several servers: "
+                "give the files instead of the folder, and each is judged alone"
             )
     # By the newest pools the usage of others cannot be read.
     first = next(
         place for place in range(len(segments)) if all(one.facts.pools == newest.pools for one in segments[place:])
     )
     if first:
-        gaps.append(_gap(f"before {segments[first].name} the KV pool was another one: judged from then on"))
+        gaps.append(_gap(f"before {segments[first].name} the KV pool had another size: diagnosed from then on"))
     kept = segments[first:]
     timeline = Timeline(
         samples=tuple(merge(*(one.timeline.samples for one in kept), key=lambda sample: sample.at_seconds)),

@@ -107,7 +107,7 @@ def _samples(path: Path, span: _Span, late_seconds: float = 0.0) -> tuple[Sample
     samples = moved(timeline, late_seconds).samples
     known = tuple(sample for sample in samples if sample.at_seconds <= span.until_seconds)
     if ahead := len(samples) - len(known):
-        _log.warning("recorder", reason=f"{ahead} samples of {path.name} are of the future: left out at the start")
+        _log.warning("recorder", reason=f"{ahead} samples of {path.name} are dated in the future: ignored")
     return known
 
 

@@ -322,7 +322,7 @@ def _written(path: Path) -> int:
     try:
         return path.lstat().st_size
     except OSError as error:
-        raise KvdiagError(f"{path} was taken away: {(error.strerror or '').lower()}") from error
+        raise KvdiagError(f"{path} was removed: {(error.strerror or '').lower()}") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -26,8 +26,8 @@ import kvdiag
 from kvdiag import files
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.budget import THINNED, Budget, Kept, TooLongError, memory_bytes
-from kvdiag.feeds.recording.codec import from_plain, to_plain
 from kvdiag.model import Facts, Gap, Mark, Sample, Timeline
+from kvdiag.model.codec import from_plain, to_plain
 from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.log_file import GZIP_MAGIC
 
@@ -46,7 +46,9 @@ MAX_LINE_VALUES = 100_000
 CHECK_EVERY = 10
 """Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
 
-CUT_OFF = Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end")
+CUT_OFF = Gap(
+    source="trace", kind="failed", reason="the trace is incomplete: its recorder was killed, or is still writing"
+)
 
 END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
 """The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""
@@ -326,12 +328,12 @@ def read_header(path: Path) -> tuple[Facts, float]:
     except (OSError, EOFError, zlib.error) as error:
         raise KvdiagError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(moved, int | float) or isinstance(moved, bool) or not abs(moved) <= MOST_SET_SECONDS:
-        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is no number of seconds")
+        raise KvdiagError(f"{path}, line 1: {CLOCK_SET} is not a number of seconds")
     return facts, float(moved)
 
 
 def _header(line: bytes, path: Path) -> Facts:
-    not_a_trace = f"{path} is not a trace of kvdiag: its first line is no header"
+    not_a_trace = f"{path} is not a kvdiag trace: its first line is not a header"
     try:
         header = _decoded(line)
     except ValueError as error:
@@ -370,11 +372,11 @@ def _add(line: dict[str, Any], kept: Kept, size_bytes: int, share: Callable[[Sam
         _refuse_earlier(mark, kept.marks[-1] if kept.marks else None, "mark")
         kept.mark(mark, size_bytes)
     elif "end" in line:
-        raise ValueError("the end of a trace with another number of samples and marks: was it edited?")
+        raise ValueError("the trace's end reports another number of samples and marks: was it edited?")
     else:
         raise ValueError("neither a sample nor a mark")
 
 
 def _refuse_earlier(entry: Sample | Mark, before: Sample | Mark | None, kind: str) -> None:
     if before is not None and entry.at_seconds < before.at_seconds:
-        raise ValueError(f"its time is before that of the {kind} before it")
+        raise ValueError(f"its time is before the previous {kind}'s")

@@ -47,7 +47,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """With a program that exists in the place of /opt's, the unit is valid to the last setting."""
     # GIVEN
     program = Path(sys.executable).with_name("kvdiag")
-    text = UNIT.read_text(encoding="utf-8").replace("/opt/kvdiag/bin/kvdiag serve", f"{program} serve")
+    text = UNIT.read_text(encoding="utf-8").replace("/opt/kvdiag/bin/kvdiag serve", f'"{program}" serve')
     unit = tmp_path / UNIT.name
     unit.write_text(text, encoding="utf-8")
 

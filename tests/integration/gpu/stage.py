@@ -20,7 +20,7 @@ import httpx2
 
 from kvdiag.commands.agent import SITE, files
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, KvPool, Load, Mark, Outcome, Phase, Sample
@@ -262,7 +262,7 @@ async def sampling(
     nvml = NvmlSource()
     async with httpx2.AsyncClient(base_url="http://stage", transport=transport) as client:
         sampler = Sampler(
-            vllm=EngineClient(HttpReader(client)),
+            engine=ENGINE.open(HttpReader(client)),
             nvml=ThreadedReader(nvml.read, "nvml"),
             agents=None if published is None else ThreadedReader(TorchAllocatorSource(published).read, "agents"),
             facts=facts,

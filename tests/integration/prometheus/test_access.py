@@ -73,7 +73,9 @@ def test_every_door_can_be_opened(guarded: Guarded, diagnose: Diagnose) -> None:
     ("options", "reason"),
     [
         pytest.param([], "is not trusted: pass its authority with --ca-file", id="no authority"),
-        pytest.param(["--insecure"], "if the server wants a client certificate, give --cert-file", id="no certificate"),
+        pytest.param(
+            ["--insecure"], "if the server requires a client certificate, pass --cert-file", id="no certificate"
+        ),
         pytest.param(["--insecure", "--cert-file"], "401 on /api/v1/series: give --token-file, or", id="no password"),
     ],
 )

@@ -167,7 +167,7 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
     assert ["unknown", "ok"] == statuses(alone, "leak.kv_blocks", "leak.device_non_torch")
     for server in (one for one in document["replicas"] if one is not alone):
         assert ["ok", "unknown"] == statuses(server, "leak.kv_blocks", "leak.device_non_torch")
-        assert "joined to none" in reasons(server)
+        assert "assigned to none" in reasons(server)
 
 
 def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose: Diagnose) -> None:
@@ -259,7 +259,7 @@ def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -
 
     # THEN
     assert ("unknown", 148) == (replica["worst"], replica["window"]["samples"])
-    assert "3 samples of vllm:kv_cache_usage_perc are no possible figures" in reasons(replica)
+    assert "3 samples of vllm:kv_cache_usage_perc are not possible values" in reasons(replica)
 
 
 @pytest.mark.parametrize(

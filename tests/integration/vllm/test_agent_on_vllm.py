@@ -103,7 +103,7 @@ def test_stopped_worker_is_told_as_stuck(server: Engine, folder: Path) -> None:
     told = [gap["reason"] for gap in result.document["gaps"] if "stuck" in gap["reason"]]
     assert 1 == len(told)
     assert f"VLLM::Worker_TP1 {worker} has published nothing for" in told[0]
-    assert told[0].endswith("it lives, and its agent is stuck")
+    assert told[0].endswith("it is running, but its agent is stuck")
     assert expected == completion(server)
     wait_for(lambda: not any("stuck" in gap.reason for gap in source.read()[1]))
 
@@ -130,5 +130,5 @@ def test_reader_knows_that_a_server_without_a_gpu_holds_none(server: Engine, fol
     result = kvdiag("audit", "--url", server.url, "--agent-dir", str(folder), "--output", "json")
 
     told = [gap for gap in result.document["gaps"] if gap["source"] == "torch_allocator"]
-    reason = "no process that has an agent holds GPU memory through torch"
+    reason = "no process with an agent holds GPU memory through torch"
     assert [{"source": "torch_allocator", "kind": "absent", "reason": reason}] == told

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.engine import EngineClient
 from kvdiag.feeds.daemon.retention import Keep
 from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading, Clock, DeviceReading, HostReading
@@ -185,7 +185,7 @@ async def _soaked(folder: Path, hours: float, every_hours: float, keep: Keep | N
     facts = Facts(url="http://127.0.0.1:8000", engine_name="vllm", pools=(pool(),), server_pids=(os.getpid(),))
 
     async def find() -> FoundServer:
-        return FoundServer(facts=facts, vllm=cast("EngineClient", drawn), nvml=nvml)
+        return FoundServer(facts=facts, engine=cast("EngineClient", drawn), nvml=nvml)
 
     recorder = DiskRecorder(SegmentStore(folder, max_bytes=max_bytes))
     watch = _Watch(

@@ -59,7 +59,7 @@ class Cell:
 CELLS: tuple[Cell, ...] = (
     Cell(source="nvml", condition="hanging", up=0.0, named="the driver has not answered for"),
     Cell(source="nvml", condition="slow", up=1.0),
-    Cell(source="nvml", condition="garbage", up=1.0, named="its memory cannot be told"),
+    Cell(source="nvml", condition="garbage", up=1.0, named="its memory is unknown"),
     Cell(source="nvml", condition="flapping", up=None),
     Cell(source="nvml", condition="absent", up=0.0, named="the NVIDIA kernel module is not loaded"),
     Cell(source="engine", condition="slow", up=1.0),
@@ -67,7 +67,7 @@ CELLS: tuple[Cell, ...] = (
     Cell(source="engine", condition="flapping", up=None),
     Cell(source="engine", condition="hanging", up=0.0, named="5 s"),
     Cell(source="engine", condition="absent", up=0.0, named="connect"),
-    Cell(source="host", condition="absent", up=0.0, named="none of the server's processes lives any more"),
+    Cell(source="host", condition="absent", up=0.0, named="all of the server's processes have exited"),
     Cell(source="host", condition="flapping", up=None),
     Cell(source="torch_allocator", condition="garbage", up=0.0, named="agent-"),
     Cell(source="torch_allocator", condition="flapping", up=None),

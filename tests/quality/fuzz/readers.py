@@ -29,11 +29,13 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.page_specs import parse_page_specs
 from kvdiag.kv.weights.module_names import parse_module_names
 from kvdiag.kv.weights.quantization import parse_weight_format
+from kvdiag.model.codec import from_plain
 from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import ANCHORS, parse_shortage
 from kvdiag.server.request import BadRequestError, parse_request
 from kvdiag.server.web_config import read_web_config
-from kvdiag.sources import agent_publication, black_boxes, daemon_client, prometheus_api
+from kvdiag.sources import agent_publication, black_boxes, prometheus_api
+from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
 from kvdiag.sources.prometheus_text import parse_page
@@ -115,11 +117,7 @@ def _box(data: bytes) -> None:
 
 def _daemon(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        document = _object(data)
-        page = parse_page('kvdiag_build_info{version="1"} 1\n')
-        with contextlib.suppress(ValueError):
-            daemon_client.parse(page, document, None)
-        daemon_client.parse_diagnosis(document)
+        from_plain(DaemonReading, _object(data), lenient=True)
 
 
 def _request(data: bytes) -> None:

@@ -38,7 +38,13 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "specs", b'{"kv_cache_groups": [{"type": "FullAttentionSpec", "block_size": 16, "num_kv_heads": 8}]}'
     yield "profiles", b'{"kvdiag_profiles": 1, "profiles": [{}]}'
     yield "baseline", b'{"kvdiag_baseline": 1, "server": {}, "steps": [], "figures": {}}'
-    yield "daemon", b'{"schema_version": 1, "worst": "ok", "window": {"start": 1, "end": 2}, "findings": []}'
+    yield (
+        "daemon",
+        (
+            b'{"version": "1", "lines": [], "snapshot": {"state": "starting", "facts": {}, "sources": [], '
+            b'"newest": {"at_seconds": 1.0}}}'
+        ),
+    )
     yield "request", b"GET /metrics?name[]=a&name[]=b HTTP/1.1\r\nHost: a\r\nAccept: text/plain;q=0.5"
     yield (
         "history",

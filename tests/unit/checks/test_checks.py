@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.checks import Check, Outcome, agent_check, engine_check, gpu_check, prometheus_check, worst
-from kvdiag.engines.vllm.metrics import Identity
+from kvdiag.engines.engine import Identity
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources.prometheus_text import Page, parse_page

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kvdiag.model.codec import to_plain
 
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.model import Facts, Sample
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
@@ -26,8 +26,8 @@ def line(**value: object) -> bytes:
 HEADER = line(kvdiag_trace=1, kvdiag_version="0.1.0", facts=to_plain(Facts(url="http://127.0.0.1:8000")))
 SAMPLES = b"".join(line(sample=to_plain(Sample(at_seconds=float(number)))) for number in range(9))
 NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
-A_LOG = f"{NO_TRACE}; if it is an engine's log, add --postmortem"
-A_BOX = f"{NO_TRACE}; to judge an agent's black box, add --postmortem"
+A_LOG = f"{NO_TRACE}; if it is an engine log, add --postmortem"
+A_BOX = f"{NO_TRACE}; to read an agent's black box, add --postmortem"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,14 +67,11 @@ def test_a_real_cpu_server_is_as_modelled(capsys: pytest.CaptureFixture[str], ti
 
 def test_the_estimate_drifts_and_its_profile_does_not(capsys: pytest.CaptureFixture[str], profiles: Path) -> None:
     """The first time the plan's pool is an estimate's, 2.1 % off; the second time it is measured."""
-    # GIVEN
     arguments = ("llama-3.1-8b", "--from-log", TWO_RANKS, "--gpu", "h100")
 
-    # WHEN
     first, estimated = answer(capsys, *arguments)
     second, measured = answer(capsys, *arguments)
 
-    # THEN
     assert (1, 0) == (first, second)
     pool = next(one for one in estimated["comparisons"] if one["figure"] == "kv_pool_bytes")
     assert "estimate" in pool["reasons"][0]
@@ -94,18 +90,15 @@ def test_every_rank_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_later_plan_uses_what_was_measured(capsys: pytest.CaptureFixture[str], profiles: Path) -> None:
     """Context, activation and graphs of the log, the total that the engine saw, and where they come from."""
-    # GIVEN
     plan = ("llama-3.1-8b", "--gpu", "h100", "--tp", "2", "--context", "8192")
     _, before = answer(capsys, *plan)
     main(["fit", "llama-3.1-8b", "--from-log", TWO_RANKS, "--gpu", "h100"])
     capsys.readouterr()
 
-    # WHEN
     _, after = answer(capsys, *plan)
     _, without = answer(capsys, *plan, "--no-profile")
     _, other = answer(capsys, "llama-3.1-8b", "--gpu", "a100", "--tp", "2", "--context", "8192")
 
-    # THEN
     budget = after["budgets"][0]
     assert [round(gib * GIB) for gib in (8.41 - 7.51, 2.61 - 0.58, 0.58, 79.19)] == [
         pytest.approx(budget[name], abs=2)
@@ -120,28 +113,22 @@ def test_a_later_plan_uses_what_was_measured(capsys: pytest.CaptureFixture[str],
 
 def test_a_plan_for_another_batch_is_not_the_measured_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Activation grows with the batch: a profile of 8,192 tokens says nothing of 2,048."""
-    # GIVEN
     main(["fit", "llama-3.1-8b", "--from-log", TWO_RANKS, "--gpu", "h100"])
     capsys.readouterr()
 
-    # WHEN
     _, plan = answer(capsys, "llama-3.1-8b", "--gpu", "h100", "--tp", "2", "--max-num-batched-tokens", "2048")
 
-    # THEN
     assert "estimate" in plan["notes"][0]
 
 
 def test_a_profile_file_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path, profiles: Path) -> None:
     """--profile names the file for both, and the usual one stays as it was."""
-    # GIVEN
     own = tmp_path / "own.json"
 
-    # WHEN
     main(["fit", "llama-3.1-8b", "--from-log", V0, "--gpu", "rtx3090", "--profile", str(own)])
     capsys.readouterr()
     _, plan = answer(capsys, "llama-3.1-8b", "--gpu", "rtx3090", "--context", "2048", "--profile", str(own))
 
-    # THEN
     assert "measured" in plan["notes"][0]
     assert (True, False) == (own.exists(), profiles.exists())
 
@@ -155,15 +142,12 @@ def test_no_profile_compares_and_keeps_nothing(capsys: pytest.CaptureFixture[str
 
 def test_a_broken_profile_file_is_an_error_with_a_way_out(capsys: pytest.CaptureFixture[str], profiles: Path) -> None:
     """Neither ignored nor overwritten."""
-    # GIVEN
     profiles.parent.mkdir(parents=True)
     profiles.write_text("{")
 
-    # WHEN
     lines = [refusal(capsys, "llama_70b", "--tp", "4"), refusal(capsys, "llama-3.1-8b", "--from-log", V0)]
     code = main(["fit", "llama_70b", "--tp", "4", "--no-profile"])
 
-    # THEN
     assert all(str(profiles) in line and "--no-profile" in line for line in lines)
     assert (0, "{") == (code, profiles.read_text())
 
@@ -188,14 +172,11 @@ def test_published_logs(capsys: pytest.CaptureFixture[str], model: str, log: str
 
 def test_weights_in_another_format_are_named(capsys: pytest.CaptureFixture[str], profiles: Path) -> None:
     """The engine loaded fp8, MODEL's config says bf16: said, and no profile is kept of that."""
-    # GIVEN
     arguments = ("llama_70b", "--from-log", str(LOGS / "vllm-0.11.2-V1-tp4-reconstructed.log"), "--gpu", "h200")
 
-    # WHEN
     _, document = answer(capsys, *arguments)
     code, right = answer(capsys, *arguments, "--weights", "fp8")
 
-    # THEN
     weights = next(one for one in document["comparisons"] if one["figure"] == "weights_bytes")
     assert any("--quantization fp8" in reason for reason in weights["reasons"])
     assert (None, 0, str(profiles)) == (document["profile_file"], code, right["profile_file"])
@@ -205,23 +186,20 @@ def test_weights_in_another_format_are_named(capsys: pytest.CaptureFixture[str],
 
 def test_a_log_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     """`kubectl logs pod | kvdiag fit MODEL --from-log -`."""
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(CPU).read_bytes())))
-
-    code, document = answer(capsys, tiny, "--from-log", "-")
+    with Path(CPU).open(encoding="utf-8") as log:
+        monkeypatch.setattr("sys.stdin", log)
+        code, document = answer(capsys, tiny, "--from-log", "-")
 
     assert (0, "the log from stdin") == (code, document["engine"]["origin"])
 
 
 def test_a_name_in_a_log_moves_no_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """What a log says goes to the terminal without its control characters."""
-    # GIVEN
     log = tmp_path / "evil.log"
     log.write_text("(Worker\u202e pid=1) INFO [g.py:1] Available KV cache memory: 1.00 GiB\n# GPU blocks: 1\n")
 
-    # WHEN
     main(["fit", "llama-3.1-8b", "--from-log", str(log)])
 
-    # THEN
     assert "\u202e" not in capsys.readouterr().out
 
 
@@ -287,11 +265,9 @@ def server() -> Iterator[str]:
 
 def test_a_server_is_compared_and_measured(capsys: pytest.CaptureFixture[str], server: str, profiles: Path) -> None:
     """Without MODEL: its config is in a folder that is seen from here, its GPU through NVML."""
-    # WHEN
     _, document = answer(capsys, "--calibrate", server)
     code, again = answer(capsys, "--calibrate", server)
 
-    # THEN
     found = drifts(document)
     assert (0.0, 0.0) == (found["capacity_tokens"], found["max_concurrency"])
     assert str(profiles) == document["profile_file"]
@@ -309,14 +285,11 @@ def test_a_server_of_another_model_is_a_contradiction(capsys: pytest.CaptureFixt
 
 def test_a_fraction_that_the_log_does_not_tell_may_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     """Qwen2.5 7B under 0.18 at half of an L40S: 0.5 x 44.99 - 14.25 - 13.1 GiB are negative, at 0.9 they are not."""
-    # GIVEN
     arguments = ("qwen2.5-7b", "--from-log", str(LOGS / "vllm-0.18.0-V1-reconstructed.log"), "--gpu", "l40s")
 
-    # WHEN
     _, small = answer(capsys, *arguments, "--memory-fraction", "0.5")
     _, usual = answer(capsys, *arguments)
 
-    # THEN
     assert (None, True) == (small["measured"], "50 %" in small["notes"][-1])
     overhead = round(46_068 * 2**20 * 0.9 - (14.25 + 13.1) * GIB)
     assert usual["measured"]["overhead_bytes"] == pytest.approx(overhead, abs=8)

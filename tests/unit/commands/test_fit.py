@@ -34,16 +34,13 @@ def test_the_exit_code_says_whether_it_fits(
 
 def test_the_largest_concurrency_fits_and_one_more_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     """`max_requests` is the largest that the command itself accepts."""
-    # GIVEN
     arguments = ("llama_70b", "--gpu", "80GB", "--tp", "4", "--context", "8192")
     _, document = answer(capsys, *arguments)
     most = document["max_requests"]
 
-    # WHEN
     at_most, _ = answer(capsys, *arguments, "--concurrency", str(most))
     beyond, _ = answer(capsys, *arguments, "--concurrency", str(most + 1))
 
-    # THEN
     assert (1, 2) == (at_most, beyond)
 
 
@@ -61,7 +58,6 @@ def test_a_pool_of_given_bytes_holds_what_the_engine_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, vector: dict[str, Any]
 ) -> None:
     """`--kv-pool-bytes` with a dump of the engine's own specs gives its blocks, tokens and concurrency."""
-    # GIVEN
     path = tmp_path / "specs.json"
     path.write_text(json.dumps(vector))
     arguments = [str(path), "--kv-pool-bytes", str(vector["available_bytes"])]
@@ -69,10 +65,8 @@ def test_a_pool_of_given_bytes_holds_what_the_engine_says(
     arguments += ["--max-in-flight-tokens", str(vector["max_in_flight_tokens"])]
     arguments += ["--mamba-cache-mode", vector.get("mode", "none")]
 
-    # WHEN
     _, document = answer(capsys, *arguments)
 
-    # THEN
     actual = {
         "num_blocks": document["num_blocks"],
         "groups": document["groups"],
@@ -124,16 +118,13 @@ def test_traffic_becomes_a_demand(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lengths_come_from_a_file_as_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A histogram of lengths is planned at the length of those present: 9 x 6.5 s x 1,200 and 12.5 s x 6,400."""
-    # GIVEN
     path = tmp_path / "lengths.json"
     path.write_text("[[1000, 200, 9], [6000, 400, 1]]")
 
-    # WHEN
     _, document = answer(
         capsys, "llama_70b", "--gpu", "h200", "--tp", "4", "--request-rate", "2", "--lengths", str(path)
     )
 
-    # THEN
     assert 2116 == document["context_tokens"]
 
 
@@ -173,14 +164,11 @@ def test_a_gpu_much_too_small_is_shown_as_well(capsys: pytest.CaptureFixture[str
 
 def test_a_pool_on_a_cpu_says_what_its_blocks_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Latent attention is kept in other blocks where the CPU has no AMX; a plan for one of the two says for which."""
-    # GIVEN
     asked = (str(ARCHITECTURES / "deepseek_v2-mla.json"), "--kv-pool-bytes", str(GIB), "--platform", "cpu")
 
-    # WHEN
     _, unasked = answer(capsys, *asked)
     _, told = answer(capsys, *asked, "--block-size", "16")
 
-    # THEN
     assert (128, True) == (unasked["block_size"], "--block-size 16" in unasked["notes"][0])
     assert (16, []) == (told["block_size"], told["notes"])
 

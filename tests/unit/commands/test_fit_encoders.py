@@ -31,11 +31,9 @@ def bert(tmp_path: Path) -> str:
 
 def test_an_encoder_is_judged_by_its_weights(capsys: pytest.CaptureFixture[str], bert: str) -> None:
     """BERT keeps no KV cache: its 109 million weights and the overheads decide, and the cache's figures are null."""
-    # WHEN
     code, document = answer(capsys, bert, "--gpu", "80GB", "--no-profile")
     small, refused = answer(capsys, bert, "--gpu", "1GiB", "--no-profile")
 
-    # THEN
     budget = document["budgets"][0]
     cache = ("max_requests", "max_context_tokens", "num_blocks", "blocks_per_request", "capacity_tokens")
     assert (0, False, [None] * 5, None) == (

@@ -19,11 +19,9 @@ def test_a_file_that_holds_no_lengths_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
 ) -> None:
     """Whatever it holds, one line says what has to be in it."""
-    # GIVEN
     path = tmp_path / "lengths.json"
     path.write_text(content)
 
-    # THEN
     assert "[prompt tokens, output tokens, weight]" in refusal(
         capsys, "llama_70b", "--request-rate", "2", "--lengths", str(path)
     )
@@ -33,19 +31,16 @@ def test_an_unknown_architecture_is_planned_with_given_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """With `--kv-bytes-per-token` and `--weights` nothing of the config is needed."""
-    # GIVEN
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "never_seen"}')
     line = refusal(capsys, str(path))
 
-    # WHEN
     code, document = answer(
         capsys,
         str(path),
         *("--kv-bytes-per-token", "100000", "--weights", "16GB", "--gpu", "80GB", "--context", "4096"),
     )
 
-    # THEN
     assert "model_type" in line
     assert "--kv-bytes-per-token" in line
     assert (0, [1_600_000]) == (code, document["bytes_per_block"])

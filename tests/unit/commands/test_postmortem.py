@@ -118,7 +118,7 @@ def test_log_without_a_failure_is_unknown(tmp_path: Path) -> None:
 
     # THEN
     assert (3, "unknown") == (actual.code, actual.document["worst"])
-    assert "log tells of no failure for want of memory" in actual.not_ok
+    assert "log reports no out-of-memory failure" in actual.not_ok
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         "empty": "{} is empty",
         "blank": "{} is empty",
         "binary": "{} is binary: give a black box, a trace, an engine's log or its message",
-        "box": "{} is not a black box that can be read: device is None, not a number within 0..1024",
-        "later": "{} is not a black box that can be read: written in format 9, this kvdiag reads 1: use a newer kvdiag",
-        "agent": "{} is what an agent publishes of a living process: give the folder, or an oom-….json",
+        "box": "{} is not a readable black box: device is None, not a number within 0..1024",
+        "later": "{} is not a readable black box: written in format 9, this kvdiag reads 1: use a newer kvdiag",
+        "agent": "{} is an agent's publication of a running process: give the folder, or an oom-….json",
         "torn.gz": "cannot read {}: Compressed file ended before the end-of-stream marker was reached",
     }
     assert {name: text.format(told[name]) for name, text in expected.items()} == actual
@@ -164,7 +164,7 @@ def test_folder_without_a_black_box_is_unknown(tmp_path: Path) -> None:
 
     # THEN
     assert 3 == actual.code
-    assert "no agent has seen an allocation fail, or it is the wrong folder" in actual.not_ok
+    assert "no allocation failed under an agent, or it is the wrong folder" in actual.not_ok
 
 
 @pytest.mark.parametrize(

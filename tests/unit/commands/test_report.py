@@ -92,7 +92,7 @@ def test_a_post_mortem_gives_a_report(tmp_path: Path) -> None:
 
     page = report.read_text(encoding="utf-8")
     assert code in (1, 2)
-    assert "There are not enough readings over time to draw." in page
+    assert "Not enough samples over time to draw." in page
     assert "no readings" in page
 
 

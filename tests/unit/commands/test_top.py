@@ -23,7 +23,7 @@ from tests.fixtures.require import require
 from tests.fixtures.terminal import terminal, tmux
 from tests.integration.vllm.cli import started
 from tests.unit.sim.client import Client
-from tests.unit.sources.test_daemon import PATHS, answering, healthy
+from tests.unit.sources.test_daemon import answering, healthy
 
 FAST = ("--tick-seconds", "0.1")
 LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049l", b"\x1b[?25h"
@@ -244,7 +244,7 @@ def test_a_daemon_is_one_by_either_name(option: str, capsys: pytest.CaptureFixtu
 def test_a_proxy_that_wants_a_password_is_no_daemon(capsys: pytest.CaptureFixture[str]) -> None:
     """What is in front of a server is not taken for a daemon that was meant."""
     # WHEN
-    with Hostile(answering(**dict.fromkeys(PATHS, reply("", status=401)))) as server:
+    with Hostile(answering(reply("", status=401))) as server:
         code = main(["top", "--url", server.url, *FAST])
 
     # THEN
@@ -255,10 +255,10 @@ def test_a_proxy_that_wants_a_password_is_no_daemon(capsys: pytest.CaptureFixtur
 def test_an_older_daemon_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Another version's pages are read as far as they go, and its version is told."""
     # GIVEN
-    page = healthy()["metrics"].replace(f'version="{kvdiag.__version__}"', 'version="0.0.9"')
+    text = healthy().replace(f'"version":"{kvdiag.__version__}"', '"version":"0.0.9"')
 
     # WHEN
-    with Hostile(answering(metrics=reply(page))) as server:
+    with Hostile(answering(reply(text, content_type="application/json"))) as server:
         code = main(["top", "--attach", server.url, "--once"])
 
     # THEN

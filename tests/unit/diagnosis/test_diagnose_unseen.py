@@ -85,7 +85,7 @@ def test_a_gpu_that_fell_off_during_the_run_is_unknown() -> None:
     # GIVEN a run in which GPU 1 of two is out of reach from the middle on
     world = World(gpus=2)
     whole = run(world)
-    lost = Gap(source="nvml", kind="failed", reason="GPU 1 is out of reach (GPU is lost)")
+    lost = Gap(source="nvml", kind="failed", reason="GPU 1 is unreachable (GPU is lost)")
     half = whole.samples[len(whole.samples) // 2].at_seconds
 
     def broken(sample: Sample) -> Sample:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import httpx2
 
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import Requests
 from kvdiag.model import Outcome, Workload
 from tests.fixtures.hostile import head
@@ -35,7 +36,9 @@ def with_client(url: str, work: Callable[[httpx2.AsyncClient], Awaitable[T]]) ->
 
 def offered(url: str, workload: Workload, *, silence_seconds: float = LONG_SECONDS) -> Outcome:
     """The outcome of a workload."""
-    return with_client(url, lambda client: Requests(client, MODEL, silence_seconds=silence_seconds).offer(workload))
+    return with_client(
+        url, lambda client: Requests(client, MODEL, silence_seconds=silence_seconds, engine=ENGINE).offer(workload)
+    )
 
 
 def one(max_tokens: int = 4) -> Workload:

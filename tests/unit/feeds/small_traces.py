@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.feeds.recording.trace import FORMAT, TraceWriter, read_trace
 from kvdiag.model import Engine, Facts, Gap, Mark, Sample, Timeline, Workload
+from kvdiag.model.codec import to_plain
 
 FACTS_SEEN = Facts(url="http://127.0.0.1:8000", model="tiny")
 CUT_OFF = replace(
     FACTS_SEEN,
-    gaps=(Gap(source="trace", kind="failed", reason="the trace is cut off: its recorder did not come to its end"),),
+    gaps=(
+        Gap(
+            source="trace",
+            kind="failed",
+            reason="the trace is incomplete: its recorder was killed, or is still writing",
+        ),
+    ),
 )
 SAMPLES = tuple(
     Sample(at_seconds=float(number), engines=(Engine(engine="0", requests_running=number),)) for number in range(5)
@@ -56,4 +62,4 @@ def refusal(path: Path) -> str:
     return str(caught.value).replace(str(path), "TRACE")
 
 
-NO_TRACE = "TRACE is not a trace of kvdiag: its first line is no header"
+NO_TRACE = "TRACE is not a kvdiag trace: its first line is not a header"

@@ -15,7 +15,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import STEPS
 from kvdiag.diagnosis.timeline_queries import whole_load
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
 from kvdiag.feeds.active.load_generator import Requests, Speed
@@ -53,9 +53,9 @@ def run(
         recorder, clock = TimelineBuilder(), Clock()
         nvml = ThreadedReader(no_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
-            requests = Requests(client, "tiny", silence_seconds=0.3)
+            requests = Requests(client, "tiny", silence_seconds=0.3, engine=ENGINE)
             sampler = Sampler(
-                vllm=EngineClient(HttpReader(client)),
+                engine=ENGINE.open(HttpReader(client)),
                 nvml=nvml,
                 facts=facts or Facts(),
                 recorder=recorder,
@@ -105,8 +105,8 @@ STREAM = head(content_type="text/event-stream")
 @pytest.mark.parametrize(
     ("completions", "message"),
     [
-        pytest.param(silent(), f"a completion of 512 tokens brings nothing: {NO_ANSWER}", id="silence"),
-        pytest.param(silent(STREAM), f"a completion of 512 tokens brings nothing: {NO_ANSWER}", id="a silent stream"),
+        pytest.param(silent(), f"a completion of 512 tokens failed: {NO_ANSWER}", id="silence"),
+        pytest.param(silent(STREAM), f"a completion of 512 tokens failed: {NO_ANSWER}", id="a silent stream"),
         pytest.param(
             reply_json({"error": {"message": "no such model"}}, status=404),
             "the server refuses completions: HTTP 404: no such model",
@@ -132,18 +132,18 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
     [
         pytest.param(
             page_with("vllm:num_requests_waiting", "2.0"),
-            "the server has other traffic (2 requests run or wait): the steps would measure it as theirs; "
-            "stop it, or pass --force and accept that most steps cannot tell",
+            "the server has other traffic (2 requests run or wait), which the steps would count as their own; "
+            "stop it, or pass --force: most steps then become unknown",
             id="other traffic",
         ),
         pytest.param(
             page_with("vllm:kv_cache_usage_perc", "NaN"),
-            "the server's own figures cannot be used: KV usage of engine 0 is nan: not a possible figure",
+            "the server's metrics cannot be used: KV usage of engine 0 is nan: not a possible value",
             id="a usage that cannot be",
         ),
         pytest.param(
             PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
-            "the engine is asleep, its pool and weights are not on the device: wake it up first",
+            "the engine is asleep, without its pool and weights on the GPU: wake it up first",
             id="asleep",
         ),
     ],

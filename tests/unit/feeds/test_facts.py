@@ -10,7 +10,7 @@ from contextlib import closing
 import httpx2
 import pytest
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts
@@ -26,7 +26,7 @@ def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> 
     async def work(url: str) -> Facts:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             with closing(read()) as reader:
-                facts, _ = await gather_facts(EngineClient(HttpReader(client)), url, reader, host_seconds=host_seconds)
+                facts, _ = await gather_facts(ENGINE.open(HttpReader(client)), url, reader, host_seconds=host_seconds)
                 return facts
 
     with Hostile(SERVER) as server:
@@ -54,7 +54,7 @@ def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
 
     # WHEN
     try:
-        with pytest.raises(KvdiagError, match="does a process hang in a driver, or a volume not answer"):
+        with pytest.raises(KvdiagError, match="timed out after"):
             gathered(lambda: ThreadedReader(hang, "host"), 0.05)
     finally:
         release.set()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus, uuid_of
+from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_api import History, Labels, Points
-from kvdiag.sources.prometheus_names import METRICS
 
 
 def labels(name: str, **more: str) -> Labels:
@@ -141,7 +141,7 @@ def test_a_gpu_of_several_pods_is_of_none() -> None:
     replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
 
     # THEN
-    reason = "GPU 1 of n1 is shared by a/notebook, a/p: whose its bytes are is not told, so it is joined to none"
+    reason = "GPU 1 of n1 is shared by a/notebook, a/p: its bytes cannot be attributed, so it is assigned to none"
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
     assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
     assert gaps[0] in replicas[1].gaps
@@ -198,7 +198,7 @@ def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     server = replicas[1]
     assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
     assert {"GPU-1", "GPU-2", ""} == {dict(one).get("UUID", "") for one in server.series}
-    assert ["no page of its engine is scraped: its requests are not seen"] == [gap.reason for gap in server.gaps]
+    assert ["its engine's metrics are not scraped: its requests are unknown"] == [gap.reason for gap in server.gaps]
 
 
 def test_a_uuid_under_another_label_is_one() -> None:

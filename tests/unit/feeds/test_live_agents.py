@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import httpx2
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import (
     AllocatorReading,
     Clock,
@@ -42,7 +42,7 @@ def sampled(
         recorder = TimelineBuilder()
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client:
             sampler = Sampler(
-                vllm=EngineClient(HttpReader(client)),
+                engine=ENGINE.open(HttpReader(client)),
                 nvml=ThreadedReader(read_devices, "nvml"),
                 agents=reader,
                 facts=Facts(),

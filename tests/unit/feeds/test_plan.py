@@ -164,8 +164,10 @@ def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int)
     ("first_token_seconds", "cycles", "notes"),
     [
         pytest.param(0.1, 8, (), id="quick"),
-        pytest.param(2.0, 7, ("7 cycles instead of 8: this server takes longer for each",), id="slow"),
-        pytest.param(30.0, LEAST_CYCLES, ("6 cycles instead of 8: this server takes longer for each",), id="very slow"),
+        pytest.param(2.0, 7, ("7 cycles instead of 8: a cycle takes longer on this server",), id="slow"),
+        pytest.param(
+            30.0, LEAST_CYCLES, ("6 cycles instead of 8: a cycle takes longer on this server",), id="very slow"
+        ),
     ],
 )
 def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, notes: tuple[str, ...]) -> None:

@@ -296,7 +296,7 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     recorder.drained()
 
     # THEN
-    assert (1, True) == (recorder.lost_total, "was taken away" in (recorder.problem or ""))
+    assert (1, True) == (recorder.lost_total, "was removed" in (recorder.problem or ""))
 
     # WHEN the next ones come
     recorder.keep(came[1:2])
@@ -361,7 +361,7 @@ def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
 
     # THEN
     assert 1 == recorder.lost_total
-    assert "was taken away" in (recorder.problem or "")
+    assert "was removed" in (recorder.problem or "")
 
     # WHEN there is one again
     folder.mkdir()

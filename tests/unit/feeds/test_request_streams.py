@@ -113,7 +113,7 @@ FAILURES = [
     ),
     pytest.param(
         reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"),
-        "the answer on /v1/completions is packed (gzip) although that was not asked for",
+        "the answer on /v1/completions is compressed (gzip) although that was not requested",
         id="a packed error",
     ),
     pytest.param(
@@ -140,15 +140,15 @@ FAILURES = [
     ),
     pytest.param(
         raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))),
-        "the answer on /v1/completions is packed (gzip) although that was not asked for",
+        "the answer on /v1/completions is compressed (gzip) although that was not requested",
         id="a packed stream",
     ),
     pytest.param(
-        raw(), "the answer broke off (Server disconnected without sending a response.)", id="hangs up at once"
+        raw(), "the connection broke off (Server disconnected without sending a response.)", id="hangs up at once"
     ),
     pytest.param(
         raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"),
-        "the answer broke off (peer closed connection without sending complete message body (incomplete chunked)",
+        "the connection broke off (peer closed connection without sending complete message body (incomplete chunked)",
         id="breaks off",
     ),
     pytest.param(

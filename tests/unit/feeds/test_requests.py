@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import httpx2
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.engine import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
@@ -20,7 +21,7 @@ from tests.unit.feeds.completions import MODEL, offered, with_client
 @asynccontextmanager
 async def watched(client: httpx2.AsyncClient) -> AsyncIterator[Callable[[Callable[[int], bool]], Awaitable[int]]]:
     """Wait until the number of requests that run on the server is as wanted; that number."""
-    source = EngineClient(HttpReader(client))
+    source = ENGINE.open(HttpReader(client))
 
     async def until(wanted: Callable[[int], bool]) -> int:
         while True:
@@ -39,9 +40,11 @@ def test_requests_take_exactly_their_tokens(drill: str) -> None:
 
     # GIVEN
     async def counts(client: httpx2.AsyncClient) -> tuple[Outcome, int, int]:
-        source = EngineClient(HttpReader(client))
+        source = ENGINE.open(HttpReader(client))
         (before,) = (await source.read())[0] or ()
-        outcome = await Requests(client, MODEL).offer(Workload(requests=3, prompt_tokens=100, max_tokens=7))
+        outcome = await Requests(client, MODEL, engine=ENGINE).offer(
+            Workload(requests=3, prompt_tokens=100, max_tokens=7)
+        )
         async with watched(client) as until:
             await until(lambda running: running == 0)
         (after,) = (await source.read())[0] or ()
@@ -63,10 +66,12 @@ def test_prompts_are_never_cached(drill: str) -> None:
 
     # GIVEN
     async def hits(client: httpx2.AsyncClient) -> int:
-        source = EngineClient(HttpReader(client))
+        source = ENGINE.open(HttpReader(client))
         (before,) = (await source.read())[0] or ()
         for _ in range(2):
-            await Requests(client, MODEL, token_ids=[7]).offer(Workload(requests=2, prompt_tokens=64, max_tokens=1))
+            await Requests(client, MODEL, token_ids=[7], engine=ENGINE).offer(
+                Workload(requests=2, prompt_tokens=64, max_tokens=1)
+            )
         (after,) = (await source.read())[0] or ()
         return (after.prefix_hits_total or 0) - (before.prefix_hits_total or 0)
 
@@ -83,7 +88,7 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
     repeated = Workload(requests=2, prompt_tokens=65, max_tokens=2, repeated=True)
 
     async def work(client: httpx2.AsyncClient) -> list[int]:
-        source, requests = EngineClient(HttpReader(client)), Requests(client, MODEL)
+        source, requests = ENGINE.open(HttpReader(client)), Requests(client, MODEL, engine=ENGINE)
         hits = []
         for workload in (repeated, repeated, replace(repeated, repeated=False), replace(repeated, requests=3)):
             before = await _hits(source)
@@ -108,7 +113,7 @@ def test_load_tells_what_is_resident(drill: str) -> None:
 
     # GIVEN
     async def loads(client: httpx2.AsyncClient) -> list[Load]:
-        requests = Requests(client, MODEL)
+        requests = Requests(client, MODEL, engine=ENGINE)
         seen = [requests.load()]
         offering = asyncio.create_task(requests.offer(Workload(requests=2, prompt_tokens=100, max_tokens=50)))
         while not offering.done():
@@ -133,7 +138,7 @@ def test_cancelling_frees_the_server(drill: str) -> None:
 
     # GIVEN
     async def cancel(client: httpx2.AsyncClient) -> tuple[int, int, Load]:
-        requests = Requests(client, MODEL)
+        requests = Requests(client, MODEL, engine=ENGINE)
         offering = asyncio.create_task(requests.offer(Workload(requests=4, prompt_tokens=512, max_tokens=20_000)))
         async with watched(client) as until:
             ran = await until(lambda running: running == 4)
@@ -151,7 +156,7 @@ def test_cancelling_frees_the_server(drill: str) -> None:
 def test_speed_is_measured(drill: str) -> None:
     """One request alone tells how long the first token takes, and how many follow in a second."""
     # WHEN
-    actual = with_client(drill, lambda client: Requests(client, MODEL).measure(256, 16))
+    actual = with_client(drill, lambda client: Requests(client, MODEL, engine=ENGINE).measure(256, 16))
 
     # THEN
     assert isinstance(actual, Speed)
@@ -172,7 +177,7 @@ def test_request_that_is_too_long_is_told(drill: str) -> None:
 def test_unknown_model_is_told(drill: str) -> None:
     """A model that the server does not have is an error that a run ends with."""
     # WHEN
-    actual = with_client(drill, lambda client: Requests(client, "other").measure(8, 2))
+    actual = with_client(drill, lambda client: Requests(client, "other", engine=ENGINE).measure(8, 2))
 
     # THEN
     assert "HTTP 404: The model `other` does not exist. Valid aliases: drill" == actual

@@ -12,7 +12,7 @@ from itertools import pairwise
 import httpx2
 import pytest
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.sampling import (
     DRIVER_SECONDS,
     HOST_SECONDS,
@@ -53,7 +53,7 @@ def sampled(
         nvml = ThreadedReader(read_devices, "nvml")
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             sampler = Sampler(
-                vllm=EngineClient(HttpReader(client, answer_seconds)),
+                engine=ENGINE.open(HttpReader(client, answer_seconds)),
                 nvml=nvml,
                 processes=None if read_host is None else ThreadedReader(read_host, "host"),
                 facts=Facts(server_pids=pids),
@@ -187,7 +187,7 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
 
     # THEN
     gaps = {gap for one in samples for gap in one.gaps}
-    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: does a process hang in a driver?"
+    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: is a process stuck in a driver?"
     assert {Gap(source="host", kind="failed", reason=reason)} == gaps
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
@@ -208,7 +208,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
 
     # THEN
     gaps = [one.gaps for one in device_readings(samples)]
-    reason = "kvdiag failed to read it (ZeroDivisionError); please report that with a log of -vv"
+    reason = "internal error while reading it (ZeroDivisionError); please report it with a log of -vv"
     assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
@@ -226,7 +226,7 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
 
     nvml = ThreadedReader(breaks_later, "nvml")
     sampler = Sampler(
-        vllm=None,
+        engine=None,
         nvml=nvml,
         facts=Facts(),
         recorder=TimelineBuilder(),

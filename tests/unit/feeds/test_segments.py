@@ -70,7 +70,7 @@ def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str
 
     # THEN
     assert SAMPLES[:5] + SAMPLES[6:] == timeline.samples
-    assert ["a.jsonl has no end: its recorder was killed, or still writes"] == [gap.reason for gap in facts.gaps]
+    assert ["a.jsonl is incomplete: its recorder was killed, or is still writing"] == [gap.reason for gap in facts.gaps]
     assert {("recorder", "absent")} == {(gap.source, gap.kind) for gap in facts.gaps}
 
 
@@ -88,9 +88,7 @@ def test_a_segment_that_was_just_begun_holds_nothing(tmp_path: Path, name: str, 
 
     # THEN
     assert SAMPLES == timeline.samples
-    assert [f"{name} holds nothing: its recorder was killed when it had just begun"] == [
-        gap.reason for gap in facts.gaps
-    ]
+    assert [f"{name} is empty: its recorder was killed as it started"] == [gap.reason for gap in facts.gaps]
 
 
 def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
 
     # THEN
     assert (SAMPLES[6:], (7, 8)) == (timeline.samples, facts.server_pids)
-    assert ["before b.jsonl the KV pool was another one: judged from then on"] == [gap.reason for gap in facts.gaps]
+    assert ["before b.jsonl the KV pool had another size: diagnosed from then on"] == [gap.reason for gap in facts.gaps]
 
 
 def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
@@ -122,11 +120,11 @@ def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
 
     # THEN
     assert f"{empty} holds no segment of a recorder (*.jsonl or *.jsonl.gz)" == refusal(empty)
-    assert f"the segments in {bare} hold no sample: has the recorder read anything?" == refusal(bare)
+    assert f"the segments in {bare} hold no sample: did the recorder read anything?" == refusal(bare)
     assert (
         f"{mixed} holds segments of several servers (http://127.0.0.1:8000, http://127.0.0.1:8001): judge each alone"
     ) == refusal(mixed)
-    assert f"{bad / 'a.jsonl'} is not a trace of kvdiag: its first line is no header" == refusal(bad)
+    assert f"{bad / 'a.jsonl'} is not a kvdiag trace: its first line is not a header" == refusal(bad)
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" == refusal(tmp_path / "none")
 
 

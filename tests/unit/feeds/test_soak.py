@@ -100,7 +100,7 @@ def test_slow_server_gets_shorter_prompts() -> None:
 
     # THEN
     assert 150 == actual.cycles[1].prompt_tokens
-    assert ("prompt of 2,048 tokens scaled down to 150: the server takes no more in a cycle",) == actual.notes
+    assert ("prompt of 2,048 tokens scaled down to 150: the server cannot process more in a cycle",) == actual.notes
 
 
 class Company:

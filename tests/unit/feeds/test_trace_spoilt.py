@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from kvdiag.commands.printing import print_diagnosis
 from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.recording.codec import to_plain
 from kvdiag.feeds.recording.trace import FORMAT, MAX_LINE_BYTES, read_trace
 from kvdiag.model import Timeline
+from kvdiag.model.codec import to_plain
 from tests.builders import runs, worlds
 from tests.unit.feeds.small_traces import (
     CUT_OFF,
@@ -44,7 +44,7 @@ def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
 
     # WHEN
     if cut < len(HEADER) - 1:
-        assert "TRACE is not a trace of kvdiag: its first line is no header" == refusal(path)
+        assert "TRACE is not a kvdiag trace: its first line is not a header" == refusal(path)
         return
     actual = read_trace(path)
 
@@ -85,7 +85,7 @@ BAD_LINES = [
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
-    pytest.param(b'{"end":1}\n', "the end of a trace with another number", id="the end of another trace"),
+    pytest.param(b'{"end":1}\n', "the trace's end reports another number", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
     pytest.param(line(sample=5), "Sample has to be an object, not int", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
@@ -112,9 +112,7 @@ BAD_LINES = [
         id="an unknown phase",
     ),
     pytest.param(b'{"sample":"' + b"x" * MAX_LINE_BYTES + b'"}\n', "longer than 4 MiB", id="a line without end"),
-    pytest.param(
-        line(sample={"at_seconds": 0.5}), "its time is before that of the sample before it", id="back in time"
-    ),
+    pytest.param(line(sample={"at_seconds": 0.5}), "its time is before the previous sample's", id="back in time"),
 ]
 
 
@@ -145,7 +143,7 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
     actual = refusal(path)
 
     # THEN
-    assert "TRACE, line 4: its time is before that of the mark before it" == actual
+    assert "TRACE, line 4: its time is before the previous mark's" == actual
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import httpx2
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.retention import Keep
 from kvdiag.feeds.daemon.watch import FoundServer, Watch, pace_of
@@ -127,7 +127,7 @@ def watching(
             known = replace(
                 facts(World(server_seen=False)), model=place.model, pools=(pool(usable_blocks=place.usable_blocks),)
             )
-            return FoundServer(facts=known, vllm=EngineClient(HttpReader(client)), nvml=driver)
+            return FoundServer(facts=known, engine=ENGINE.open(HttpReader(client)), nvml=driver)
 
         watch = Judging(
             find=find,

@@ -30,11 +30,9 @@ def name_of(record: dict[str, Any]) -> str:
 @pytest.mark.parametrize("record", RECORDS["capacities"], ids=name_of)
 def test_capacity_of_a_config_equals_the_engines_own(record: dict[str, Any]) -> None:
     """Blocks, groups, bytes per block, tokens and concurrency from a config are those that the engine computed."""
-    # GIVEN
     architecture = parse_architecture(RECORDS["configs"][record["config"]])
     deployment = deployment_of(record)
 
-    # WHEN
     layout = deployed_layout(architecture, deployment)
     capacity = pool_capacity(
         layout,
@@ -43,7 +41,6 @@ def test_capacity_of_a_config_equals_the_engines_own(record: dict[str, Any]) -> 
         terms=deployment.request_terms(architecture),
     )
 
-    # THEN
     actual = {
         "num_blocks": capacity.num_blocks,
         "groups": len(layout.groups),
@@ -58,20 +55,17 @@ def test_capacity_of_a_config_equals_the_engines_own(record: dict[str, Any]) -> 
 @pytest.mark.parametrize("record", RECORDS["blocks"], ids=name_of)
 def test_blocks_held_equal_the_schedulers_own(record: dict[str, Any]) -> None:
     """At every length a decoding request holds what the engine's block pool counted, as does its prefill at most."""
-    # GIVEN
     architecture = parse_architecture(RECORDS["configs"][record["config"]])
     deployment = deployment_of(record)
     layout = deployed_layout(architecture, deployment)
     serving = deployment.serving_terms(architecture)
 
-    # WHEN
     actual = [
         (tokens, decode_blocks(layout, resident_tokens=tokens, serving=serving))
         for first, last, _ in record["decode"]
         for tokens in range(first, last + 1)
     ]
 
-    # THEN
     expected = [(tokens, blocks) for first, last, blocks in record["decode"] for tokens in range(first, last + 1)]
     peak = prefill_peak_blocks(layout, prompt_tokens=record["prompt_tokens"], serving=serving)
     assert expected == actual

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvdiag.engines.vllm import metrics as vllm
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
+from kvdiag.engines.vllm import client as vllm
 from kvdiag.sources import bounded_json, prometheus_text
 from kvdiag.sources.http import MAX_ANSWER_BYTES, REST_SECONDS, HttpReader, TooMuchError, Unreadable
 from kvdiag.sources.prometheus_text import MAX_PAGE_LINES, MAX_PAGE_SERIES, PIECE_CHARACTERS, TooLargeError, parse_page
@@ -51,7 +51,7 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
         reply(text)(peer)
 
     async def read(http: HttpReader) -> list[tuple[int, object, str, bool]]:
-        source = EngineClient(http)
+        source = ENGINE.open(http)
         told: list[tuple[int, object, str, bool]] = []
         for seconds in (0.0, 1.0, REST_SECONDS - 1.0, REST_SECONDS + 1.0):
             now_seconds[0] = seconds

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvdiag.model import Gap, HostCache, HostProcess
-from kvdiag.sources.host import SOURCE, caches, find_server, limit_bytes, read
+from kvdiag.model import Gap, HostProcess
+from kvdiag.sources.host import SOURCE, commands, find_server, limit_bytes, read
 from tests.fixtures.hostile import refused_port
 from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, listening, unseen
 
@@ -22,7 +22,7 @@ def test_listener_is_found_with_its_children(host: str) -> None:
     """The process that listens on the port and its workers are the server; whoever started it is not."""
     # WHEN
     with listening(SERVER) as server:
-        actual = find_server(f"http://{host}:{server.port}")
+        actual = find_server(f"http://{host}:{server.port}", "vllm")
 
     # THEN
     assert (tuple(sorted(server.pids)), ()) == actual
@@ -32,7 +32,7 @@ def test_a_listener_of_another_address_is_not_the_server() -> None:
     """Anybody can listen on the same port of another loopback address."""
     # WHEN
     with listening(SERVER) as server:
-        actual, _ = find_server(f"http://127.0.0.2:{server.port}")
+        actual, _ = find_server(f"http://127.0.0.2:{server.port}", "vllm")
 
     # THEN
     assert actual is None
@@ -42,31 +42,27 @@ def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
     """With several API servers the one that started them is theirs, where it runs vLLM by the same interpreter."""
     # WHEN
     with listening(LAUNCHER, "vllm", "serve") as server:
-        actual = find_server(f"http://127.0.0.1:{server.port}")
+        actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
 
     # THEN
     assert server.launcher is not None
     assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
 
 
-def test_caches_are_read_from_the_command_line() -> None:
-    """What the launcher's command says of caches is known, once for all of the server's processes."""
-    # WHEN
+def test_command_lines_are_read() -> None:
+    """Each process has its command line; one that is gone has none."""
     with listening(LAUNCHER, "vllm", "serve", "--mm-processor-cache-gb", "2") as server:
-        actual = caches((server.launcher or 0, *server.pids, 2**22 + 1))
+        launcher, gone = commands((server.launcher or 0, 2**22 + 1))
 
-    # THEN
-    expected = HostCache(
-        name="vLLM's multimodal processor cache", flag="--mm-processor-cache-gb", limit_bytes=2 * 2**30
-    )
-    assert (expected,) == actual
+    assert launcher.endswith(" vllm serve --mm-processor-cache-gb 2")
+    assert gone == ""
 
 
 def test_starter_of_another_program_stays_out() -> None:
     """A script that starts a server and is no vLLM itself is not counted in."""
     # WHEN
     with listening(LAUNCHER, "benchmark") as server:
-        actual = find_server(f"http://127.0.0.1:{server.port}")
+        actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
 
     # THEN
     assert (tuple(sorted(server.pids)), ()) == actual
@@ -83,20 +79,20 @@ def test_starter_of_another_program_stays_out() -> None:
 def test_remote_server_is_a_gap(url: str, host: str) -> None:
     """Processes of another host cannot be seen, and the gap says whose."""
     # WHEN
-    actual = find_server(url)
+    actual = find_server(url, "vllm")
 
     # THEN
-    assert (None, (unseen(f"{host} is not this host: its processes cannot be seen from here"),)) == actual
+    assert (None, (unseen(f"{host} is another host: its processes are not visible here"),)) == actual
 
 
 def test_port_without_listener_is_a_gap() -> None:
     """A port that is forwarded from elsewhere, or belongs to another PID namespace, has no process here."""
     # WHEN
     with refused_port() as port:
-        actual = find_server(f"http://127.0.0.1:{port}")
+        actual = find_server(f"http://127.0.0.1:{port}", "vllm")
 
     # THEN
-    assert (None, (unseen(f"no process of this PID namespace is seen listening on port {port}"),)) == actual
+    assert (None, (unseen(f"no process in this PID namespace listens on port {port}"),)) == actual
 
 
 def test_memory_of_the_living_is_read() -> None:
@@ -125,7 +121,7 @@ def test_server_that_has_ended_is_a_gap() -> None:
     actual = read([ended.pid])
 
     # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
     assert (None, (gap,)) == actual
 
 
@@ -135,7 +131,7 @@ def test_impossible_process_id_is_passed_over() -> None:
     actual = read([2**31, 2**40, -1])
 
     # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="none of the server's processes lives any more")
+    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
     assert (None, (gap,)) == actual
 
 

@@ -105,33 +105,35 @@ ANSWERS = [
     ),
     pytest.param(reply("", status=500), ("failed", 500, f"500 on /metrics/: {CHECK}"), id="500"),
     pytest.param(reply("", status=204), ("failed", 204, f"204 on /metrics/: {CHECK}"), id="204"),
-    pytest.param(raw(), ("failed", None, "the answer broke off (…)"), id="hangs up at once"),
-    pytest.param(raw(b"SSH-2.0-OpenSSH_9.2\r\n"), ("failed", None, "the answer broke off (…)"), id="another protocol"),
-    pytest.param(raw(bytes(range(256)) * 9), ("failed", None, "the answer broke off (…)"), id="garbage bytes"),
+    pytest.param(raw(), ("failed", None, "the connection broke off (…)"), id="hangs up at once"),
     pytest.param(
-        raw(b"HTTP/1.1 200 OK\r\nBad Header\r\n\r\n"), ("failed", None, "the answer broke off (…)"), id="bad header"
+        raw(b"SSH-2.0-OpenSSH_9.2\r\n"), ("failed", None, "the connection broke off (…)"), id="another protocol"
+    ),
+    pytest.param(raw(bytes(range(256)) * 9), ("failed", None, "the connection broke off (…)"), id="garbage bytes"),
+    pytest.param(
+        raw(b"HTTP/1.1 200 OK\r\nBad Header\r\n\r\n"), ("failed", None, "the connection broke off (…)"), id="bad header"
     ),
     pytest.param(
-        raw(head(Content_Length="100"), b"short"), ("failed", None, "the answer broke off (…)"), id="torn body"
+        raw(head(Content_Length="100"), b"short"), ("failed", None, "the connection broke off (…)"), id="torn body"
     ),
     pytest.param(
-        raw(head(Content_Length="-1"), b"x"), ("failed", None, "the answer broke off (…)"), id="negative length"
+        raw(head(Content_Length="-1"), b"x"), ("failed", None, "the connection broke off (…)"), id="negative length"
     ),
-    pytest.param(raw(CUT_CHUNKS, b"zz\r\n"), ("failed", None, "the answer broke off (…)"), id="broken chunk"),
-    pytest.param(raw(CUT_CHUNKS), ("failed", None, "the answer broke off (…)"), id="torn between chunks"),
+    pytest.param(raw(CUT_CHUNKS, b"zz\r\n"), ("failed", None, "the connection broke off (…)"), id="broken chunk"),
+    pytest.param(raw(CUT_CHUNKS), ("failed", None, "the connection broke off (…)"), id="torn between chunks"),
     pytest.param(
         endless(b"HTTP/1.1 200 OK\r\n", b"X-More: header\r\n", limit_bytes=64 * MIB),
-        ("failed", None, "the answer broke off (…)"),
+        ("failed", None, "the connection broke off (…)"),
         id="headers without end",
     ),
     pytest.param(
         reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"),
-        ("failed", None, "the answer on /metrics/ is packed (…) although that was not asked for"),
+        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
         id="gzip",
     ),
     pytest.param(
         reply(zlib.compress(GZIP_BOMB), Content_Encoding="gzip, deflate"),
-        ("failed", None, "the answer on /metrics/ is packed (…) although that was not asked for"),
+        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
         id="gzip bomb in a gzip bomb",
     ),
 ]
@@ -269,7 +271,7 @@ def test_http_to_a_tls_port_is_told(certificate: Certificate) -> None:
         actual = read(server.url.replace("https", "http"))
 
     # THEN
-    assert ("failed", None, "the answer broke off (…)") == actual
+    assert ("failed", None, "the connection broke off (…)") == actual
 
 
 @pytest.mark.parametrize(

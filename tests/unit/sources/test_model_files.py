@@ -61,39 +61,31 @@ def hub(*, status: int, body: bytes) -> Iterator[str]:
 
 def test_a_folder_gives_its_config_and_headers(tmp_path: Path) -> None:
     """A downloaded model is read from its folder, the tensor files by their headers."""
-    # GIVEN
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     write_header(tmp_path / "model-00001-of-00002.safetensors", HEADER)
     write_header(tmp_path / "model-00002-of-00002.safetensors", {})
 
-    # WHEN
     actual = read_model(str(tmp_path))
 
-    # THEN
     assert ModelFiles(origin=str(tmp_path), config=CONFIG, headers=(HEADER, {})) == actual
 
 
 def test_a_format_beside_the_config_is_merged_in(tmp_path: Path) -> None:
     """ModelOpt's hf_quant_config.json becomes the config's quantization."""
-    # GIVEN
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
 
-    # WHEN
     actual = read_model(str(tmp_path))
 
-    # THEN
     merged = {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}
     assert {**CONFIG, "quantization_config": merged} == actual.config
 
 
 def test_a_config_alone_has_no_headers(tmp_path: Path) -> None:
     """A config.json is enough."""
-    # GIVEN
     path = tmp_path / "any name"
     path.write_text(json.dumps(CONFIG))
 
-    # THEN
     assert ModelFiles(origin=str(path), config=CONFIG) == read_model(str(path))
 
 
@@ -105,26 +97,21 @@ def test_a_name_comes_from_the_catalogue() -> None:
 
 def test_a_cached_model_is_found_by_its_id(tmp_path: Path) -> None:
     """The Hub's cache is searched before the network."""
-    # GIVEN
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(CONFIG))
 
-    # THEN
     assert CONFIG == read_model("some/model").config
 
 
 def test_the_hub_is_asked_for_what_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's config is downloaded where that is allowed."""
-    # GIVEN
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with hub(status=200, body=json.dumps(CONFIG).encode()) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
 
-        # WHEN
         actual = read_model("some/model")
 
-    # THEN
     assert ModelFiles(origin=f"{endpoint}/some/model/resolve/main/config.json", config=CONFIG) == actual
 
 
@@ -136,30 +123,24 @@ def test_what_the_hub_refuses_is_one_line(
     monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, reason: str
 ) -> None:
     """A gated model, a proxy's page, something else: the reason is named."""
-    # GIVEN
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with hub(status=status, body=body) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
 
-        # WHEN
         with pytest.raises(KvdiagError) as caught:
             read_model("some/model")
 
-    # THEN
     assert reason in str(caught.value)
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a network the way out is named."""
-    # GIVEN
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         read_model("some/model")
 
-    # THEN
     assert "give a folder or a config.json" in str(caught.value)
 
 
@@ -180,25 +161,20 @@ def test_a_path_is_no_hub_id(model: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         read_model(model)
-    # THEN
     assert str(caught.value).startswith(f"no such folder or file '{model}'")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b"1" * 5000])
 def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file that holds no JSON object names itself."""
-    # GIVEN
     path = tmp_path / "config.json"
     path.write_bytes(content)
 
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         read_model(str(path))
 
-    # THEN
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -209,14 +185,11 @@ def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A tensor file that is cut off or something else names itself."""
-    # GIVEN
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
 
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         read_model(str(tmp_path))
 
-    # THEN
     assert str(path) in str(caught.value)

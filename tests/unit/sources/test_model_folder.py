@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from kvdiag.engines.vllm.metrics import EngineClient
+from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts
@@ -98,7 +98,7 @@ def gathered(root: Path) -> Facts:
     async def work(url: str) -> Facts:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
             with closing(host_reader()) as reader:
-                facts, _ = await gather_facts(EngineClient(HttpReader(client)), url, reader, host_seconds=LONG_SECONDS)
+                facts, _ = await gather_facts(ENGINE.open(HttpReader(client)), url, reader, host_seconds=LONG_SECONDS)
                 return facts
 
     with Hostile(answers) as server:

@@ -62,7 +62,7 @@ def test_refused_memory_is_asked_again_each_time(stand_in: StandIn, client: Clie
 
     # THEN
     text = "an error of the stand-in"
-    reason = f"GPU 1 (GPU-empty): its memory cannot be told ({text}); compare `nvidia-smi -q -d MEMORY`"
+    reason = f"GPU 1 (GPU-empty): its memory is unknown ({text}); compare `nvidia-smi -q -d MEMORY`"
     expected = (
         ((seen(FULL, 0), unread(EMPTY, 1)), (gap("failed", reason),)),
         ((seen(FULL, 0), seen(EMPTY, 1)), ()),
@@ -89,8 +89,8 @@ def test_unified_memory_is_not_told(stand_in: StandIn, client: Client) -> None:
     # THEN
     processes = (Process(pid=4242, used_bytes=30 * GIB, name="vllm"),)
     reason = (
-        "GPU 0 (GPU-spark), NVIDIA GB10, does not tell its memory (Not Supported), "
-        "as GPUs do that share the host's; watch the host's available memory"
+        "GPU 0 (GPU-spark), NVIDIA GB10, does not report its memory (Not Supported), "
+        "as GPUs that share the host's memory do; watch the host's available memory"
     )
     expected = ((unread(spark, 0, processes=processes),), (gap("absent", reason),))
     assert expected == actual
@@ -118,6 +118,6 @@ def test_impossible_memory_is_a_gap(stand_in: StandIn, client: Client, garbage: 
     actual = client.read()
 
     # THEN
-    reason = f"GPU 0 (GPU-full): its memory cannot be told ({text}); compare `nvidia-smi -q -d MEMORY`"
+    reason = f"GPU 0 (GPU-full): its memory is unknown ({text}); compare `nvidia-smi -q -d MEMORY`"
     expected = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", reason),))
     assert expected == actual

@@ -62,7 +62,7 @@ def test_driver_from_before_mig(stand_in: StandIn, client: Client) -> None:
     actual = client.read(processes=True)
 
     # THEN
-    reason = "GPU 0 (GPU-full): its processes cannot be told (Function Not Found); compare `nvidia-smi`"
+    reason = "GPU 0 (GPU-full): its processes are unknown (Function Not Found); compare `nvidia-smi`"
     expected = ((seen(FULL, 0),), (gap("absent", reason),))
     assert expected == actual
 
@@ -77,7 +77,7 @@ def test_driver_without_gpus(stand_in: StandIn, client: Client) -> None:
     actual = client.read()
 
     # THEN
-    reason = "the NVIDIA driver lists no GPU here; a container has to be given its GPUs"
+    reason = "the NVIDIA driver lists no GPU here; pass GPUs to the container"
     expected = ((), (gap("absent", reason),))
     assert expected == actual
 
@@ -98,7 +98,7 @@ def test_machine_without_nvml(tmp_path: Path, content: bytes | None) -> None:
 
     # THEN
     reason = (
-        "no libnvidia-ml.so.1 here, so no NVIDIA GPU can be seen; "
+        "no libnvidia-ml.so.1 here, so no NVIDIA GPU is visible; "
         "a container needs the NVIDIA runtime and NVIDIA_DRIVER_CAPABILITIES=utility"
     )
     expected = (None, (gap("absent", reason),))

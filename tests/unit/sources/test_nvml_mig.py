@@ -30,7 +30,7 @@ def test_hidden_mig_parent_shows_its_slices(stand_in: StandIn, client: Client) -
     actual = client.read(processes=True)
 
     # THEN
-    reason = "GPU 1 (GPU-cut) is not read as a whole (Insufficient Permissions) but in its 2 MIG slices"
+    reason = "GPU 1 (GPU-cut) cannot be read as a whole (Insufficient Permissions), only as its 2 MIG slices"
     expected = (
         (seen(FULL, 0, processes=()), unread(CUT, 1), *seen_slices(CUT, 1, processes=True)),
         (gap("absent", reason),),
@@ -75,8 +75,8 @@ def test_slices_fail_alone(stand_in: StandIn, client: Client) -> None:
     # THEN
     busy, _ = seen_slices(CUT, 0)
     reasons = (
-        "MIG slice 3 of GPU 0 does not tell what it is (Unknown Error); see `nvidia-smi -L`",
-        "MIG slice 0 of GPU 0 (MIG-busy): its memory cannot be told (Unknown Error); compare `nvidia-smi -q -d MEMORY`",
+        "MIG slice 3 of GPU 0 does not report its identity (Unknown Error); see `nvidia-smi -L`",
+        "MIG slice 0 of GPU 0 (MIG-busy): its memory is unknown (Unknown Error); compare `nvidia-smi -q -d MEMORY`",
     )
     expected = ((seen(CUT, 0), replace(busy, memory=None)), tuple(gap("failed", reason) for reason in reasons))
     assert expected == actual
@@ -93,6 +93,6 @@ def test_hidden_gpu_without_slices(stand_in: StandIn, client: Client) -> None:
 
     # THEN
     text = "Insufficient Permissions"
-    reason = f"GPU 0 (GPU-full): its memory cannot be told ({text}); compare `nvidia-smi -q -d MEMORY`"
+    reason = f"GPU 0 (GPU-full): its memory is unknown ({text}); compare `nvidia-smi -q -d MEMORY`"
     expected = ((unread(FULL, 0),), (gap("failed", reason),))
     assert expected == actual

@@ -39,7 +39,7 @@ def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text:
 
     # THEN
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = f"GPU 0 (GPU-full) is out of reach ({text}); look for its Xid in `dmesg`, then reset it"
+    reason = f"GPU 0 (GPU-full) is unreachable ({text}); look for its Xid in `dmesg`, then reset it"
     torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", reason),))
     expected = (whole, torn, torn, whole)
     assert expected == actual
@@ -75,7 +75,7 @@ def test_gpu_lost_before_it_has_a_name(stand_in: StandIn, client: Client) -> Non
     actual = (nameless, client.read())
 
     # THEN
-    reason = "GPU 1 is out of reach (GPU is lost); look for its Xid in `dmesg`, then reset it"
+    reason = "GPU 1 is unreachable (GPU is lost); look for its Xid in `dmesg`, then reset it"
     expected = (((seen(FULL, 0),), (gap("failed", reason),)), ((seen(FULL, 0), seen(EMPTY, 1)), ()))
     assert expected == actual
 
@@ -127,10 +127,10 @@ def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
         (9, "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`"),
         (
             18,
-            "the NVIDIA driver was replaced while its old library is in use here; restart this container, or reboot",
+            "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot",
         ),
         (20, "the NVIDIA driver fails (Insufficient Memory); see `nvidia-smi`"),
-        (999, "the NVIDIA driver answers Unknown Error; a container that lost its GPUs has to be recreated"),
+        (999, "the NVIDIA driver answers Unknown Error; recreate a container that lost its GPUs"),
     ],
     ids=str,
 )
@@ -169,7 +169,7 @@ def test_driver_lost_in_mid_run(stand_in: StandIn, client: Client, function: str
 
     # THEN
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = "the NVIDIA driver was replaced while its old library is in use here; restart this container, or reboot"
+    reason = "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot"
     expected = (whole, (None, (gap("failed", reason),)), whole)
     assert expected == actual
 

@@ -72,7 +72,7 @@ def test_processes_that_cannot_be_listed(
     actual = client.read(processes=True)
 
     # THEN
-    reason = f"GPU 0 (GPU-full): its processes cannot be told ({text}); compare `nvidia-smi`"
+    reason = f"GPU 0 (GPU-full): its processes are unknown ({text}); compare `nvidia-smi`"
     expected = ((seen(FULL, 0),), (gap(kind, reason),))
     assert expected == actual
 
@@ -107,7 +107,7 @@ def test_process_with_more_than_there_is(stand_in: StandIn, client: Client) -> N
 
     # THEN
     text = f"process 2 with {81 * GIB} of {80 * GIB} bytes"
-    reason = f"GPU 0 (GPU-full): its processes cannot be told ({text}); compare `nvidia-smi`"
+    reason = f"GPU 0 (GPU-full): its processes are unknown ({text}); compare `nvidia-smi`"
     expected = ((seen(FULL, 0),), (gap("failed", reason),))
     assert expected == actual
 

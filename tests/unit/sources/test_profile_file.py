@@ -13,14 +13,11 @@ from tests.unit.kv.calibration.profiled import PROFILE
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """In folders that did not exist, with nothing else left beside it."""
-    # GIVEN
     path = tmp_path / "a" / "b" / "profiles.json"
 
-    # WHEN
     write_profiles(path, [PROFILE])
     write_profiles(path, [PROFILE, PROFILE])
 
-    # THEN
     assert (PROFILE, PROFILE) == read_profiles(path, required=True)
     assert [path] == list(path.parent.iterdir())
 

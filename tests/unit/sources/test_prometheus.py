@@ -179,18 +179,18 @@ def test_errors_half_way_lose_their_part_alone() -> None:
     [
         pytest.param(reply("busy", status=503), "503 on /api/v1/query", id="busy"),
         pytest.param(
-            raw(head() + b'{"status":"success","data":{"resultTy'), "broke off, or is no JSON", id="truncated"
+            raw(head() + b'{"status":"success","data":{"resultTy'), "broke off, or is not JSON", id="truncated"
         ),
-        pytest.param(raw(head(Content_Length="1000") + b"{"), "the answer broke off", id="shorter than said"),
-        pytest.param(reply("<html>Sign in</html>"), "no JSON: is this the address", id="a web page"),
+        pytest.param(raw(head(Content_Length="1000") + b"{"), "the connection broke off", id="shorter than said"),
+        pytest.param(reply("<html>Sign in</html>"), "not JSON: is this the address", id="a web page"),
         pytest.param(reply("", status=302, Location="/login"), "302 on /api/v1/query", id="a redirect"),
         pytest.param(reply("no", status=401), "401 on /api/v1/query: give --token-file", id="no permission"),
-        pytest.param(reply("[" * 50_000), "broke off, or is no JSON", id="nested"),
-        pytest.param(reply_json([]), "broke off, or is no JSON", id="a list"),
-        pytest.param(reply_json({"status": "success"}), "holds no samples", id="no data"),
+        pytest.param(reply("[" * 50_000), "broke off, or is not JSON", id="nested"),
+        pytest.param(reply_json([]), "broke off, or is not JSON", id="a list"),
+        pytest.param(reply_json({"status": "success"}), "no range of samples", id="no data"),
         pytest.param(
             reply_json({"status": "success", "data": {"resultType": "scalar", "result": [0, "1"]}}),
-            "holds no samples",
+            "no range of samples",
             id="a scalar",
         ),
         pytest.param(reply_json(matrix((START, "one"))), "a sample of up is no number", id="no number"),
@@ -203,12 +203,12 @@ def test_errors_half_way_lose_their_part_alone() -> None:
         ),
         pytest.param(
             reply_json({"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"a": 1}}]}}),
-            "labels that are none",
+            "invalid labels",
             id="labels that are numbers",
         ),
-        pytest.param(reply_json(matrix((END + 900.0, "1"))), "outside the time", id="from the future"),
+        pytest.param(reply_json(matrix((END + 900.0, "1"))), "outside the requested time", id="from the future"),
         pytest.param(
-            reply(b"\x1f\x8b", content_type="application/json", Content_Encoding="gzip"), "is packed", id="packed"
+            reply(b"\x1f\x8b", content_type="application/json", Content_Encoding="gzip"), "is compressed", id="packed"
         ),
         pytest.param(reply_json({"status": "error", "error": "x" * 5000}, status=500), "x" * 160, id="a long error"),
     ],
@@ -276,9 +276,9 @@ def test_a_partial_answer_is_a_warning() -> None:
     ("answer", "reason"),
     [
         pytest.param(reply("no", status=403), "403 on /api/v1/series: give --token-file", id="no permission"),
-        pytest.param(reply("", status=404), "404 on /api/v1/series, and no JSON", id="another server"),
+        pytest.param(reply("", status=404), "404 on /api/v1/series, and not JSON", id="another server"),
         pytest.param(reply_json({"status": "success", "data": {}}), "lists no series", id="no list"),
-        pytest.param(reply_json({"status": "success", "data": ["up"]}), "labels that are none", id="names"),
+        pytest.param(reply_json({"status": "success", "data": ["up"]}), "invalid labels", id="names"),
         pytest.param(
             reply_json({"status": "error", "error": "no org id"}, status=401), "401 on /api/v1/series", id="no tenant"
         ),

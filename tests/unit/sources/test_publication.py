@@ -97,7 +97,7 @@ def test_gpu_that_is_told_twice_counts_once() -> None:
 
     # THEN
     assert 1 == len(actual.allocators)
-    assert (f"GPU {UUID.upper()} is told twice, and counted once",) == actual.problems
+    assert (f"GPU {UUID.upper()} is reported twice, and counted once",) == actual.problems
 
 
 def test_gpus_are_known_from_inside() -> None:

@@ -60,7 +60,7 @@ def test_file_that_is_no_publication_is_a_gap(tmp_path: Path, path: str, value: 
 
 
 DEVICE_TROUBLE: list[tuple[str, object, str]] = [
-    ("devices.0.uuid", None, "torch does not tell which GPU it uses (torch before 2.4 cannot)"),
+    ("devices.0.uuid", None, "torch does not report which GPU it uses (torch before 2.4 cannot)"),
     ("devices.0.statistics", {}, "current is None, not a number within 0..1125899906842624"),
     (
         "devices.0.statistics.allocated_bytes.current",
@@ -71,7 +71,7 @@ DEVICE_TROUBLE: list[tuple[str, object, str]] = [
     ("devices.0.statistics.reserved_bytes.current", 2**60, "current is 1152921504606846976"),
     ("devices.0.statistics.num_ooms", 1.5, "num_ooms is 1.5"),
     ("devices.0.driver.free_bytes", 2**49, "Memory: free_bytes is"),
-    ("devices.0.driver.processes", [[1]], "the process list is not pairs"),
+    ("devices.0.driver.processes", [[1]], "the process list is not a list"),
     ("devices.0.driver.processes", [[SELF["pid"], "x"]], "bytes is x"),
     ("devices.0.fragmentation.stranded_bytes", 0, "ReservedSplit: parts of"),
     ("devices.0.fragmentation.unusable_ratio", 7, "ReservedSplit: unusable_ratio is 7.0"),

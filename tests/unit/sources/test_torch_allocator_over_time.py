@@ -26,7 +26,7 @@ def test_agent_that_stopped_is_noticed(tmp_path: Path) -> None:
 
     # WHEN / THEN
     who = f"VLLM::Worker_TP1 {SELF['pid']}"
-    reason = f"{who} has published nothing for 100 s: it lives, and its agent is stuck"
+    reason = f"{who} has published nothing for 100 s: it is running, but its agent is stuck"
     assert (None, [f"failed: {reason}"]) == read(tmp_path)
 
 
@@ -53,10 +53,10 @@ def test_file_that_only_looks_young_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "gap"),
     [
-        ({"pid": 2**22, "start_ticks": 1}, "absent: VLLM::Worker_TP1 4194304 has ended; its file is 0 s old"),
+        ({"pid": 2**22, "start_ticks": 1}, "absent: VLLM::Worker_TP1 4194304 exited; its file is 0 s old"),
         (
             {"start_ticks": 1},
-            f"absent: VLLM::Worker_TP1 {SELF['pid']} has ended; its file is 0 s old",
+            f"absent: VLLM::Worker_TP1 {SELF['pid']} exited; its file is 0 s old",
         ),
     ],
     ids=["no such process", "its number belongs to another process now"],
@@ -107,7 +107,7 @@ def test_missing_folder_and_empty_folder_say_what_to_do(tmp_path: Path) -> None:
         f"absent: no folder of agents at {tmp_path}/none (No such file or directory): see `kvdiag agent install --help`"
     ] == gaps
     assert [
-        f"absent: no agent publishes in {tmp_path}: has the server been started with it on its PYTHONPATH?"
+        f"absent: no agent publishes in {tmp_path}: was the server started with it on its PYTHONPATH?"
     ] == empty_gaps
 
 
@@ -117,7 +117,7 @@ def test_agents_without_a_gpu_say_so(tmp_path: Path) -> None:
     write(tmp_path, changed("devices", []))
 
     # WHEN / THEN
-    assert ((), ["absent: no process that has an agent holds GPU memory through torch"]) == read(tmp_path)
+    assert ((), ["absent: no process with an agent holds GPU memory through torch"]) == read(tmp_path)
 
 
 def test_folder_that_is_taken_away_and_comes_back_is_found_again(tmp_path: Path) -> None:

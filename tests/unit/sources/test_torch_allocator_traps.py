@@ -63,7 +63,7 @@ TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     "link to itself": (link_to_itself, "cannot be opened: Too many levels of symbolic links"),
     "huge": (huge, f"of {MAX_FILE_BYTES + len(json.dumps(PUBLICATION))} bytes, where {MAX_FILE_BYTES} are the most"),
     "sparse": (sparse, f"of {2**40} bytes, where {MAX_FILE_BYTES} are the most"),
-    "open to all": (open_to_all, "anybody may write it, so nobody's word is in it"),
+    "open to all": (open_to_all, "it is world-writable, so its author is unknown"),
     "nested": (nested, "nested too deeply"),
     "empty": (lambda path: write(path.parent, "", path.name), "Expecting value: line 1 column 1 (char 0)"),
     "torn": (
@@ -150,7 +150,7 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     _, gaps = read(tmp_path)
 
     # THEN
-    assert (MAX_FILES + 1, f"failed: {MAX_FILES + 5} agent files, of which the first {MAX_FILES} are read") == (
+    assert (MAX_FILES + 1, f"failed: {MAX_FILES + 5} agent files, only the first {MAX_FILES} are read") == (
         len(gaps),
         gaps[0],
     )

@@ -147,7 +147,7 @@ def test_a_gpu_that_fails_is_unknown() -> None:
 def test_a_gpu_without_memory_of_its_own_is_like_none() -> None:
     """Unified memory (GB10) is not told by NVML at all: that is absence, as without a GPU, and no failure."""
     # GIVEN such a device with its gap
-    absent = Gap(source="nvml", kind="absent", reason="GPU 0 does not tell its memory (Not Supported)")
+    absent = Gap(source="nvml", kind="absent", reason="GPU 0 does not report its memory (Not Supported)")
     unified = device(used_bytes=None, processes=(process(100, 5 * GIB),))
     actual = result(World(), with_devices(World(), unified, gaps=(absent,)))
 

@@ -173,7 +173,7 @@ def test_a_step_that_did_not_run_is_unknown() -> None:
 def test_what_the_plan_changed_is_told() -> None:
     """Notes of the plan, such as fewer cycles, come with the result."""
     # GIVEN a step that was scaled down
-    notes = ("6 cycles instead of 8: this server takes longer for each",)
+    notes = ("6 cycles instead of 8: a cycle takes longer on this server",)
 
     # THEN once, and not once for each cycle
     assert notes == result(World(notes=notes)).notes

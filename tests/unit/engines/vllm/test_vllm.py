@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kvdiag.engines.vllm.metrics import MAX_SERIES, SOURCE, WAITING_BY_REASON, parse_engines, parse_pools
+from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.vllm.metrics import MAX_SERIES, WAITING_BY_REASON, parse_engines, parse_pools
 from kvdiag.model import MAX_COUNT, Engine, Gap
 from kvdiag.sources.prometheus_text import parse_page
 from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
@@ -18,55 +19,55 @@ from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
         pytest.param(
             ["vllm:num_requests_running NaN", "vllm:num_requests_waiting 0.0"],
             Engine(engine="0", requests_waiting=0),
-            ["vllm:num_requests_running of engine 0 is nan: not a possible figure"],
+            ["vllm:num_requests_running of engine 0 is nan: not a possible value"],
             id="count NaN",
         ),
         pytest.param(
             ["vllm:num_requests_running -1.0"],
             Engine(engine="0"),
-            ["vllm:num_requests_running of engine 0 is -1: not a possible figure"],
+            ["vllm:num_requests_running of engine 0 is -1: not a possible value"],
             id="count negative",
         ),
         pytest.param(
             ["vllm:prompt_tokens_total +Inf"],
             Engine(engine="0"),
-            ["vllm:prompt_tokens_total of engine 0 is inf: not a possible figure"],
+            ["vllm:prompt_tokens_total of engine 0 is inf: not a possible value"],
             id="count infinite",
         ),
         pytest.param(
             [f"vllm:prompt_tokens_total {2 * MAX_COUNT}.0"],
             Engine(engine="0"),
-            ["vllm:prompt_tokens_total of engine 0 is 1.80144e+16: not a possible figure"],
+            ["vllm:prompt_tokens_total of engine 0 is 1.80144e+16: not a possible value"],
             id="count beyond what a float carries",
         ),
         pytest.param(
             [f"vllm:num_requests_running 1{'0' * 400}"],
             Engine(engine="0"),
-            ["vllm:num_requests_running of engine 0 is inf: not a possible figure"],
+            ["vllm:num_requests_running of engine 0 is inf: not a possible value"],
             id="count of 401 digits",
         ),
         pytest.param(
             ["vllm:kv_cache_usage_perc NaN"],
             Engine(engine="0"),
-            ["KV usage of engine 0 is nan: not a possible figure"],
+            ["KV usage of engine 0 is nan: not a possible value"],
             id="usage NaN",
         ),
         pytest.param(
             ["vllm:kv_cache_usage_perc -0.1"],
             Engine(engine="0"),
-            ["KV usage of engine 0 is -0.1: not a possible figure"],
+            ["KV usage of engine 0 is -0.1: not a possible value"],
             id="usage negative",
         ),
         pytest.param(
             ["vllm:kv_cache_usage_perc 37.5"],
             Engine(engine="0"),
-            ["KV usage of engine 0 is 37.5: not a possible figure"],
+            ["KV usage of engine 0 is 37.5: not a possible value"],
             id="usage in percent",
         ),
         pytest.param(
             ['vllm:engine_sleep_state{sleep_state="awake"} NaN'],
             Engine(engine="0"),
-            ["vllm:engine_sleep_state of engine 0 is nan: not a possible figure"],
+            ["vllm:engine_sleep_state of engine 0 is nan: not a possible value"],
             id="sleep state NaN",
         ),
         pytest.param(
@@ -81,27 +82,27 @@ from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
         pytest.param(
             ['vllm:num_requests_waiting_by_reason{reason="capacity"} -3'],
             Engine(engine="0"),
-            ["vllm:num_requests_waiting_by_reason of engine 0 is -3: not a possible figure"],
+            ["vllm:num_requests_waiting_by_reason of engine 0 is -3: not a possible value"],
             id="waiting for capacity negative",
         ),
         pytest.param(
             ['vllm:num_requests_running{model_name="a"} 1.0', 'vllm:num_requests_running{model_name="b"} 0.0'],
             Engine(engine="0"),
-            ["vllm:num_requests_running stands 2 times for engine 0: is this page joined from several servers?"],
+            ["vllm:num_requests_running appears 2 times for engine 0: does this endpoint merge several servers?"],
             id="two servers on one page",
         ),
         pytest.param(
             ['vllm:num_requests_waiting_by_reason{reason="capacity"} 3'] * 2,
             Engine(engine="0"),
             [
-                f"{WAITING_BY_REASON} stands 2 times for engine 0: is this page joined from several servers?",
+                f"{WAITING_BY_REASON} appears 2 times for engine 0: does this endpoint merge several servers?",
             ],
             id="a reason twice",
         ),
         pytest.param(
             ['vllm:engine_sleep_state{sleep_state="awake"} 0', 'vllm:engine_sleep_state{sleep_state="awake"} 1'],
             Engine(engine="0"),
-            ["vllm:engine_sleep_state stands 2 times for engine 0: is this page joined from several servers?"],
+            ["vllm:engine_sleep_state appears 2 times for engine 0: does this endpoint merge several servers?"],
             id="a sleep state twice",
         ),
     ],

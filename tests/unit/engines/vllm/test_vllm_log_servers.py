@@ -137,7 +137,7 @@ def test_a_pool_below_zero_is_a_start_that_failed() -> None:
     """The figure is not used, and the note says why."""
     report = parse_log("INFO [g.py:1] Model loading took 5.0 GiB\nINFO [g.py:1] Available KV cache memory: -2.81 GiB")
 
-    assert (None, True) == (report.ranks[0].pool, "-2.81 GiB: that start failed" in report.notes[0])
+    assert (None, True) == (report.ranks[0].pool, "-2.81 GiB: this start failed" in report.notes[0])
 
 
 FIXTURES: dict[str, dict[str, object]] = {

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.engines.vllm.metrics import MAX_SERIES, SOURCE, parse_caches, parse_pools
+from kvdiag.engines.engine import SOURCE
+from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from kvdiag.sources.prometheus_text import parse_page
 from tests.unit.engines.vllm.vllm_pages import engine_page
@@ -75,7 +76,7 @@ def test_pool_told_twice_is_a_gap() -> None:
     actual = parse_pools(page, "0.32.0")
 
     # THEN
-    reason = "vllm:cache_config_info stands 2 times for engine 0: is this page joined from several servers?"
+    reason = "vllm:cache_config_info appears 2 times for engine 0: does this endpoint merge several servers?"
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvdiag.engines.vllm.metrics import SOURCE
+from kvdiag.engines.engine import SOURCE
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_text import Page, parse_page
 

@@ -89,15 +89,12 @@ def test_an_engine_that_runs_as_modelled_has_no_drift() -> None:
 
 def test_a_printed_pool_is_an_interval() -> None:
     """18.69 GiB is 9,569.28 blocks: with two decimals between 9,566 and 9,571, which all are exact."""
-    # GIVEN
     report = EngineReport(
         settings=EngineSettings(version="0.9.1"), ranks=(RankReport(name="", pool=printed(18.69)),), num_blocks=9567
     )
 
-    # WHEN
     one = compare(LLAMA, Deployment(), replace(report, concurrency_context_tokens=8192), Expected()).comparisons[0]
 
-    # THEN
     assert (9569, 9566, 9571, 0.0) == (one.predicted.nominal, one.predicted.low, one.predicted.high, one.drift_ratio)
 
 
@@ -112,40 +109,31 @@ def test_a_printed_pool_is_an_interval() -> None:
 )
 def test_a_setting_that_explains_the_drift_is_named(architecture: Architecture, served: Deployment, word: str) -> None:
     """The model tries each setting alone, and says which one gives what the engine reports."""
-    # GIVEN
     report = exact_report(architecture, served)
 
-    # WHEN
     drifting = [one for one in explained(architecture, Deployment(), report).comparisons if not one.within_limit]
 
-    # THEN
     assert drifting
     assert all(any(f"with {word} " in reason for reason in one.reasons) for one in drifting)
 
 
 def test_a_drafter_in_the_pool_is_named() -> None:
     """The MTP layer of a config that has one."""
-    # GIVEN
     architecture = parse_architecture(config_of("Qwen3.6-27B"))
     drafted = Deployment(speculative_tokens=1, draft_layers=architecture.draft_layers)
 
-    # WHEN
     calibration = explained(architecture, Deployment(), exact_report(architecture, drafted))
 
-    # THEN
     assert any("--num-speculative-tokens 1" in reason for one in calibration.comparisons for reason in one.reasons)
 
 
 def test_a_smaller_rank_is_the_likely_reason_where_one_of_several_tells_its_pool() -> None:
     """Rank 0 tells its pool, and the engine has 10 % fewer blocks than that gives."""
-    # GIVEN
     deployment = Deployment(tensor_parallel=2)
     report = replace(exact_report(LLAMA, deployment, blocks=1003), num_blocks=901, tokens=None, concurrency=None)
 
-    # WHEN
     reasons = explained(LLAMA, deployment, report).comparisons[0].reasons
 
-    # THEN
     assert "1 of 2 ranks" in reasons[0]
 
 
@@ -193,7 +181,6 @@ def test_overridden_blocks_count_and_the_pool_does_not() -> None:
 
 def test_weights_and_pool_are_compared_by_stage() -> None:
     """Two stages of unlike weight, both ranks of the second alike."""
-    # GIVEN
     ranks = (
         RankReport(name="Worker_PP0_TP0", stage=0, weights=printed(10.0), pool=printed(5.0)),
         RankReport(name="Worker_PP1_TP0", stage=1, weights=printed(11.0), pool=printed(4.0)),
@@ -201,12 +188,10 @@ def test_weights_and_pool_are_compared_by_stage() -> None:
     )
     expected = Expected(weights_bytes=(10 * GIB, 12 * GIB), pool_bytes=(5 * GIB, 4 * GIB))
 
-    # WHEN
     calibration = compare(
         LLAMA, Deployment(tensor_parallel=2, pipeline_parallel=2), EngineReport(ranks=ranks), expected
     )
 
-    # THEN
     weights = [one for one in calibration.comparisons if one.figure is Figure.WEIGHTS]
     assert [("Worker_PP0_TP0", True), ("2 ranks", False)] == [(one.where, one.within_limit) for one in weights]
     pool = next(one for one in calibration.comparisons if one.figure is Figure.POOL)
@@ -259,7 +244,6 @@ STRICT_ROWS = [
 @pytest.mark.parametrize("row", STRICT_ROWS, ids=lambda row: row["id"])
 def test_published_logs_have_no_drift(row: dict[str, Any]) -> None:
     """Rows of the dataset as an engine's report: where nothing was fitted, no figure drifts."""
-    # GIVEN
     architecture = parse_architecture(config_of(row["cfg"]))
     version = (row["engine_version"] or "").split(" ")[0].removesuffix("+")
     v0 = "V0" in (row["engine_version"] or "")
@@ -281,10 +265,8 @@ def test_published_logs_have_no_drift(row: dict[str, Any]) -> None:
         kv_dtype=(row["kv_dtype"] or "auto").split(" ")[0],
     )
 
-    # WHEN
     calibration = explained(architecture, deployment, report)
 
-    # THEN
     strict = {_FIGURES[check.figure] for check in row_checks(row) if check.strict and check.figure in _FIGURES}
     assert strict
     assert not [one for one in calibration.comparisons if one.figure in strict and one.drift_ratio]

@@ -24,7 +24,6 @@ from tests.unit.kv.reckoned import MODEL, PAGE, STAGED, STAGES, rank, report
 )
 def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, expected: tuple[int, int, int]) -> None:
     """--kv-cache-memory-bytes, where what is printed agrees with it: 70 pages give or take 5 bytes."""
-    # GIVEN
     printed = PrintedSize(nominal_bytes=70 * PAGE, slack_bytes=5)
     of = report(
         RankReport(name="", pool=printed),
@@ -32,10 +31,8 @@ def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, 
         settings=EngineSettings(version="0.32.0", pool_bytes=told_bytes),
     )
 
-    # WHEN
     (one,) = capacity_comparisons(MODEL, Deployment(), of)
 
-    # THEN
     assert expected == (one.predicted.nominal, one.predicted.low, one.predicted.high)
 
 
@@ -44,13 +41,10 @@ def test_a_pool_that_was_asked_for_is_known_to_the_byte(told_bytes: int | None, 
 )
 def test_a_printed_concurrency_lies_between_two(printed: float, slack: float, low: float, high: float) -> None:
     """By half of its last digit, and never below 0."""
-    # GIVEN
     of = report(rank(pool=70 * PAGE), version="0.32.0", concurrency=printed, concurrency_slack=slack)
 
-    # WHEN
     (one,) = capacity_comparisons(MODEL, Deployment(), of)
 
-    # THEN
     assert (printed, low, high) == (one.reported.nominal, one.reported.low, one.reported.high)
 
 
@@ -68,11 +62,9 @@ def test_the_pool_that_a_plan_leaves(
     ranks: tuple[RankReport, ...], figures: dict[str, Any], expected: tuple[object, ...] | None
 ) -> None:
     """Beside the bytes that a rank tells, or those of its blocks, which may lie just below a block more."""
-    # WHEN
     found = compare(MODEL, Deployment(), report(*ranks, **figures), Expected(pool_bytes=(800,))).comparisons
     pools = [one for one in found if one.figure is Figure.POOL]
 
-    # THEN
     assert ([] if expected is None else [expected]) == [
         (one.reported.nominal, one.reported.low, one.reported.high, one.where) for one in pools
     ]
@@ -84,25 +76,19 @@ def test_the_pool_that_a_plan_leaves(
 )
 def test_the_pool_is_compared_on_the_stage_with_the_least_blocks(planned: tuple[int, int], stage: int) -> None:
     """128 KiB a block on the first, 64 KiB on the second."""
-    # GIVEN
     of = report(rank("w0", stage=0, pool=2000), rank("w1", stage=1, pool=1000))
 
-    # WHEN
     (one,) = compare(STAGED, STAGES, of, Expected(pool_bytes=planned)).comparisons
 
-    # THEN
     assert (planned[stage], (2000, 1000)[stage]) == (one.predicted.nominal, one.reported.nominal)
 
 
 def test_a_stage_that_tells_no_pool_is_compared_by_the_blocks() -> None:
     """The first stage tells its own, and the plan has the least on the second."""
-    # GIVEN
     of = report(rank("w0", stage=0, pool=2000), num_blocks=7)
 
-    # WHEN
     found = compare(STAGED, STAGES, of, Expected(pool_bytes=(20 * PAGE, 9 * PAGE))).comparisons[0]
 
-    # THEN
     assert (Figure.POOL, 7 * PAGE, "from the blocks") == (found.figure, found.reported.nominal, found.where)
 
 
@@ -123,9 +109,7 @@ def test_weights_are_compared_by_rank(
     ranks: tuple[RankReport, ...], deployment: Deployment, expected: list[tuple[int, int, str]]
 ) -> None:
     """A plan of 90 bytes on the first stage and 95 on the second; ranks that say the same are one line."""
-    # WHEN
     found = compare(STAGED, deployment, report(*ranks), Expected(weights_bytes=(90, 95))).comparisons
 
-    # THEN
     assert expected == [(one.predicted.nominal, one.reported.nominal, one.where) for one in found]
     assert not compare(STAGED, deployment, report(*ranks), Expected()).comparisons

@@ -52,10 +52,8 @@ def predicted(architecture: Architecture, of: EngineReport, deployment: Deployme
 )
 def test_the_ways_in_which_a_release_may_count(version: str | None, v0: bool, tokens: int, concurrency: float) -> None:
     """Tokens by blocks up to 0.19, by requests from 0.22 on, either in between; requests by blocks from 0.10 on."""
-    # GIVEN
     of = report(rank(pool=70 * PAGE), version=version, is_v0=v0, tokens=tokens, concurrency=concurrency)
 
-    # THEN
     assert {"capacity_tokens": tokens, "max_concurrency": pytest.approx(concurrency)} == predicted(MODEL, of)
 
 
@@ -72,20 +70,16 @@ def test_a_release_that_counts_otherwise_drifts(
     version: str, v0: bool, tokens: int, concurrency: float, expected: tuple[float, float]
 ) -> None:
     """By how much the other way of counting gives."""
-    # GIVEN
     of = report(rank(pool=70 * PAGE), version=version, is_v0=v0, tokens=tokens, concurrency=concurrency)
 
-    # THEN
     assert pytest.approx(expected) == tuple(predicted(MODEL, of).values())
 
 
 def test_the_old_count_divides_blocks_by_groups_and_multiplies_by_ranks() -> None:
     """71 blocks of 2 groups are 35 x 16 tokens, 71 / 2 x 16 / 100 requests; 2 context-parallel ranks hold double."""
-    # GIVEN
     of = report(rank(pool=71 * PAGE), version="0.9.2", is_v0=True, tokens=1, concurrency=1.0)
     shared = Deployment(tensor_parallel=16, decode_context_parallel=2)
 
-    # THEN
     assert {"capacity_tokens": 560, "max_concurrency": 5.68} == pytest.approx(predicted(HYBRID, of))
     of = replace(of, ranks=(rank(pool=70 * PAGE // 8),))
     assert {"capacity_tokens": 2240, "max_concurrency": 22.4} == pytest.approx(predicted(MODEL, of, shared))
@@ -126,10 +120,8 @@ def test_what_follows_from_what_is_told(figures: dict[str, Any], expected: dict[
 
 def test_a_length_that_is_not_told_is_the_configs() -> None:
     """Concurrency of 160 tokens, 10 blocks each."""
-    # GIVEN
     of = report(rank(pool=70 * PAGE), concurrency=7.0, concurrency_context_tokens=None, version="0.32.0")
 
-    # THEN
     assert {"max_concurrency": 7.0} == predicted(replace(MODEL, max_context_tokens=160), of)
 
 
@@ -201,10 +193,8 @@ def test_what_was_not_told_is_named(of: EngineReport, expected: Expected, missin
 
 def test_why_nothing_was_planned_is_noted() -> None:
     """After the report's own notes."""
-    # GIVEN
     of = report(notes=("two engines",))
 
-    # THEN
     assert ("two engines", "weights and pool are not compared: no checkpoint") == compare(
         MODEL, Deployment(), of, Expected(why_no_weights="no checkpoint")
     ).notes
@@ -252,20 +242,16 @@ def test_figures_have_titles(figure: Figure, title: str) -> None:
 )
 def test_two_percent_need_no_reason(predicted_blocks: int, reported_blocks: int, drift: float, within: bool) -> None:
     """More than predicted, or less; anything is a whole more than nothing."""
-    # GIVEN
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(predicted_blocks), reported=exactly(reported_blocks))
 
-    # THEN
     assert drift == pytest.approx(one.drift_ratio)
     assert (within, 0.02) == (one.within_limit, DRIFT_LIMIT_RATIO)
 
 
 def test_what_the_engine_serves_is_named_briefly() -> None:
     """The first class that MODEL lists, 80 characters of it; what is no text is no class."""
-    # GIVEN
     listed = {"architectures": [5, "X" * 90, "LlamaForCausalLM"]}
 
-    # THEN
     assert f"the engine serves Qwen2ForCausalLM, but MODEL is {'X' * 80}" == contradiction(
         listed, MODEL, EngineSettings(architecture="Qwen2ForCausalLM")
     )

@@ -95,13 +95,10 @@ def test_a_setting_that_gives_the_figures_is_the_reason(
     architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], told: dict[str, Any], change: str
 ) -> None:
     """To the last digit; then no other kind of reason is given."""
-    # GIVEN
     report = report_of(architecture, Deployment(**served), **told)
 
-    # WHEN
     found = reasons(architecture, Deployment(**planned), report)
 
-    # THEN
     assert any(f"with {change} " in reason for reason in found)
     assert all(reason.endswith("matches exactly") for reason in found)
 
@@ -123,36 +120,29 @@ def test_what_the_engine_tells_is_not_guessed_otherwise(
     architecture: Architecture, planned: dict[str, Any], served: dict[str, Any], told: dict[str, Any], change: str
 ) -> None:
     """A setting that is told, or planned already, is no reason."""
-    # WHEN
     found = reasons(architecture, Deployment(**planned), report_of(architecture, Deployment(**served), **told))
 
-    # THEN
     assert found
     assert not {reason for reason in found if reason.startswith(change)}
 
 
 def test_a_setting_that_gives_some_of_the_figures_is_no_reason() -> None:
     """With 8 bits the blocks come out, and the tokens do not."""
-    # GIVEN
     report = replace(report_of(LLAMA, Deployment(kv_dtype="fp8")), tokens=1)
 
-    # THEN
     assert not {reason for reason in reasons(LLAMA, Deployment(), report) if "gives exactly" in reason}
 
 
 def test_three_reasons_are_enough() -> None:
     """Of five kinds of what cannot be excluded the likeliest are given."""
-    # GIVEN
     report = EngineReport(
         settings=EngineSettings(model="m", speculative_tokens=2),
         ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),),
     )
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(200), reported=exactly(100))
 
-    # WHEN
     found = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(tensor_parallel=2), report, Expected())
 
-    # THEN
     assert (
         "the draft model's layers use part of the pool and are not in MODEL's config",
         SMALLER_RANK,
@@ -201,10 +191,8 @@ def test_what_cannot_be_excluded(
     figure: Figure, predicted: int, settings: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     """Of 100 reported, by which way and how far it is off: beyond a quarter it may be another model."""
-    # GIVEN
     one = Comparison(figure=figure, predicted=exactly(predicted), reported=exactly(100))
 
-    # WHEN
     found = explain(
         Calibration(comparisons=(one,)),
         LLAMA,
@@ -213,7 +201,6 @@ def test_what_cannot_be_excluded(
         Expected(pool_source="estimate"),
     )
 
-    # THEN
     assert expected == found.comparisons[0].reasons
 
 
@@ -229,16 +216,13 @@ def test_what_cannot_be_excluded(
 )
 def test_fewer_blocks_than_reported(architecture: Architecture, v0: bool, told: int, expected: str) -> None:
     """Less predicted than there is: a token costs less, where the pool's bytes are told."""
-    # GIVEN
     ranks = (RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(90), reported=exactly(100))
 
-    # WHEN
     found = explain(
         Calibration(comparisons=(one,)), architecture, Deployment(), EngineReport(ranks=ranks, is_v0=v0), Expected()
     )
 
-    # THEN
     assert expected == found.comparisons[0].reasons[0]
     assert UNKNOWN == found.comparisons[0].reasons[-1]
 
@@ -249,38 +233,30 @@ def test_fewer_blocks_than_reported(architecture: Architecture, v0: bool, told: 
 )
 def test_a_rank_that_does_not_tell_may_have_less(ranks: int, stages: int, told: int, expected: bool) -> None:
     """Where some of them tell their pool and some do not."""
-    # GIVEN
     report = EngineReport(ranks=(RankReport(name="", pool=PrintedSize(nominal_bytes=1)),) * told)
     one = Comparison(figure=Figure.BLOCKS, predicted=exactly(110), reported=exactly(100))
 
-    # WHEN
     deployment = Deployment(tensor_parallel=ranks, pipeline_parallel=stages)
     (found,) = explain(Calibration(comparisons=(one,)), LLAMA, deployment, report, Expected()).comparisons
 
-    # THEN
     assert expected is any(f"({told} of {ranks * stages} ranks" in reason for reason in found.reasons)
 
 
 @pytest.mark.parametrize("figure", [Figure.BLOCKS, Figure.WEIGHTS])
 def test_the_name_of_another_model_is_cut_short(figure: Figure) -> None:
     """80 characters of what the engine was started with."""
-    # GIVEN
     one = Comparison(figure=figure, predicted=exactly(200), reported=exactly(100))
     report = EngineReport(settings=EngineSettings(model="m" * 90, speculative_tokens=0))
 
-    # WHEN
     (found,) = explain(Calibration(comparisons=(one,)), LLAMA, Deployment(), report, Expected()).comparisons
 
-    # THEN
     assert found.reasons[0].endswith(f": '{'m' * 80}'")
 
 
 def test_a_drafter_that_is_planned_is_no_reason() -> None:
     """Nor is it guessed with another number of tokens."""
-    # GIVEN
     planned = Deployment(speculative_tokens=1, draft_layers=QWEN.draft_layers)
 
-    # THEN
     found = reasons(QWEN, planned, report_of(QWEN, replace(planned, speculative_tokens=2)))
     assert found
     assert not {reason for reason in found if reason.startswith("a drafter in the same pool")}
@@ -288,7 +264,6 @@ def test_a_drafter_that_is_planned_is_no_reason() -> None:
 
 def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
     """Weights leave it, capacity follows from it; what does not drift needs no reason."""
-    # GIVEN
     figures = {
         figure: Comparison(figure=figure, predicted=exactly(110), reported=exactly(100))
         for figure in (Figure.WEIGHTS, Figure.POOL, Figure.TOKENS)
@@ -302,7 +277,6 @@ def test_what_else_drifts_is_a_reason_for_the_pool() -> None:
         assert () == found.comparisons[-1].reasons
         return found.comparisons[0].reasons
 
-    # THEN
     weights, capacity = (
         "the weights differ, which changes what is left for the pool",
         "the capacity differs too: see its reasons",
@@ -344,10 +318,8 @@ def test_the_batch_that_the_figures_give_away(
     architecture: Architecture, served: int, told: dict[str, Any], expected: int | None
 ) -> None:
     """Planned with 2,048: one of the usual sizes that gives every figure, where the engine does not tell its own."""
-    # GIVEN
     report = report_of(architecture, Deployment(max_num_batched_tokens=served), **told)
 
-    # THEN
     assert expected == settled_batches(architecture, Deployment(), report)
 
 

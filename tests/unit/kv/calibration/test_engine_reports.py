@@ -79,10 +79,8 @@ def test_major_and_minor_of_a_version(version: str | None, release: tuple[int, i
 )
 def test_what_changed_with_the_releases(settings: dict[str, Any], fraction: float, graphs: bool) -> None:
     """0.90 up to 0.19 and 0.92 since; room for graphs inside the fraction since 0.21, unless the log says otherwise."""
-    # GIVEN
     told = EngineSettings(**settings)
 
-    # THEN
     assert (fraction, graphs) == (told.fraction_ratio, told.graphs_in_fraction)
 
 
@@ -94,10 +92,8 @@ def test_an_engine_on_the_cpu(device: str | None, expected: bool) -> None:
 
 def test_the_rank_with_the_smallest_pool_decides() -> None:
     """One that tells none does not, were it first; of equal ones the first; the total is the least of any."""
-    # GIVEN
     report = EngineReport(ranks=(rank("a"), rank("b", 7, 90), rank("c", 5, 100), rank("d", 5), rank("e", None, 80)))
 
-    # THEN
     assert report.ranks[2] == report.deciding_rank
     assert 80 == report.total_bytes
     assert (None, None) == (EngineReport().deciding_rank, EngineReport().total_bytes)
@@ -128,10 +124,8 @@ def test_the_length_that_concurrency_is_told_for(told: int | None, longest: int 
 )
 def test_a_page_in_the_logs_terms(change: dict[str, Any], expected: tuple[object, ...]) -> None:
     """What the labels say, and nothing where they say nothing that is known."""
-    # WHEN
     report = page_report(Facts(pools=(replace(POOL, **change),)))
 
-    # THEN
     assert expected == (
         report.is_v0,
         report.settings.state_cache_mode,
@@ -150,16 +144,13 @@ def test_a_page_in_the_logs_terms(change: dict[str, Any], expected: tuple[object
 )
 def test_the_smallest_of_several_pools(blocks: tuple[int, ...], named: str | None) -> None:
     """It is named where there are several, the first of equals."""
-    # GIVEN
     pools = tuple(
         replace(POOL, engine=str(number), total_blocks=total, usable_blocks=total - 1, usage_blocks=total - 1)
         for number, total in enumerate(blocks)
     )
 
-    # WHEN
     report = page_report(Facts(pools=pools))
 
-    # THEN
     assert (min(blocks), [] if named is None else [True]) == (
         report.num_blocks,
         [named is not None and named in note for note in report.notes],

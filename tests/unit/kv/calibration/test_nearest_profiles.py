@@ -46,10 +46,8 @@ def test_a_gpu_of_about_the_same_total_will_do(change: dict[str, Any], found: bo
 )
 def test_what_a_newer_profile_replaces(change: dict[str, Any], replaced: bool) -> None:
     """One of the same GPU, model, ranks and batch; GPUs without a name are told apart by their totals."""
-    # GIVEN
     new = replace(PROFILE, **change)
 
-    # THEN
     assert ((new,) if replaced else (PROFILE, new)) == with_profile([PROFILE], new)
     nameless = replace(PROFILE, gpu_name=None)
     assert 2 == len(with_profile([nameless], replace(nameless, gpu_total_bytes=999_999)))
@@ -57,12 +55,10 @@ def test_what_a_newer_profile_replaces(change: dict[str, Any], replaced: bool) -
 
 def test_the_oldest_profile_goes_first() -> None:
     """Of 4,096 by date, wherever it stands."""
-    # GIVEN
     many = [
         replace(PROFILE, pipeline_parallel=number, date=f"{9999 - number:04}") for number in range(1, MOST_PROFILES + 1)
     ]
 
-    # WHEN
     kept = with_profile(many, replace(PROFILE, tensor_parallel=4))
 
     # THEN the profile with the highest number has the oldest date
@@ -125,9 +121,7 @@ def test_what_does_not_decide_leaves_the_model_the_same(change: dict[str, Any]) 
 
 def test_a_key_is_short() -> None:
     """16 hex digits, and a name of 512 characters at most."""
-    # WHEN
     key = model_key(LLAMA, parse_architecture(LLAMA), name="n" * 600)
 
-    # THEN
     assert (16, 512) == (len(key.digest), len(key.name))
     assert int(key.digest, 16) >= 0

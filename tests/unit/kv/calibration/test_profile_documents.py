@@ -94,12 +94,10 @@ def test_a_document_that_is_none_is_refused(change: Callable[[Any], object], fie
 
 def test_a_document_may_hold_4096_profiles_and_texts_of_512_characters() -> None:
     """And leave out what is not known."""
-    # GIVEN
     known = replace(PROFILE, gpu_name=None, max_num_batched_tokens=None, source="x" * 512)
     document = profiles_document([known])
     document["profiles"] *= MOST_PROFILES
 
-    # THEN
     assert (known,) * MOST_PROFILES == parse_profiles(document)
     assert (1, {"digest": MODEL.digest, "name": "a model"}) == (
         document["schema_version"],

@@ -92,12 +92,10 @@ def test_what_an_engine_took(planned: int | None, pool: int, told: dict[str, int
     """Of 1,000 bytes 900 are the engine's, 500 of them weights and 300 the pool: 100 are left, and are told apart only
     where the engine tells both context and activation.
     """
-    # GIVEN
     sizes: dict[str, Any] = {name: size(nominal_bytes) for name, nominal_bytes in told.items()}
     rank = RankReport(name="", pool=size(pool), **sizes)
     report = EngineReport(settings=EngineSettings(memory_fraction_ratio=0.9), ranks=(rank,))
 
-    # THEN
     assert expected == measure(report, total_bytes=1000, weights_bytes=planned, pool_bytes=pool)
 
 
@@ -111,7 +109,6 @@ def test_graphs_count_where_the_release_keeps_them(
     """Before 0.21 what they really took, beside the fraction; since then the estimate, inside it: 0.92 x 1,000 less
     500 and 300 are 120.
     """
-    # GIVEN
     bare = RankReport(name="", pool=size(300), graphs_estimate=size(40), graphs_actual=size(60))
     split = replace(bare, activation=size(50), non_torch=size(7))
 
@@ -120,7 +117,6 @@ def test_graphs_count_where_the_release_keeps_them(
         report = EngineReport(settings=settings, ranks=(rank,))
         return measure(report, total_bytes=1000, weights_bytes=500, pool_bytes=300)
 
-    # THEN
     assert [
         Measured(
             context_bytes=7, activation_bytes=activation_bytes, graph_bytes=graph_bytes, graphs_in_fraction=within
@@ -150,10 +146,8 @@ def test_a_fraction_of_a_gpu_is_rounded_up() -> None:
 )
 def test_what_a_plan_takes_of_a_profile(change: dict[str, Any], expected: tuple[int, ...]) -> None:
     """One overhead stands in place of context and activation; graphs count where they lie inside the fraction."""
-    # WHEN
     overheads = replace(PROFILE, **change).overheads
 
-    # THEN
     assert expected == (
         overheads.context_bytes,
         overheads.activation_bytes,

@@ -156,16 +156,13 @@ def test_there_are_never_too_many() -> None:
 def test_a_model_is_its_shape_and_not_its_name() -> None:
     """Names, paths and the longest context do not count; width, vocabulary and quantization do."""
 
-    # GIVEN
     def key(**changes: object) -> str:
         changed = LLAMA | changes
         return model_key(changed, parse_architecture(changed), name="x").digest
 
-    # WHEN
     same = {key(), key(max_position_embeddings=8192, _name_or_path="y")}
     others = {key(vocab_size=32_000), key(intermediate_size=1024), key(quantization_config={"quant_method": "fp8"})}
 
-    # THEN
     assert (1, 3, set()) == (len(same), len(others), same & others)
 
 

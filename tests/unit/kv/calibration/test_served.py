@@ -59,10 +59,8 @@ def test_bytes_of_an_engine_that_tells_none_follow_from_its_config_and_ranks(
     tensor_parallel: int, divided: int
 ) -> None:
     """A block of 16 tokens of Llama 3.1 8B is 2 MiB, divided by the ranks as far as there are KV heads."""
-    # GIVEN
     known = facts(pool(), tensor_parallel=tensor_parallel)
 
-    # THEN
     assert (LLAMA_BLOCK_BYTES // divided, "computed") == block_bytes(known, known.pools[0])
     assert (5_000 * LLAMA_BLOCK_BYTES // divided, "computed") == pool_bytes(known, known.pools[0])
     assert [0.0, 0.0] == [figure.drift_ratio for figure in model(known).figures]
@@ -71,10 +69,8 @@ def test_bytes_of_an_engine_that_tells_none_follow_from_its_config_and_ranks(
 
 def test_what_the_engine_reports_comes_first() -> None:
     """A pool whose bytes are told is not computed."""
-    # GIVEN
     known = facts(replace(pool(), pool_bytes=5_000 * 77))
 
-    # THEN
     assert (77, "reported") == block_bytes(known, known.pools[0])
 
 
@@ -96,16 +92,13 @@ def test_bytes_are_not_computed_where_something_is_missing_or_contradicts(known:
 
 def test_an_unknown_architecture_is_named_by_its_field() -> None:
     """The error of the config is handed on."""
-    # GIVEN
     known = facts(pool(), config=json.dumps({"model_type": "no-such-model"}))
 
-    # THEN
     assert "model_type 'no-such-model'" in (bytes_problem(known) or "")
 
 
 def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
     """A latent cache is whole on every rank, so that its bytes are known where the ranks are not."""
-    # GIVEN
     known = facts(pool(per_request=LONGEST_TOKENS // 64, block_tokens=64), config=LATENT, tensor_parallel=None)
 
     # THEN 61 layers of 576 numbers of 16 bits for each of 64 tokens
@@ -115,11 +108,9 @@ def test_latent_attention_costs_the_same_on_any_number_of_ranks() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_reported_bytes_tell_the_ranks_that_cannot_be_seen(ranks: int) -> None:
     """Among the usual sizes of a tensor-parallel group the one that explains the number of blocks is taken."""
-    # GIVEN
     size = 5_000 * LLAMA_BLOCK_BYTES // ranks
     known = facts(replace(pool(), pool_bytes=size), tensor_parallel=None)
 
-    # THEN
     assert ranks == model(known).deployment.tensor_parallel
     assert model(known).drift() is None
 
@@ -131,17 +122,14 @@ def test_a_batch_size_that_no_metric_tells_is_found(in_flight_tokens: int) -> No
     sliding = -(-min(1_023 + in_flight_tokens, LONGEST_TOKENS) // 16) + 1
     known = facts(pool(60_000, per_request=2_048 + 6 * sliding), config=GEMMA)
 
-    # THEN
     assert model(known).drift() is None
     assert 2_048 + 6 * sliding == model(known).planned_blocks
 
 
 def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
     """An engine whose other rank has a tenth less takes the smaller number of blocks: the rest is lost."""
-    # GIVEN
     known = facts(replace(pool(4_500), pool_bytes=5_000 * LLAMA_BLOCK_BYTES))
 
-    # THEN
     drift = model(known).drift()
     assert drift is not None
     assert (Figure.BLOCKS, 5_000, 4_500) == (drift.figure, drift.predicted.nominal, drift.reported.nominal)
@@ -150,11 +138,9 @@ def test_fewer_blocks_than_the_bytes_hold_are_a_drift() -> None:
 
 def test_ranks_that_do_not_divide_a_model_are_not_tried() -> None:
     """Qwen2.5-14B has 40 heads: 16 ranks are none of its possible settings, and no reason to give up."""
-    # GIVEN
     config = (CONFIGS / "Qwen2.5-14B.json").read_text(encoding="utf-8")
     size = 16 * 48 * 8 * 128 * 2 * 2 // 4
     known = facts(replace(pool(), pool_bytes=5_000 * size), config=config, tensor_parallel=None)
 
-    # THEN
     assert 4 == model(known).deployment.tensor_parallel
     assert size == model(known).block_bytes

@@ -92,10 +92,8 @@ def test_why_there_is_no_model(change: dict[str, Any]) -> None:
 
 def test_a_model_that_meets_every_figure() -> None:
     """128 KiB a block, 7 blocks a request, and what was assumed for it."""
-    # WHEN
     found = model(facts())
 
-    # THEN
     assert (BLOCK, 7, "max_num_batched_tokens 2048, cuda kernels") == (
         found.block_bytes,
         found.planned_blocks,
@@ -142,14 +140,12 @@ def test_blocks_that_the_engine_plans_for_a_request(concurrency: float | None, e
 )
 def test_the_figure_that_is_furthest_off(drifts: tuple[int, ...], most_ratio: float, expected: int | None) -> None:
     """Above or below what is reported, beyond a limit; the first of equals."""
-    # GIVEN
     figures = tuple(
         Comparison(figure=figure, predicted=exactly(percent), reported=exactly(100))
         for figure, percent in zip((Figure.BLOCKS, Figure.TOKENS), drifts, strict=False)
     )
     found = replace(model(facts()), figures=figures)
 
-    # THEN
     assert (None if expected is None else figures[expected]) == found.drift(most_ratio)
 
 
@@ -165,10 +161,8 @@ def test_the_figure_that_is_furthest_off(drifts: tuple[int, ...], most_ratio: fl
 )
 def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, size: int | None) -> None:
     """Where they cannot be seen a block's bytes are not known, unless the pool's bytes tell them."""
-    # GIVEN
     known = facts(**({"tensor_parallel": None, "pipeline_parallel": None} | change))
 
-    # THEN
     assert (ranks, size) == (model(known).deployment.tensor_parallel, model(known).block_bytes)
     unseen = "the number of tensor-parallel ranks is not known"
     assert (unseen if size is None else None) == bytes_problem(known)
@@ -176,33 +170,27 @@ def test_ranks_decide_what_a_block_costs(change: dict[str, Any], ranks: int, siz
 
 def test_stages_of_unlike_blocks_are_told_as_such() -> None:
     """Three layers over two stages: the ranks are known, and their blocks are of two sizes."""
-    # GIVEN
     config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
     known = facts(model_config=config, tensor_parallel=1, pipeline_parallel=2)
 
-    # THEN
     assert model(known).block_bytes is None
     assert "block sizes differ between pipeline stages" == bytes_problem(known)
 
 
 def test_a_model_that_two_ranks_cannot_share_is_not_said_to_be_the_same_on_all() -> None:
     """7 heads: no two ranks have it, and over how many others it is divided is still not seen."""
-    # GIVEN
     shape = {**SHAPE, "hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}
     known = facts(
         model_config=json.dumps({"model_type": "llama", **shape}), tensor_parallel=None, pipeline_parallel=None
     )
 
-    # THEN
     assert model(known).block_bytes is None
 
 
 def test_stages_of_unlike_size_have_no_one_block() -> None:
     """Three layers over two stages: 128 KiB on one and 64 KiB on the other."""
-    # GIVEN
     config = json.dumps({"model_type": "llama", **SHAPE, "num_hidden_layers": 3})
 
-    # THEN
     found = model(facts(model_config=config, pipeline_parallel=2))
     assert (None, (BLOCK, BLOCK // 2)) == (found.block_bytes, found.layout.bytes_per_block)
 
@@ -223,10 +211,8 @@ def test_stages_of_unlike_size_have_no_one_block() -> None:
 )
 def test_what_the_page_tells_is_taken(change: dict[str, Any], expected: tuple[object, ...]) -> None:
     """And vLLM's own defaults for the rest."""
-    # WHEN
     deployment = model(facts(pool(**change))).deployment
 
-    # THEN
     assert expected == (
         deployment.kv_dtype,
         deployment.state_dtype,
@@ -268,7 +254,6 @@ def test_what_is_in_flight_is_found_by_the_blocks_of_a_request(in_flight_tokens:
     A GPU has two batches in flight. Of all that give the same blocks the fewest tokens are named: 1,023 + 4,994 = 6,017
     is one above 376 x 16.
     """
-    # GIVEN
     planned = 8192 + -(-(1023 + in_flight_tokens) // 16) + 1
     blocks = 100_000
     known = facts(
@@ -277,22 +262,17 @@ def test_what_is_in_flight_is_found_by_the_blocks_of_a_request(in_flight_tokens:
         max_model_len_tokens=131_072,
     )
 
-    # WHEN
     found = model(known)
 
-    # THEN
     assert (planned, assumed, None) == (found.planned_blocks, found.assumed, found.drift())
 
 
 def test_what_nothing_explains_stays_a_drift() -> None:
     """Half the blocks that a request of any kind would need: the first guess stands, and the figure is named."""
-    # GIVEN
     known = facts(pool(max_concurrency=20.0, capacity_tokens=2000))
 
-    # WHEN
     found = model(known)
 
-    # THEN
     drift = found.drift()
     assert drift is not None
     assert (Figure.TOKENS, -0.5) == (drift.figure, drift.drift_ratio)

@@ -198,14 +198,11 @@ def test_a_class_stands_in_for_its_model_type(name: str) -> None:
 @pytest.mark.parametrize("name", BY_CONFIG)
 def test_a_class_reads_a_published_config_as_its_model_type_does(name: str) -> None:
     """Layers and heads are those that vLLM builds, though the config had no model type."""
-    # GIVEN
     entry = BY_CONFIG[name]
     config = {key: value for key, value in entry["config"].items() if key != "model_type"}
 
-    # WHEN
     layers = parse_architecture(config).layers
 
-    # THEN
     heads = {(layer.kv_heads, layer.head_size) for layer in layers if isinstance(layer, AttentionLayer)}
     assert entry["kinds"] == Counter(str(layer.kind) for layer in layers)
     assert ({tuple(entry["heads"])} if entry["heads"] else set()) == heads

@@ -28,20 +28,16 @@ def refusal(values: dict[str, object], read: Read, *, under: str = "") -> KvMode
 )
 def test_whole_numbers(value: object, expected: int | None) -> None:
     """JSON writes 32.0 for 32 at times; null is as good as absent."""
-    # GIVEN
     fields = Fields({} if value == "absent" else {"layers": value})
 
-    # THEN
     assert expected == fields.maybe_integer("layers")
     assert (7 if expected is None else expected) == fields.integer("layers", default=7)
 
 
 def test_the_first_name_that_is_there_counts() -> None:
     """Null does not; 0 does, where it is allowed."""
-    # GIVEN
     fields = Fields({"n_layer": None, "num_layers": 0, "depth": 4})
 
-    # THEN
     assert [0, 4, None] == [
         fields.maybe_integer("n_layer", "num_layers", "depth", low=0),
         fields.integer("n_layer", "depth"),
@@ -52,10 +48,8 @@ def test_the_first_name_that_is_there_counts() -> None:
 @pytest.mark.parametrize(("value", "expected"), [(None, 0.5), (0, 0.0), (1, 1.0), (0.25, 0.25)])
 def test_numbers_with_a_fraction(value: object, expected: float) -> None:
     """Both ends are allowed, and the answer is a float."""
-    # WHEN
     actual = Fields({"ratio": value}).number("ratio", default=0.5, low=0.0, high=1.0)
 
-    # THEN
     assert (expected, float) == (actual, type(actual))
 
 
@@ -80,11 +74,9 @@ def test_numbers_with_a_fraction(value: object, expected: float) -> None:
 )
 def test_other_types(values: dict[str, object], expected: tuple[object, ...]) -> None:
     """What is absent is its default or None, what is empty is not."""
-    # GIVEN
     fields = Fields(values)
     child = fields.child("child")
 
-    # THEN
     assert expected == (
         fields.flag("flag", default=True),
         fields.text("text"),
@@ -122,14 +114,12 @@ def test_lists_may_be_as_long_as_allowed(reader: str, value: list[int]) -> None:
 
 def test_nested_objects_have_paths() -> None:
     """Of objects, and of objects in lists."""
-    # GIVEN
     fields = Fields({"a": {"b": [{"c": "x"}, {"c": 5}]}})
     nested = fields.child("a")
     assert nested is not None
     entries = nested.children("b")
     assert entries is not None
 
-    # THEN
     assert ["a.b[0].c", "a.b[1].c"] == [entry.path("c") for entry in entries]
     assert "x" == entries[0].text("c")
 
@@ -142,11 +132,9 @@ def test_names_are_printable(name: str, shown: str) -> None:
 
 def test_what_is_missing_is_filled_in() -> None:
     """Defaults give way to what is there, unless they override it; the path stays."""
-    # GIVEN
     fields = Fields({"a": 1, "b": None}, "top")
     filled, overridden = fields.filled({"a": 2, "c": 3}), fields.filled({"a": 2}, override=True)
 
-    # THEN
     assert [(1, 3, "top.a"), (2, None, "top.a")] == [
         (each.raw("a"), each.raw("c"), each.path("a")) for each in (filled, overridden)
     ]

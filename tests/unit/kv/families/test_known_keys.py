@@ -42,7 +42,6 @@ def outcome(judged: Callable[[Any], object], config: Any) -> object:
 @pytest.mark.parametrize("config", configs())
 def test_the_known_part_says_the_same(config: Any) -> None:
     """Layers, parameters and quantization are those of the whole config."""
-    # GIVEN
     readers: tuple[Callable[[Any], object], ...] = (
         parse_architecture,
         declared_quantization,
@@ -50,10 +49,8 @@ def test_the_known_part_says_the_same(config: Any) -> None:
         lambda one: [part in one for part in MEDIA],
     )
 
-    # WHEN
     kept = known_part(config)
 
-    # THEN
     assert kept is not None
     for judged in readers:
         assert outcome(judged, config) == outcome(judged, kept)
@@ -61,7 +58,6 @@ def test_the_known_part_says_the_same(config: Any) -> None:
 
 def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of a config that would have been dropped before."""
-    # GIVEN
     asked: set[str] = set()
     of: dict[int, str] = {}
 
@@ -83,14 +79,12 @@ def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     for method in ("has", "raw", "maybe_integer", "number", "flag", "text", "sequence", "child"):
         note(method)
 
-    # WHEN
     for parameters in configs():
         (config,) = parameters.values
         for judged in (parse_architecture, declared_quantization):
             outcome(judged, config)
         outcome(lambda one: count_parameters(one, parse_architecture(one)), config)
 
-    # THEN
     assert len(asked) > 100
     assert set() == asked - KNOWN_KEYS
     assert set() == {name for model_type in FAMILIES for name in class_defaults(model_type)} - KNOWN_KEYS
@@ -113,13 +107,11 @@ def test_every_field_that_is_read_is_known(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_is_no_config_is_not_kept(document: object) -> None:
     """Neither an architecture nor a model type: some other program's file."""
-    # THEN
     assert known_part(document) is None
 
 
 def test_only_known_fields_are_kept() -> None:
     """At any depth, in lists too; texts with spaces in them are none of a config's."""
-    # GIVEN
     config = {
         "model_type": "llama",
         "auths": {"registry": {"auth": "c2VjcmV0"}},
@@ -134,7 +126,6 @@ def test_only_known_fields_are_kept() -> None:
         },
     }
 
-    # THEN
     assert {
         "model_type": "llama",
         "hidden_size": 8,
@@ -150,15 +141,12 @@ def test_only_known_fields_are_kept() -> None:
 
 def test_depth_is_bounded() -> None:
     """Nesting beyond any config's is cut off."""
-    # GIVEN
     deep: dict[str, object] = {"hidden_size": 1}
     for _ in range(10 * MOST_DEPTH):
         deep = {"text_config": deep}
 
-    # WHEN
     kept: Any = known_part({"model_type": "llama", **deep})
 
-    # THEN
     depth = 0
     while kept:
         kept, depth = kept.get("text_config"), depth + 1

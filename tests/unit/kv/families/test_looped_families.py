@@ -71,11 +71,9 @@ def test_hrm_keeps_a_cache_for_every_run_of_a_layer(change: dict[str, Any], dept
 @pytest.mark.parametrize("name", ["iquestloopcoder", "iquest_loopcoder"])
 def test_loop_coder_attends_to_everything_in_its_first_loop_alone(name: str) -> None:
     """Two loops with a window of 64 unless the config says otherwise; head_dim is not read: 96 / 6."""
-    # GIVEN
     config = {**CODER, "model_type": name}
     more = {**config, "loop_num": 3, "loop_window_size": 8}
 
-    # THEN
     assert [(0, 2, 16, None), (1, 2, 16, None), (0, 2, 16, 64), (1, 2, 16, 64)] == layers_of(config)
     assert [(0, 2, 16, 8), (1, 2, 16, 8)] * 2 == layers_of(more)[2:]
     assert [(0, 2, 16, None), (1, 2, 16, None)] == layers_of({**config, "loop_num": 1})

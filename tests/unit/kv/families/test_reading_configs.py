@@ -27,10 +27,8 @@ LLAMA: dict[str, Any] = {
 )
 def test_where_multimodal_configs_keep_the_language_model(holder: str) -> None:
     """Under any of six names; an empty object under an earlier one says nothing."""
-    # GIVEN
     wrapped = {"model_type": "a wrapper", holder: LLAMA}
 
-    # THEN
     assert 4 == parse_architecture(wrapped).depth
     assert 4 == parse_architecture({"thinker_config": {}, **wrapped}).depth
 
@@ -50,10 +48,8 @@ def test_moondream_keeps_its_own_under_config_text(
     config: dict[str, Any], depth: int | None, heads: int | None
 ) -> None:
     """24 layers of 32 KV heads by its class where the nested object leaves them out; without one it is refused."""
-    # GIVEN
     config = {"model_type": "moondream3"} | config
 
-    # THEN
     if depth is None:
         with pytest.raises(KvModelError):
             parse_architecture(config)
@@ -132,7 +128,6 @@ def test_the_longest_context_under_its_names(name: str) -> None:
 )
 def test_the_type_of_a_model(config: dict[str, Any], expected: str) -> None:
     """Its model_type where that is known, the language model's first; else an entry of architectures."""
-    # GIVEN
     shape = {name: value for name, value in LLAMA.items() if name != "model_type"}
     filled = dict(config)
     if "text_config" in filled:
@@ -140,7 +135,6 @@ def test_the_type_of_a_model(config: dict[str, Any], expected: str) -> None:
     else:
         filled = shape | filled
 
-    # THEN
     assert expected == parse_architecture(filled).model_type
 
 
@@ -170,10 +164,8 @@ def test_a_language_model_of_another_repository_is_asked_for() -> None:
 )
 def test_a_decoder_that_looks_both_ways_keeps_no_cache(config: dict[str, Any], encodes: bool) -> None:
     """By its class, or is_causal where its family has an encoder; the class may stand in the nested config too."""
-    # WHEN
     kinds = parse_architecture(LLAMA | config).kinds
 
-    # THEN
     assert encodes is (LayerKind.ENCODER_ONLY in kinds)
     assert encodes is (LayerKind.ENCODER_ONLY in parse_architecture({"text_config": LLAMA | config}).kinds)
 
@@ -185,7 +177,6 @@ def test_depth_and_width_are_never_made_up(missing: str) -> None:
     config = {"model_type": "gemma3_text", "num_hidden_layers": 12, "hidden_size": 1152, "sliding_window": 512}
     lacking = {name: value for name, value in config.items() if name != missing}
 
-    # THEN
     assert text_fields(lacking).raw(missing) is None
     assert {"num_hidden_layers": 26, "hidden_size": 2304}[missing] == text_fields({"text_config": lacking}).raw(missing)
     assert config[missing] == text_fields({"text_config": config}).raw(missing)
@@ -214,23 +205,18 @@ def test_the_cache_that_a_checkpoint_declares(
     quantization: dict[str, Any], expected: str | None, name: str, nested: bool
 ) -> None:
     """8 bits are fp8 and 4 are nvfp4, in ModelOpt's words or compressed-tensors', at the top or in the text config."""
-    # GIVEN
     config = LLAMA | {name: quantization}
 
-    # THEN
     assert expected == parse_architecture({"text_config": config} if nested else config).declared_kv_dtype
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_cost_that_is_given_is_the_same_on_every_rank(ranks: int) -> None:
     """--kv-bytes-per-token 70,272 with an 8-bit cache, blocks of 64 tokens."""
-    # GIVEN
     architecture = given_architecture(bytes_per_token=70_272)
 
-    # WHEN
     layout = deployed_layout(architecture, Deployment(kv_dtype="fp8", tensor_parallel=ranks))
 
-    # THEN
     assert ((70_272,), (70_272 * 64,)) == (layout.bytes_per_token(), layout.bytes_per_block)
     assert (1, 0, "bfloat16", "given") == (
         architecture.depth,

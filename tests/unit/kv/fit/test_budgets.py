@@ -69,10 +69,8 @@ def plan(*pools: int, context: int = 160, requests: int = 10, **options: Any) ->
 )
 def test_ten_requests_of_ten_blocks_need_101(spare_bytes: int, outcome: Outcome, max_requests: int) -> None:
     """One block is the engine's null block; a byte less is a whole block less."""
-    # WHEN
     actual = plan(101 * BLOCK + spare_bytes)
 
-    # THEN
     assert (outcome, max_requests, spare_bytes) == (actual.outcome, actual.max_requests, actual.headroom_bytes)
     assert (100, 101 * BLOCK) == (actual.blocks_needed, actual.needed_bytes)
 
@@ -80,10 +78,8 @@ def test_ten_requests_of_ten_blocks_need_101(spare_bytes: int, outcome: Outcome,
 @pytest.mark.parametrize(("spare_bytes", "outcome"), [(0, Outcome.FITS), (-1, Outcome.TIGHT)])
 def test_less_than_a_tenth_is_tight(spare_bytes: int, outcome: Outcome) -> None:
     """Of 10 blocks 8 requests of one block and the null block leave exactly a tenth."""
-    # WHEN
     actual = plan(10 * BLOCK + spare_bytes, context=16, requests=8)
 
-    # THEN
     assert outcome == actual.outcome
     assert (BLOCK + spare_bytes) / (10 * BLOCK + spare_bytes) == actual.headroom_ratio
 
@@ -91,10 +87,8 @@ def test_less_than_a_tenth_is_tight(spare_bytes: int, outcome: Outcome) -> None:
 @pytest.mark.parametrize(("blocks", "max_requests", "max_context"), [(0, 0, 0), (1, 0, 0), (2, 1, 16), (3, 2, 32)])
 def test_the_null_block_is_never_a_requests(blocks: int, max_requests: int, max_context: int) -> None:
     """A pool of one block serves nobody, one of two a request of 16 tokens."""
-    # WHEN
     actual = plan(blocks * BLOCK, context=16, requests=1)
 
-    # THEN
     assert (max_requests, max_context) == (actual.max_requests, actual.max_context_tokens)
 
 
@@ -113,7 +107,6 @@ def test_how_long_a_context_is_looked_for(
     promised: int | None, demanded: int, asked: int | None, expected: int
 ) -> None:
     """As long as the config promises or the demand is, unless asked otherwise; 1,000 blocks hold 16,000 tokens."""
-    # WHEN
     actual = plan(
         1001 * BLOCK,
         architecture=replace(MODEL, max_context_tokens=promised),
@@ -122,13 +115,11 @@ def test_how_long_a_context_is_looked_for(
         most_context_tokens=asked,
     )
 
-    # THEN
     assert expected == actual.max_context_tokens
 
 
 def test_a_stage_whose_weights_do_not_fit_stops_all() -> None:
     """Room on the first stage is of no use where the second cannot even load; 23 bytes are missing there."""
-    # WHEN
     actual = make_plan(
         MODEL,
         STAGES,
@@ -145,10 +136,8 @@ def test_a_stage_whose_weights_do_not_fit_stops_all() -> None:
 @pytest.mark.parametrize(("pools", "stage", "headroom_layers"), [((5, 9), 0, 2), ((9, 5), 1, 2), ((5, 5), 0, 2)])
 def test_the_stage_with_the_least_room_limits(pools: tuple[int, ...], stage: int, headroom_layers: int) -> None:
     """One layer each: two requests of a block and the null block take 3 layers' pages of either pool."""
-    # WHEN
     actual = plan(*(pages * LAYER_BYTES for pages in pools), context=16, requests=2)
 
-    # THEN
     assert (stage, headroom_layers * LAYER_BYTES) == (actual.limiting_stage, actual.headroom_bytes)
     assert (3 * LAYER_BYTES, 4) == (actual.needed_bytes, actual.max_requests)
 
@@ -177,10 +166,8 @@ def test_a_model_without_a_cache_needs_room_for_its_weights_alone(
     rests: tuple[int, ...], outcome: Outcome, stage: int, headroom_ratio: float
 ) -> None:
     """What is left is a share of what the engine may take; 0 left is tight and a byte short does not fit."""
-    # WHEN
     actual = plan(*rests, architecture=ENCODER)
 
-    # THEN
     assert (outcome, stage, rests[stage], headroom_ratio) == (
         actual.outcome,
         actual.limiting_stage,
@@ -202,7 +189,6 @@ def test_a_model_without_a_cache_needs_room_for_its_weights_alone(
 )
 def test_a_fraction_is_rounded_up(total_bytes: int, fraction: float, usable_bytes: int) -> None:
     """request_memory takes the ceiling: 0.92 x 85,899,345,920 = 79,027,398,246.4 and a byte is whole."""
-    # GIVEN
     actual = Budget(
         total_bytes=total_bytes,
         memory_fraction_ratio=fraction,
@@ -212,7 +198,6 @@ def test_a_fraction_is_rounded_up(total_bytes: int, fraction: float, usable_byte
         graph_bytes=0,
     )
 
-    # THEN
     assert (usable_bytes, total_bytes - usable_bytes) == (actual.usable_bytes, actual.reserve_bytes)
 
 
@@ -221,8 +206,6 @@ def test_a_fraction_is_rounded_up(total_bytes: int, fraction: float, usable_byte
 )
 def test_every_part_takes_from_the_pool(part: str) -> None:
     """7 bytes more of any of them are 7 bytes less of pool."""
-    # GIVEN
     before = budget(500)
 
-    # THEN
     assert 493 == replace(before, **{part: getattr(before, part) + 7}).pool_bytes

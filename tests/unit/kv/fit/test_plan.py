@@ -117,10 +117,8 @@ def test_little_room_is_tight() -> None:
 )
 def test_outcomes_are_said_in_these_words(requests: int | None, outcome: str) -> None:
     """Scripts that read the document go by them."""
-    # GIVEN
     most = scenario_plan(scenario()).max_requests
 
-    # THEN
     assert outcome == scenario_plan(scenario(requests=most if requests is None else requests)).outcome.value
 
 

@@ -62,10 +62,8 @@ def lever(of: Scenario, name: str) -> Lever | None:
 
 def test_a_budget_has_all_parts() -> None:
     """Half of the GPU, less 1,000 bytes of weights and 130 of overheads, is 101 blocks to the byte."""
-    # WHEN
     (budget,) = scenario_budgets(scenario())
 
-    # THEN
     assert (1000, 100, 20, 3, 7, 101 * 4 * PAGE) == (
         budget.weights_bytes,
         budget.context_bytes,
@@ -93,10 +91,8 @@ def test_a_budget_has_all_parts() -> None:
 )
 def test_given_weights_are_spread_over_layers_and_ranks(deployment: Deployment, expected: list[int], gpus: int) -> None:
     """1,001 bytes over 4 layers, each rank's share rounded up."""
-    # GIVEN
     of = scenario(deployment=deployment, weights=GivenWeights(total_bytes=1001))
 
-    # THEN
     assert expected == [weights.weights_bytes for weights in rank_weights(of)]
     assert list(range(len(expected))) == [weights.stage for weights in rank_weights(of)]
     assert gpus == of.gpus
@@ -112,10 +108,8 @@ def test_tails_of_blocks_are_wasted(context: int, expected: float) -> None:
 
 def test_a_grid_goes_by_rows_of_contexts() -> None:
     """100 usable blocks: 10 requests of 10 blocks or 5 of 20 fit, and no more."""
-    # WHEN
     grid = demand_grid(scenario(), contexts=(160, 320), concurrencies=(5, 6, 10, 11))
 
-    # THEN
     assert [[True, True, True, False], [True, False, False, False]] == [
         [plan.outcome is not Outcome.DOES_NOT_FIT for plan in row] for row in grid
     ]
@@ -130,10 +124,8 @@ def test_a_grid_goes_by_rows_of_contexts() -> None:
 )
 def test_fewer_sequences(requests: int, change: str | None, gained_blocks: int) -> None:
     """Where some fit and not all: 10 of 160 tokens, each of 10 blocks."""
-    # WHEN
     found = lever(scenario(demand=Demand(context_tokens=160, requests=requests)), "fewer-sequences")
 
-    # THEN
     assert (found and found.change, found.gained_bytes if found else 0) == (change, gained_blocks * 4 * PAGE)
 
 
@@ -143,10 +135,8 @@ def test_fewer_sequences(requests: int, change: str | None, gained_blocks: int) 
 )
 def test_shorter_context(context: int, change: str | None, gained_blocks: int) -> None:
     """10 requests of at most 160 tokens fit."""
-    # WHEN
     found = lever(scenario(demand=Demand(context_tokens=context, requests=10)), "shorter-context")
 
-    # THEN
     assert (found and found.change, found.gained_bytes if found else 0) == (change, gained_blocks * 4 * PAGE)
 
 
@@ -160,10 +150,8 @@ def test_neither_where_nothing_fits() -> None:
 @pytest.mark.parametrize(("context", "kept", "gained_blocks"), [(160, 32, 80), (2000, 400, 1000), (20, 4, 10)])
 def test_eviction_keeps_a_fifth(context: int, kept: int, gained_blocks: int) -> None:
     """10 requests: of 10 blocks 2 are left, of 125 25, of 2 one."""
-    # WHEN
     found = lever(scenario(demand=Demand(context_tokens=context, requests=10)), "eviction-budget")
 
-    # THEN
     assert found is not None
     assert (kept, gained_blocks * 4 * PAGE) == (found.plan.demand.context_tokens, found.gained_bytes)
 
@@ -171,11 +159,9 @@ def test_eviction_keeps_a_fifth(context: int, kept: int, gained_blocks: int) -> 
 @pytest.mark.parametrize(("context", "kept"), [(2, 1), (9, 1), (10, 2)])
 def test_eviction_keeps_at_least_a_token(context: int, kept: int) -> None:
     """In blocks of one token: a fifth of 2 is none, and one is kept."""
-    # WHEN
     of = scenario(deployment=Deployment(block_size_tokens=1), demand=Demand(context_tokens=context, requests=10))
     found = lever(of, "eviction-budget")
 
-    # THEN
     assert found is not None
     assert f"{kept} of {context} tokens" in found.change
 
@@ -191,10 +177,8 @@ def test_eviction_of_less_than_a_block_gains_nothing() -> None:
 )
 def test_an_8_bit_cache(kv_dtype: str, gained_blocks: float | None) -> None:
     """101 blocks at half, or a quarter, of their bytes; nothing to gain where they are 8 bits or less."""
-    # WHEN
     found = lever(scenario(deployment=Deployment(kv_dtype=kv_dtype)), "fp8-kv")
 
-    # THEN
     assert gained_blocks == (None if found is None else found.gained_bytes / (4 * PAGE))
     assert found is None or "--kv-cache-dtype fp8" == found.change
 
@@ -212,7 +196,6 @@ def test_an_8_bit_cache(kv_dtype: str, gained_blocks: float | None) -> None:
 )
 def test_twice_the_ranks(ranks: int, stages: int, heads: int, change: str | None, price: str | None) -> None:
     """As long as they divide the heads, and up to 64 GPUs."""
-    # GIVEN
     of = scenario(
         deployment=Deployment(tensor_parallel=ranks, pipeline_parallel=stages),
         architecture=replace(
@@ -222,20 +205,16 @@ def test_twice_the_ranks(ranks: int, stages: int, heads: int, change: str | None
         ),
     )
 
-    # WHEN
     found = lever(of, "tensor-parallel")
 
-    # THEN
     assert (change, price) == (None if found is None else found.change, None if found is None else found.price)
 
 
 @pytest.mark.parametrize(("fraction", "offered"), [(0.94, True), (0.95, False), (0.96, False)])
 def test_a_higher_fraction(fraction: float, offered: bool) -> None:
     """Up to 0.95."""
-    # WHEN
     found = lever(scenario(memory_fraction_ratio=fraction), "memory-fraction")
 
-    # THEN
     assert offered is (found is not None)
     assert found is None or ("--gpu-memory-utilization 0.95", 0.95) == (
         found.change,
@@ -254,7 +233,6 @@ def test_a_higher_fraction(fraction: float, offered: bool) -> None:
 )
 def test_smaller_weights(weight_format: WeightFormat | None, expected: dict[str, str]) -> None:
     """Where they are counted and not quantized yet; 4 bits gain more than 8, 8 nearly half of 0.5 x 10^9 x 2 bytes."""
-    # GIVEN
     config = served("qwen2.5-0.5b").config
     architecture = parse_architecture(config)
     weights = (
@@ -266,10 +244,8 @@ def test_smaller_weights(weight_format: WeightFormat | None, expected: dict[str,
     )
     of = scenario(architecture=architecture, gpu_bytes=24 << 30, weights=weights)
 
-    # WHEN
     levers = {each.name: each for each in find_levers(of, scenario_plan(of)) if each.name.endswith("-weights")}
 
-    # THEN
     assert expected == {name: each.change for name, each in levers.items()}
     if levers:
         assert levers["int4-weights"].gained_bytes > levers["fp8-weights"].gained_bytes > 250_000_000
@@ -277,13 +253,11 @@ def test_smaller_weights(weight_format: WeightFormat | None, expected: dict[str,
 
 def test_what_fits_comes_first_then_what_gains_most() -> None:
     """10,000 requests on 24 GiB: fewer or shorter ones fit, half the bytes or twice the GPUs are not enough."""
-    # GIVEN
     of = scenario(demand=Demand(context_tokens=160, requests=10_000), overheads=generic_overheads(), gpu_bytes=24 << 30)
     levers = find_levers(of, scenario_plan(of))
     fits = [found.plan.outcome is not Outcome.DOES_NOT_FIT for found in levers]
     gains = [found.gained_bytes for found in levers]
 
-    # THEN
     assert sorted(fits, reverse=True) == fits
     assert {True, False} == set(fits)
     assert all(gain > 0 for gain in gains)

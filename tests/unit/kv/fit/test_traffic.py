@@ -81,12 +81,10 @@ def test_those_present_are_longer_than_those_that_arrive() -> None:
 
     The mean stay is (9 x 10 + 60) / 10 = 15 s; by stay (9 x 150 x 10 + 1,650 x 60) / 10 / 15 = 750 tokens are present.
     """
-    # WHEN
     actual = traffic_from_histogram(
         [(100, 50, 9), (1100, 550, 1)], requests_per_second=2, seconds_per_output_token=0.1, seconds_to_first_token=5
     )
 
-    # THEN
     assert (200.0, 100.0, 15.0, 30.0, 750.0) == pytest.approx(
         (
             actual.prompt_tokens,
@@ -120,10 +118,8 @@ def test_a_histogram_that_is_none_is_refused(lengths: list[tuple[float, float, f
 
 def test_an_entry_of_no_weight_or_no_prompt_is_allowed() -> None:
     """A bucket that nothing fell into counts for nothing; 0 of 2 and 4 of 4 prompts' tokens have a mean of 2."""
-    # WHEN
     actual = traffic_from_histogram(
         [(0, 10, 1), (4, 10, 1), (999, 999, 0)], requests_per_second=1, seconds_per_output_token=1
     )
 
-    # THEN
     assert (2.0, 10.0, 12.0) == (actual.prompt_tokens, actual.output_tokens, actual.present_tokens)

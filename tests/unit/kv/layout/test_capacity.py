@@ -44,10 +44,8 @@ def test_what_a_pool_of_101_blocks_holds() -> None:
 )
 def test_requests_that_fit(blocks: int, per_request: int, concurrency: float, whole: int, admits: bool) -> None:
     """A request that needs no blocks is not divided by."""
-    # GIVEN
     capacity = replace(CAPACITY, num_blocks=blocks, blocks_per_request=per_request)
 
-    # THEN
     assert (concurrency, whole, admits) == (capacity.max_concurrency, capacity.whole_requests, capacity.admits_one)
 
 
@@ -95,13 +93,10 @@ def test_the_longest_context_may_be_2_to_the_30() -> None:
 
 def test_a_stage_without_pages_does_not_decide() -> None:
     """Of three stages the middle one has no layer with a cache: its pool, however small, is of no account."""
-    # GIVEN
     layout = plan_layout([FULL] * 2, stages=[0, 2])
 
-    # WHEN
     capacity = pool_capacity(layout, pool_bytes=[9 * PAGE_BYTES, 1, 8 * PAGE_BYTES], context_tokens=16, terms=TERMS)
 
-    # THEN
     assert (3, (PAGE_BYTES, 0, PAGE_BYTES), 8) == (layout.ranks, capacity.bytes_per_block, capacity.num_blocks)
 
 
@@ -151,10 +146,8 @@ def test_of_nobody_there_is_no_longest_context() -> None:
 )
 def test_bytes_of_a_token(pages: list[PageSpec], ranks: int, expected: float | None) -> None:
     """A page of 16 tokens of each layer, shared by context-parallel ranks; none with windows or states."""
-    # GIVEN
     actual = plan_layout(pages).bytes_per_token(ranks)
 
-    # THEN
     assert (None if expected is None else (expected,)) == actual
     assert expected is None or type(expected) is type((actual or (None,))[0])
 
@@ -176,9 +169,7 @@ def test_tokens_of_a_block_that_the_engine_reports(pages: list[PageSpec], expect
 
 def test_what_short_groups_pay_for() -> None:
     """4 full and 3 windowed layers are two groups of 4, one place of them empty."""
-    # GIVEN
     layout = plan_layout([FULL] * 4 + [SLIDING] * 3)
 
-    # THEN
     assert (1, (4 * PAGE_BYTES,)) == (layout.padding_layers, layout.bytes_per_block)
     assert (0, (0,)) == (plan_layout([]).padding_layers, plan_layout([]).bytes_per_block)

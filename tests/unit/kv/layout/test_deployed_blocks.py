@@ -37,10 +37,8 @@ def test_block_sizes_that_kernels_take(
     architecture: Architecture, platform: Platform, block: int | None, allowed: bool
 ) -> None:
     """Multiples of 16 tokens, of 64 where an indexer reads them on a GPU, and any where nothing attends."""
-    # GIVEN
     deployment = Deployment(block_size_tokens=block, platform=platform)
 
-    # THEN
     if allowed:
         check_block_size(architecture, deployment)
         assert block is None or block <= (deployed_layout(architecture, deployment).groups[0].page.block_size_tokens)
@@ -107,20 +105,16 @@ def test_a_block_size_that_the_processor_decides_is_told(
     architecture: Architecture, settings: dict[str, Any], told: bool
 ) -> None:
     """Without AMX a CPU keeps latent attention in blocks of 16: a plan that cannot know says so, no other does."""
-    # WHEN
     note = block_note(architecture, Deployment(**settings))
 
-    # THEN
     assert told == ("--block-size 16" in note)
     assert told == bool(note)
 
 
 def test_states_are_padded_to_the_attention_beside_them() -> None:
     """60,000 bytes of state in pages of 128 tokens x 512 bytes; the null figures of a block are those of a page."""
-    # GIVEN
     layout = deployed_layout(HYBRID, Deployment())
 
-    # THEN
     assert {65_536} == {page.page_bytes for group in layout.groups for page in group.pages}
     assert (65_536,) == layout.bytes_per_block
 
@@ -148,23 +142,19 @@ def test_a_states_own_dtype_comes_before_the_models(
     shape_dtype: str | None, model_dtype: str | None, expected: int
 ) -> None:
     """A layer kind that fixes its state's dtype keeps it, whatever mamba_ssm_dtype the config names."""
-    # GIVEN
     layer = state(0, 1000)
     layer = replace(layer, state=replace(layer.state, recurrent_dtype=shape_dtype))
 
-    # THEN
     layout = deployed_layout(replace(model(layer), state_dtype=model_dtype), Deployment())
     assert (1000 * expected,) == layout.bytes_per_block
 
 
 def test_drafts_and_checkpoints_of_a_state_are_blocks_of_their_own() -> None:
     """3 drafts and a prefill checkpoint beside the running state and the aligned one: 2 + 3 + 1."""
-    # GIVEN
     layer = state(0, 1000)
     architecture = model(replace(layer, state=replace(layer.state, prefill_checkpoints=1)))
     deployment = Deployment(speculative_tokens=3)
 
-    # THEN
     layout = deployed_layout(architecture, deployment)
     assert 6 == layout.admission_blocks(1, deployment.request_terms(architecture))
 
@@ -184,10 +174,8 @@ def test_when_windows_and_chunks_give_blocks_back(
     layers: tuple[Layer, ...], settings: dict[str, Any], kept: bool
 ) -> None:
     """Unless told otherwise always, but for chunks with a drafter."""
-    # WHEN
     pages = [page for group in deployed_layout(model(*layers), Deployment(**settings)).groups for page in group.pages]
 
-    # THEN
     assert kept is any(page.kind in (PageKind.SLIDING, PageKind.CHUNKED) for page in pages)
 
 
@@ -196,25 +184,19 @@ def test_when_windows_and_chunks_give_blocks_back(
 )
 def test_tokens_kept_below_a_window_for_several_draft_modules(drafts: int, tokens: int, retained: int) -> None:
     """num_speculative_tokens - 1 where more than one module drafts, and in windows alone."""
-    # GIVEN
     architecture = model(full(0), sliding(1))
     deployment = Deployment(draft_layers=(sliding(1),) * drafts, speculative_tokens=tokens)
 
-    # WHEN
     pages = [page for group in deployed_layout(architecture, deployment).groups for page in group.pages]
 
-    # THEN
     assert {retained} == {page.retained_tokens for page in pages if page.kind is PageKind.SLIDING}
     assert {0} == {page.retained_tokens for page in pages if page.kind is PageKind.FULL}
 
 
 def test_an_indexer_has_a_page_beside_each_latent_one() -> None:
     """DeepSeek-V3.2 in fp8_ds_mla: 61 x (656 + 132) = 48,068 bytes a token, 64 tokens a block."""
-    # GIVEN
     architecture = parse_architecture(json.loads((DATA / "configs" / "DeepSeek-V3.2-Exp.json").read_text()))
 
-    # WHEN
     layout = deployed_layout(architecture, Deployment(kv_dtype="fp8_ds_mla", tensor_parallel=8))
 
-    # THEN
     assert ((48_068 * 64,), (48_068,)) == (layout.bytes_per_block, layout.bytes_per_token())

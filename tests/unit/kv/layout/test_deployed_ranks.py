@@ -35,10 +35,8 @@ def test_layers_of_each_stage(depth: int, stages: int, expected: tuple[int, ...]
 )
 def test_a_partition_of_ones_own(partition: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
     """VLLM_PP_LAYER_PARTITION must add up to the layers, and no stage has less than none."""
-    # GIVEN
     deployment = Deployment(pipeline_parallel=2, pipeline_partition=partition)
 
-    # THEN
     if expected is not None:
         assert expected == stage_ends(4, deployment)
         return
@@ -49,10 +47,8 @@ def test_a_partition_of_ones_own(partition: tuple[int, ...], expected: tuple[int
 
 def test_a_drafter_lies_on_the_last_stage() -> None:
     """Two layers over two stages, and a draft layer of the same page on the second: 1 and 2 pages of 64 KiB a block."""
-    # GIVEN
     deployment = Deployment(pipeline_parallel=2, draft_layers=(full(0),), speculative_tokens=1)
 
-    # THEN
     assert (65_536, 131_072) == deployed_layout(DENSE, deployment).bytes_per_block
 
 
@@ -80,10 +76,8 @@ def test_ranks_divide_heads_and_stages_have_layers(settings: dict[str, Any], fie
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1), (48, 1), (6, None), (12, None)])
 def test_kv_heads_of_a_rank(ranks: int, heads: int | None) -> None:
     """8 KV heads are divided or, over more ranks than heads, repeated; 6 and 12 do neither."""
-    # GIVEN
     architecture = model(full(0), heads=48)
 
-    # THEN
     if heads is not None:
         layout = deployed_layout(architecture, Deployment(tensor_parallel=ranks))
         assert (heads * 512 * 16,) == layout.bytes_per_block
@@ -124,10 +118,8 @@ def test_decode_context_parallel_shares_copies_of_kv_heads(
     """Over 16 ranks 2 KV heads are there 8 times: as many ranks can share a request's tokens, if the query heads of
     each divide; a latent row is on every rank. A state of one head is not divided at all.
     """
-    # GIVEN
     deployment = Deployment(tensor_parallel=ranks, decode_context_parallel=shared)
 
-    # THEN
     if allowed:
         assert 1 == len(deployed_layout(model(layer, heads=heads), deployment).groups)
         return
@@ -139,10 +131,8 @@ def test_decode_context_parallel_shares_copies_of_kv_heads(
 
 def test_the_layer_with_the_most_kv_heads_decides_what_is_shared() -> None:
     """Over 16 ranks 8 heads are there twice and 2 heads 8 times: two ranks can share, four cannot."""
-    # GIVEN
     architecture = model(full(0, kv_heads=8), full(1, kv_heads=2))
 
-    # THEN
     shared = [Deployment(tensor_parallel=16, decode_context_parallel=ranks) for ranks in (2, 4)]
     assert 1 == len(deployed_layout(architecture, shared[0]).groups)
     with pytest.raises(KvModelError):

@@ -46,21 +46,17 @@ def test_tokens_batched_by_default(gpu_bytes: int, gpu: str, expected: int) -> N
 )
 def test_tokens_in_flight(settings: dict[str, Any], steps: int, tokens: int) -> None:
     """Batches at a time x tokens of a batch: one for each stage, and one more with async scheduling, as on GPUs."""
-    # GIVEN
     deployment = Deployment(**settings)
 
-    # THEN
     assert (steps, tokens) == (deployment.steps_in_flight, deployment.in_flight_tokens)
 
 
 def test_what_is_planned_and_what_is_held_have_the_settings_terms() -> None:
     """The engine plans an encoder's tokens by a step's, a request holds those that it has."""
-    # GIVEN
     deployment = Deployment(
         tensor_parallel=8, decode_context_parallel=2, max_num_batched_tokens=4096, state_cache_mode=StateCacheMode.ALL
     )
 
-    # THEN
     assert deployment.request_terms(DENSE) == RequestTerms(
         max_in_flight_tokens=8192,
         max_encoder_tokens=4096,

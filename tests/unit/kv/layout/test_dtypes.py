@@ -147,10 +147,8 @@ def test_keys_and_values_are_packed_each(name: str, keys_and_values: tuple[int, 
 )
 def test_short_names_and_widths(given: str, resolved: str, bits: int) -> None:
     """What people type, the engine's own name for it, and the bits of an element; auto by the model, and its names."""
-    # GIVEN
     dtype = resolve_kv_dtype(given, model_dtype="bfloat16")
 
-    # THEN
     assert (resolved, bits, resolved) == (
         dtype.name,
         dtype.element_bits,

@@ -84,10 +84,8 @@ def test_layers_that_need_equally_many_blocks_share_a_table(one: PageSpec, other
 )
 def test_layers_that_do_not_have_a_table_each(one: PageSpec, other: PageSpec) -> None:
     """Of equally large pages, one group for each kind; the larger page of two states pads the smaller."""
-    # WHEN
     groups = group_pages([one, other, one, other])
 
-    # THEN
     assert [(0, 2), (1, 3)] == [group.layers for group in groups]
     assert 1 == len({page.page_bytes for group in groups for page in group.pages})
 
@@ -108,7 +106,6 @@ def test_groups_are_as_large_as_the_rarer_kind(fewer: int, more: int, sizes: lis
 
 def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
     """A third of the bytes, three times the tokens."""
-    # GIVEN
     third = replace(SLIDING, heads=8, row_bytes=512)
     wide = replace(FULL, heads=24)
 
@@ -120,10 +117,8 @@ def test_the_larger_page_decides_and_the_smaller_has_longer_blocks() -> None:
 
 def test_latent_pages_that_divide_have_longer_blocks_beside_states() -> None:
     """1,152 x 16 tokens is a quarter of a state of 73,728 bytes."""
-    # GIVEN
     state = replace(STATE, row_bytes=73_728)
 
-    # THEN
     assert [(64, 73_728), (16, 73_728)] == [
         (group.page.block_size_tokens, group.page.page_bytes) for group in group_pages([LATENT, state])
     ]
@@ -141,10 +136,8 @@ def test_latent_pages_that_do_not_divide_are_refused_beside_anything_but_windows
 @pytest.mark.parametrize(("others", "allowed"), [([], True), ([replace(CHUNKED, row_bytes=511)], False)])
 def test_windows_beside_latent_pages_are_made_full_where_nothing_else_is(others: list[PageSpec], allowed: bool) -> None:
     """One table of all, each page of its own size, in the latent layers' blocks."""
-    # GIVEN
     pages = [LATENT, replace(SLIDING, row_bytes=511, block_size_tokens=32), *others]
 
-    # THEN
     if not allowed:
         with pytest.raises(KvModelError):
             group_pages(pages)
@@ -158,13 +151,10 @@ def test_windows_beside_latent_pages_are_made_full_where_nothing_else_is(others:
 @pytest.mark.parametrize("local", [SLIDING, CHUNKED], ids=["window", "chunk"])
 def test_without_the_hybrid_manager_local_layers_take_the_full_ones_blocks(local: PageSpec) -> None:
     """320 tokens are 10 blocks of 32, in every layer; what was kept below a window is no longer counted."""
-    # GIVEN
     short = replace(local, retained_tokens=5)
 
-    # WHEN
     (group,) = group_pages([DOUBLE, short], hybrid_manager=False)
 
-    # THEN
     assert 10 == group.admission_blocks(320, TERMS)
     assert [(PageKind.FULL, 32, 0)] * 2 == [
         (page.kind, page.block_size_tokens, page.retained_tokens) for page in group.pages
@@ -174,13 +164,10 @@ def test_without_the_hybrid_manager_local_layers_take_the_full_ones_blocks(local
 
 def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_apart() -> None:
     """Two tables, since context-parallel ranks share only one of them."""
-    # GIVEN
     whole = [replace(page, dcp_sharded=False) for page in (FULL, SLIDING)]
 
-    # WHEN
     groups = group_pages([FULL, SLIDING, *whole], hybrid_manager=False)
 
-    # THEN
     assert [(0, 1), (2, 3)] == [group.layers for group in groups]
     assert {PageKind.FULL} == {page.kind for group in groups for page in group.pages}
 
@@ -188,10 +175,8 @@ def test_without_the_hybrid_manager_what_is_shared_and_what_is_not_are_promoted_
 @pytest.mark.parametrize("other", [replace(SLIDING, window_tokens=512), CHUNKED], ids=["another window", "a chunk"])
 def test_without_the_hybrid_manager_layers_of_two_windows_are_not_described_as_one(other: PageSpec) -> None:
     """A full layer and one window are; what has another, or chunks, has a table of its own."""
-    # GIVEN
     whole = replace(FULL, dcp_sharded=False)
 
-    # THEN
     assert [(0, 1), (2, 3), (4, 5)] == layers([FULL, SLIDING, other, other, whole, whole], hybrid_manager=False)
 
 
@@ -221,11 +206,9 @@ def test_a_group_has_a_page_for_each_layer(numbers: tuple[int, ...], pages: tupl
 
 def test_bytes_and_blocks_of_a_group() -> None:
     """The sum over its layers, or over some of them; of unlike pages the one with the most blocks counts."""
-    # GIVEN
     group = PageGroup(layers=(3, 5), pages=(replace(STATE, speculative_blocks=1), replace(STATE, row_bytes=40_000)))
     aligned = replace(TERMS, state_cache_mode=StateCacheMode.ALIGN)
 
-    # THEN
     assert (100_000, 40_000, 0) == tuple(group.bytes_per_block(each) for each in (None, frozenset({5}), frozenset()))
     assert 3 == group.admission_blocks(100, aligned)
 

@@ -50,19 +50,15 @@ def test_tokens_that_are_planned_for(page: PageSpec, tokens: int, expected: int)
 )
 def test_blocks_of_context_parallel_ranks(sharded: bool, ranks: int, tokens: int, expected: int) -> None:
     """Tokens are divided first, each rank's then counted in blocks of 16."""
-    # GIVEN
     page = replace(PAGE, block_size_tokens=16, dcp_sharded=sharded)
 
-    # THEN
     assert expected == page.admission_blocks(tokens, replace(TERMS, decode_context_parallel=ranks))
 
 
 def test_a_window_that_is_not_shared_goes_with_context_parallel() -> None:
     """Only a sharded window is refused."""
-    # GIVEN
     terms = replace(TERMS, decode_context_parallel=2)
 
-    # THEN
     assert 101 == replace(SLIDING, dcp_sharded=False).admission_blocks(100, terms)
     with pytest.raises(KvModelError):
         SLIDING.admission_blocks(100, terms)
@@ -73,12 +69,10 @@ def test_a_window_that_is_not_shared_goes_with_context_parallel() -> None:
 )
 def test_states_of_a_request(mode: StateCacheMode, expected: int) -> None:
     """Running, 3 drafts, 2 checkpoints and the aligned one; `all` kept one at every block, 7 of 100 tokens."""
-    # GIVEN
     page = PageSpec(
         kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=1000, speculative_blocks=3, checkpoint_blocks=2
     )
 
-    # THEN
     assert expected == page.admission_blocks(100, replace(TERMS, state_cache_mode=mode))
 
 

@@ -33,10 +33,8 @@ def page(**changes: Any) -> PageSpec:
 )
 def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], kind: PageKind) -> None:
     """By its class name, 65,536 bytes a block whatever the kind."""
-    # WHEN
     actual = page(spec=spec, **more)
 
-    # THEN
     assert (kind, 16, 65_536) == (actual.kind, actual.block_size_tokens, actual.page_bytes)
     assert tuple(more.values()) == tuple(
         tokens for tokens in (actual.window_tokens, actual.chunk_tokens) if tokens is not None
@@ -45,10 +43,8 @@ def test_every_spec_of_the_engine_has_a_page(spec: str, more: dict[str, int], ki
 
 def test_a_page_is_divided_into_rows() -> None:
     """65,536 bytes / 8 heads / 16 tokens = 512; one head where none is told."""
-    # GIVEN
     expected = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=8, row_bytes=512, variant="128 64 bf16")
 
-    # THEN
     assert expected == page(head_size=128, head_size_v=64, dtype="bf16")
     assert (1, 4096) == (page(num_kv_heads=None).heads, page(num_kv_heads=None).row_bytes)
 
@@ -56,10 +52,8 @@ def test_a_page_is_divided_into_rows() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_what_context_parallel_ranks_share(told: bool) -> None:
     """Attention unless told otherwise, states only where told."""
-    # GIVEN
     (state,), (shared,) = (parse_page_specs({"layers": [STATE | more]}) for more in ({}, {"dcp_sharded": told}))
 
-    # THEN
     assert [True, False, told, told] == [
         page().dcp_sharded,
         state.dcp_sharded,
@@ -70,7 +64,6 @@ def test_what_context_parallel_ranks_share(told: bool) -> None:
 
 def test_a_state_is_one_row() -> None:
     """With its drafts' and checkpoints' blocks; its shapes and dtypes decide with which it shares a table."""
-    # GIVEN
     told = {"num_speculative_blocks": 3, "num_prefill_checkpoint_blocks": 2, "shapes": [[4]], "dtypes": ["bf16"]}
     expected = PageSpec(
         kind=PageKind.STATE,
@@ -83,10 +76,8 @@ def test_a_state_is_one_row() -> None:
         dcp_sharded=False,
     )
 
-    # WHEN
     (with_all, with_none) = parse_page_specs({"layers": [STATE | told, STATE]})
 
-    # THEN
     assert expected == with_all
     assert (0, 0) == (with_none.speculative_blocks, with_none.checkpoint_blocks)
 
@@ -148,11 +139,9 @@ def test_what_is_no_spec_is_named(layers: list[object] | None, field: str) -> No
 )
 def test_the_bounds_themselves_are_specs(more: dict[str, int]) -> None:
     """A block of 2**30 tokens, a page of a tebibyte, 65,536 heads, windows of 2**30."""
-    # GIVEN
     told = FULL | more
     actual = page(**more)
 
-    # THEN
     assert (told["block_size"], told["page_bytes"], told["num_kv_heads"], told.get("sliding_window")) == (
         actual.block_size_tokens,
         actual.page_bytes,

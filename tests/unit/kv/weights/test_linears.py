@@ -48,14 +48,11 @@ def test_a_block_of_no_width_has_no_matrices() -> None:
 
 def test_layers_add_up_under_the_first_ones_number() -> None:
     """Matrices and what every rank holds are added; the model is embedding, output layer, layers and the rest."""
-    # GIVEN
     first = LayerParameters(index=2, linears=(Linear(name="a", parameters=10),), plain=3)
     second = LayerParameters(index=7, linears=(Linear(name="b", parameters=20),), plain=4)
 
-    # WHEN
     both = first + second
 
-    # THEN
     assert (2, ["a", "b"], 7, 37) == (both.index, [one.name for one in both.linears], both.plain, both.total)
     assert 100 + 200 + 37 + 13 == Parameters(embedding=100, head=200, layers=(first, second), other=13).total
     assert 100 + 200 + 37 == Parameters(embedding=100, head=200, layers=(both,)).total

@@ -94,11 +94,9 @@ def stored_bits(quantization: Quantization, name: str, index: int = 3) -> float:
 )
 def test_checkpoints_have_their_published_size(name: str, quantization: dict[str, Any], gigabytes: float) -> None:
     """The config's own settings give the size that the Hub shows, to 3 %."""
-    # GIVEN
     config = {**served(name).config, "quantization_config": quantization}
     architecture = parse_architecture(config)
 
-    # WHEN
     (rank,) = weights_from_config(
         count_parameters(config, architecture),
         quantization=declared_quantization(config),
@@ -106,7 +104,6 @@ def test_checkpoints_have_their_published_size(name: str, quantization: dict[str
         stage_ends=[architecture.depth],
     )
 
-    # THEN
     assert gigabytes == pytest.approx(rank.weights_bytes / 1e9, rel=0.03)
 
 
@@ -173,15 +170,12 @@ def test_groups_of_layers_have_bits_of_their_own() -> None:
 
 def test_layers_of_their_own_settings_in_gptq() -> None:
     """GPTQModel's `dynamic` leaves layers in 16 bits or gives them more; AutoRound's `extra_config` names them."""
-    # GIVEN
     settings: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}
     dynamic = {"-:.*shared_expert.*": {}, "+:.*down_proj.*": {"bits": 8}, "lm_head": {}}
     extra = {"model.layers.3.self_attn.q_proj": {"bits": 16, "data_type": "fp"}}
 
-    # WHEN
     quantization = declared(**settings, dynamic=dynamic, extra_config=extra)
 
-    # THEN
     assert [16, 8 + 24 / 128, 4 + 20 / 128, 16, 4 + 20 / 128, 4 + 20 / 128] == [
         stored_bits(quantization, "mlp.shared_experts.gate_proj"),
         stored_bits(quantization, "mlp.down_proj"),

@@ -194,7 +194,6 @@ def test_mxfp4_is_for_experts_alone() -> None:
 
 def test_layers_with_settings_of_their_own() -> None:
     """GPTQModel's and AutoRound's: the rest of a setting is the whole's; 16 or 32 bits are left alone."""
-    # GIVEN
     dynamic = {
         "-:.*k_proj.*": {},
         "+:.*q_proj.*": {"bits": 8},
@@ -206,10 +205,8 @@ def test_layers_with_settings_of_their_own() -> None:
     }
     extra = {"model.layers.3.self_attn.o_proj": {"bits": 16}, "model.layers.4.self_attn.o_proj": {"bits": 32}}
 
-    # WHEN
     quantization = declared(quant_method="gptq", bits=4, group_size=32, dynamic=dynamic, extra_config=extra)
 
-    # THEN
     usual = BITS_4 + 4 * (SCALES + ZEROS)
     assert {
         "k_proj": BITS_16, "q_proj": BITS_8 + 4 * (SCALES + 2 * ZEROS), "v_proj": BITS_4 + 2 * (SCALES + ZEROS),

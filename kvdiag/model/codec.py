@@ -1,8 +1,9 @@
-"""Model values to plain JSON values and back, strictly: what does not fit its declared type is refused by name.
+"""Model values to plain JSON values and back by their declared types: the one codec of kvdiag's own documents.
 
-`None` is left out on the way out where that is the default, so that a sample takes about 300 bytes a line; unknown
-fields are refused on the way in, since a reader that skips what it does not know judges a trace that it has not
-understood.
+On the way out `None` is left out where it is the default, so that a sample takes about 300 bytes. On the way in a value
+of the wrong type is refused by the name of its field, and so is an impossible one, by the class's own constructor.
+A field that is not known is refused too, because a trace that is not fully understood must not be judged; `lenient`
+skips it, for documents that are shown, not judged, and may come from another version of kvdiag. Lists are bounded.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(kind: type[T], plain: Any) -> T:
-    """The model value of class `kind` that `plain` describes.
+MAX_ITEMS = 16_384
+"""Of one list: sixteen ledger lines for each of a thousand devices."""
+
+
+def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
+    """The model value of class `kind` that `plain` describes; `lenient` skips fields that are not known.
 
     Raises:
-        ValueError: a field is missing, unknown, of another type, or impossible.
+        ValueError: a field is missing, of another type, impossible, or (unless lenient) unknown.
 
     """
     if not isinstance(plain, Mapping):
@@ -44,9 +49,13 @@ def from_plain(kind: type[T], plain: Any) -> T:
             plain = {**plain, name: new}
     hints = _FIELDS.get(kind) or _FIELDS.setdefault(kind, _fields(kind))
     unknown = sorted(str(name) for name in plain if name not in hints)
-    if unknown:
+    if unknown and not lenient:
         raise ValueError(f"{kind.__name__} has no field {unknown[0][:40]!r}")
-    values = {name: _value(hints[name], item, f"{kind.__name__}.{name}") for name, item in plain.items()}
+    values = {
+        name: _value(hints[name], item, f"{kind.__name__}.{name}", lenient)
+        for name, item in plain.items()
+        if name in hints
+    }
     try:
         return kind(**values)
     except TypeError as error:
@@ -65,13 +74,13 @@ def _fields(kind: type[Any]) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
-def _value(hint: Any, item: Any, where: str) -> Any:
+def _value(hint: Any, item: Any, where: str, lenient: bool) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if item is None and type(None) in arguments:
             return None
         choices = [choice for choice in arguments if choice is not type(None)]
-        return _one_of(choices, item, where)
+        return _one_of(choices, item, where, lenient)
     if origin is Literal:
         if item not in arguments:
             raise ValueError(f"{where} is {str(item)[:40]!r}, not one of {', '.join(map(str, arguments))}")
@@ -79,17 +88,19 @@ def _value(hint: Any, item: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(item, list):
             raise ValueError(f"{where} has to be a list, not {type(item).__name__}")
-        return tuple(_value(arguments[0], part, where) for part in item)
+        if len(item) > MAX_ITEMS:
+            raise ValueError(f"{where} has {len(item)} items, more than {MAX_ITEMS}")
+        return tuple(_value(arguments[0], part, where, lenient) for part in item)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_plain(hint, item)
+        return from_plain(hint, item, lenient=lenient)
     return _scalar(hint, item, where)
 
 
-def _one_of(choices: list[Any], item: Any, where: str) -> Any:
+def _one_of(choices: list[Any], item: Any, where: str, lenient: bool) -> Any:
     problems = []
     for choice in choices:
         try:
-            return _value(choice, item, where)
+            return _value(choice, item, where, lenient)
         except ValueError as error:
             problems.append(error)
     raise problems[0]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvdiag.feeds.recording.codec import from_plain, to_plain
 from kvdiag.model import Device, Engine, Facts, Gap, KvPool, Load, Mark, Memory, Process, Sample
+from kvdiag.model.codec import from_plain, to_plain
 from tests.unit.feeds.strategies import FACTS, MARKS, SAMPLES
 
 VALUES: st.SearchStrategy[Facts | Sample | Mark] = st.one_of(FACTS, SAMPLES, MARKS)
@@ -164,3 +164,14 @@ def test_no_json_does_harm(kind: type[Any], plain: object) -> None:
 
     # THEN
     assert isinstance(actual, kind)
+
+
+def test_fields_that_are_not_known_are_skipped_leniently() -> None:
+    """Documents of another version are read as far as they are known; wrong types are refused all the same."""
+    plain = {"at_seconds": 1.0, "moons": 4, "gaps": [{"source": "gpu", "kind": "absent", "reason": "", "moons": 1}]}
+    expected = Sample(at_seconds=1.0, gaps=(Gap(source="gpu", kind="absent", reason=""),))
+    assert expected == from_plain(Sample, plain, lenient=True)
+    with pytest.raises(ValueError, match="moons"):
+        from_plain(Sample, plain)
+    with pytest.raises(ValueError, match="at_seconds"):
+        from_plain(Sample, {"at_seconds": "1"}, lenient=True)

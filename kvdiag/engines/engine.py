@@ -1,0 +1,149 @@
+"""What kvdiag needs to know of one engine (vLLM, …), as data and functions behind one record.
+
+An `EngineAdapter` is all that differs between engines: the names of its metrics, its processes, the wording of its
+startup log, its request dialect and its command-line flags. `EngineClient` reads one server of that engine over HTTP.
+Feeds and commands take both as arguments and name no engine themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
+from kvdiag.model import Engine, Gap, HostCache, KvPool, Lengths
+from kvdiag.sources.http import HttpReader
+from kvdiag.sources.prometheus_names import Meaning
+from kvdiag.sources.prometheus_text import Page
+
+SOURCE = "engine"
+"""The engine's readings in gaps and evidence, whichever engine it is."""
+
+EngineReading = tuple[tuple[Engine, ...] | None, tuple[Gap, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine reports, so that a rule that needs more can say so."""
+
+    has_usage: bool
+    """The share of its KV pool in use."""
+
+    has_blocks: bool
+    """Its KV pool in blocks of a known number of tokens."""
+
+    has_salt: bool
+    """A cache salt with each request, which keeps tenants' prefixes apart."""
+
+    has_sleep: bool
+    """A sleep mode, in which its memory is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A server's version, model id, model folder or hub name, and longest request in tokens."""
+
+    version: str | None
+    model: str | None
+    root: str | None
+    max_model_len_tokens: int | None
+    server_header: str | None
+
+
+class RequestBody(Protocol):
+    """Makes the JSON body of one streamed completion of exactly `max_tokens` tokens that reports its usage."""
+
+    def __call__(
+        self, *, model: str, token_ids: Sequence[int], max_tokens: int, cache_salt: str | None, user: str | None
+    ) -> dict[str, Any]:
+        """Return the body; without a salt the engine may share the prompt's prefix with other requests."""
+
+
+class EngineClient(Protocol):
+    """One server of an engine over HTTP."""
+
+    @property
+    def engine(self) -> EngineAdapter:
+        """Which engine it is."""
+
+    async def identify(self) -> Identity:
+        """Return the server's version and model.
+
+        Raises:
+            Unreadable: it cannot be reached, requires a key, or is no server of this engine.
+
+        """
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """Return the metrics endpoint's series, only `names` where the server can filter.
+
+        Raises:
+            Unreadable: it cannot be read, or is not in Prometheus's text format.
+
+        """
+
+    async def read(self) -> EngineReading:
+        """Return the engines now, or `None` with a gap that says why not; never raises for what the server does."""
+
+    async def lengths(self) -> Lengths | None:
+        """Return how long finished requests were; `None` where the server does not report it.
+
+        Raises:
+            Unreadable: as `page`.
+
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAdapter:
+    """One engine: its names, formats and flags, and the functions that read them."""
+
+    name: str
+    """As `Facts.engine_name` and traces have it."""
+
+    title: str
+    """As texts write it."""
+
+    capabilities: Capabilities
+    client: Callable[[HttpReader, EngineAdapter], EngineClient]
+
+    metrics: Mapping[str, Meaning]
+    """Name in Prometheus to the field that it reports."""
+
+    config_metric: str
+    """The metric whose labels describe the KV pool."""
+
+    parse_engines: Callable[[Page], EngineReading]
+    parse_pools: Callable[[Page, str | None], tuple[tuple[KvPool, ...], tuple[Gap, ...]]]
+    parse_caches: Callable[[Page], tuple[HostCache, ...]]
+
+    program: str
+    """Part of the command line of the server's own processes."""
+
+    process_title: re.Pattern[str]
+    """Found in the names of the server's processes."""
+
+    image: re.Pattern[str]
+    """Found in a reference to the engine's container image; its first group is the version."""
+
+    parallel_ranks: Callable[[Iterable[str]], tuple[int, int] | None]
+    """Tensor-parallel and pipeline-parallel ranks of one engine, from the command lines of the server's processes."""
+
+    parse_startup_log: Callable[[str], EngineReport]
+    parse_settings: Callable[[Iterable[str]], EngineSettings]
+    failed_pool_bytes: Callable[[str], int | None]
+    """How far a log says that the memory for the KV pool falls short; `None` where it does not."""
+
+    request_body: RequestBody
+    completions_path: str
+    first_engine_headers: Mapping[str, str]
+    """Request headers that send a request to the first of several data-parallel engines."""
+
+    flags: Mapping[str, str]
+    """Setting to the command-line flag that changes it."""
+
+    def open(self, http: HttpReader) -> EngineClient:
+        """A client for the server at the base address of `http`."""
+        return self.client(http, self)

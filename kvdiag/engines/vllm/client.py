@@ -1,0 +1,145 @@
+"""A vLLM server over HTTP. Nothing that it answers is trusted: answers are bounded in size and time by `HttpReader`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+
+from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineReading, Identity
+from kvdiag.engines.vllm.lengths import LENGTH_NAMES, parse_lengths
+from kvdiag.engines.vllm.metrics import POLLED_NAMES, parse_engines
+from kvdiag.model import MAX_COUNT, Gap, Lengths
+from kvdiag.sources.http import HttpReader, TooMuchError, Unreadable
+from kvdiag.sources.prometheus_text import Page, PageParser, TooLargeError
+
+WHOLE_EVERY = 10
+"""Filtered answers without an engine for each unfiltered one that is requested."""
+
+MAX_PARSE_SECONDS = 0.25
+"""Of the processor, for one page: a whole one of 0.32 takes 0.007, which is what each of 35 engines adds."""
+
+MAX_TEXT_CHARACTERS = 4096
+"""Of a model's name or folder: no path is longer."""
+
+
+def _text(value: object) -> str | None:
+    """A text that can be shown and sent back; `None` for anything else."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARACTERS:
+        return None
+    return None if any("\ud800" <= character <= "\udfff" for character in value) else value
+
+
+async def in_turns(steps: Generator[None, None, Page]) -> Page:
+    """The page that the steps come to; other tasks have their turn between them.
+
+    Raises:
+        TooLargeError: they take more of the processor than any server's page.
+
+    """
+    spent_seconds = 0.0
+    while True:
+        begun_seconds = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            page: Page = end.value
+            return page
+        spent_seconds += time.thread_time() - begun_seconds
+        if spent_seconds > MAX_PARSE_SECONDS:
+            raise TooLargeError(f"it takes more than {MAX_PARSE_SECONDS:g} s of the processor")
+        await asyncio.sleep(0)
+
+
+class VllmClient:
+    """Reads one vLLM server (`kvdiag.engines.engine.EngineClient`)."""
+
+    def __init__(self, http: HttpReader, engine: EngineAdapter) -> None:
+        """Read through `http`, whose base address is the server's."""
+        self._http = http
+        self.engine = engine
+        self._filtered = True
+        self._empty = 0
+        self._why_none: tuple[Gap, ...] = ()
+        self._parsers: dict[tuple[str, ...], PageParser] = {}
+
+    async def identify(self) -> Identity:
+        """The server's version and model.
+
+        Raises:
+            Unreadable: it cannot be reached, wants a key, or is no OpenAI-compatible server.
+
+        """
+        models = await self._http.json("/v1/models")
+        entries = models.get("data") if isinstance(models, dict) else None
+        first = entries[0] if isinstance(entries, list) and entries else None
+        if not isinstance(first, dict):
+            raise Unreadable("absent", "/v1/models lists no model: is this a vLLM server?")
+        version, header = None, None
+        try:
+            answer = await self._http.get("/version")
+            header = answer.server
+            found = self._http.decode(answer)
+            version = found.get("version") if isinstance(found, dict) else None
+        except Unreadable:
+            pass  # /version is a help, not a need: the page's own names tell the dialect well enough.
+        longest = first.get("max_model_len")
+        return Identity(
+            version=_text(version),
+            model=_text(first.get("id")),
+            root=_text(first.get("root")),
+            max_model_len_tokens=longest if type(longest) is int and 0 < longest <= MAX_COUNT else None,
+            server_header=header,
+        )
+
+    async def page(self, names: tuple[str, ...] = ()) -> Page:
+        """The metrics page, of which only `names` where the server can filter.
+
+        Raises:
+            Unreadable: it cannot be had, or is not a metrics page.
+
+        """
+        # The trailing slash spares a redirect; servers that know no filter answer with the whole page.
+        path, params = "/metrics/", [("name[]", name) for name in names]
+        answer = await self._http.get(path, params)
+        if "html" in answer.content_type:
+            raise Unreadable("failed", "it returned a web page instead of metrics: check the URL")
+        try:
+            return await in_turns(self._parsers.setdefault(names, PageParser()).parsing(answer.text))
+        except TooLargeError as error:
+            reason = f"the metrics page is too large: {error}"
+            self._http.rest(path, params, reason)
+            raise TooMuchError("failed", reason) from error
+        except ValueError as error:
+            raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
+
+    async def read(self) -> EngineReading:
+        """The engines now, or a gap that says why not."""
+        try:
+            engines, gaps = parse_engines(await self.page(POLLED_NAMES if self._filtered else ()))
+            if engines is None and self._filtered and gaps[0].kind == "absent":
+                return await self._unfiltered()
+        except Unreadable as error:
+            return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
+        return engines, gaps
+
+    async def lengths(self) -> Lengths | None:
+        """How long finished requests were.
+
+        Raises:
+            Unreadable: as `page`.
+
+        """
+        return parse_lengths(await self.page(LENGTH_NAMES))
+
+    async def _unfiltered(self) -> EngineReading:
+        """The engines where a filtered page shows none: what answers cannot filter, or there is none yet."""
+        if self._empty % WHOLE_EVERY == 0:
+            engines, self._why_none = parse_engines(await self.page())
+            if engines is not None:
+                again = parse_engines(await self.page(POLLED_NAMES))
+                self._filtered = again[0] is not None
+                self._empty = 0
+                return again if self._filtered else (engines, self._why_none)
+        self._empty += 1
+        return None, self._why_none
