@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvdiag.model.codec import to_plain
 
 from kvdiag.model import Facts, Sample
+from kvdiag.model.codec import to_plain
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
 from tests.unit.commands.refusals import PAGE, SERVER, refusal

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis.fleet import compare
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary
-from kvdiag.diagnosis.growth.attribution import device_growth
+from kvdiag.diagnosis.growth.attribution import UNDECIDED, device_growth
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Sample, Timeline
 from tests.builders.answers import evidence, statuses
@@ -107,7 +107,7 @@ def test_total_that_grows_is_called_as_of_a_single_replica(engine: str, called: 
     assert {called: "fault", open_: "unknown"} == {one: statuses(fleet.findings)[one] for one in (called, open_)}
     assert {called: "fault", open_: "unknown"} == alone
     (untold,) = of(fleet.findings, open_)
-    assert untold.summary.startswith("cannot tell: torch's allocator statistics")
+    assert untold.summary == UNDECIDED
 
 
 def test_five_replicas_are_too_few() -> None:
@@ -118,10 +118,7 @@ def test_five_replicas_are_too_few() -> None:
     # THEN
     (torch,) = of(fleet.findings, TORCH)
     assert ("unknown", "unknown") == (fleet.worst, torch.status)
-    assert (
-        "cannot tell: 5 replicas of vllm 0.32.0 tell torch's live bytes for long enough; 6 are needed, 12 are better"
-        == torch.summary
-    )
+    assert torch.summary.endswith("; 6 are needed, 12 are better")
 
 
 def test_young_replicas_are_not_compared() -> None:
@@ -131,9 +128,8 @@ def test_young_replicas_are_not_compared() -> None:
 
     # THEN
     assert "unknown" == fleet.worst
-    assert {"cannot tell: 0 of 6 replicas of vllm 0.32.0 have been watched for 7 h; 6 are needed, 12 are better"} == {
-        one.summary for one in fleet.findings
-    }
+    assert {"unknown"} == {one.status for one in fleet.findings}
+    assert all("watched for 7 h" in one.summary for one in fleet.findings)
     assert (6, 0) == (fleet.versions[0].replicas, fleet.versions[0].compared)
 
 
@@ -149,7 +145,7 @@ def test_what_no_replica_tells_is_unknown() -> None:
 
     # THEN
     assert {HOST: "ok", TORCH: "unknown", BESIDE: "unknown", KV: "unknown"} == statuses(found)
-    assert "the agent in the server would" in of(found, TORCH)[0].summary
+    assert "install the kvdiag agent" in of(found, TORCH)[0].summary
 
 
 def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
@@ -168,19 +164,19 @@ def test_six_that_grow_may_be_chance_among_many_comparisons() -> None:
     # THEN
     open_ = of(six.findings, TORCH)[-1]
     assert ("unknown", "unknown") == (six.worst, open_.status)
-    assert open_.summary.endswith("which may be chance among so many comparisons; 12 replicas would decide")
+    assert open_.summary.endswith("; compare 12 replicas")
     assert ("fault", "fault") == (twelve.worst, of(twelve.findings, TORCH)[-1].status)
 
 
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
-        ({}, "fault", "and do not come back"),
-        ({"hours": 10.0}, "suspect", "a bounded cache fills for up to 12 h"),
-        ({"hours": 10.0, "age": 100.0}, "fault", "and do not come back"),
-        ({"load": False}, "suspect", "the replicas' load was not told"),
-        ({"ended": True}, "ok", "have come to an end"),
-        ({"floor": 0.0}, "ok", "do not grow together"),
+        ({}, "fault", "and are not released"),
+        ({"hours": 10.0}, "suspect", "warm up for 12 h"),
+        ({"hours": 10.0, "age": 100.0}, "fault", "and are not released"),
+        ({"load": False}, "suspect", "do not report their load"),
+        ({"ended": True}, "ok", "and stopped"),
+        ({"floor": 0.0}, "ok", "no common growth"),
     ],
     ids=["certain", "short life", "short view of a long life", "no load", "ended", "falls back"],
 )
@@ -324,7 +320,7 @@ def test_resident_bytes_are_suspect_only() -> None:
 
     # THEN
     assert "suspect" == found.status
-    assert found.summary.endswith("mapped files count as resident, too; anonymous bytes would tell")
+    assert found.summary.endswith("check anonymous bytes")
 
 
 def test_load_that_all_replicas_share_is_no_leak() -> None:

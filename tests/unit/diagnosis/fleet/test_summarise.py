@@ -110,7 +110,7 @@ def test_version_is_the_engines_unless_another_is_given() -> None:
     """What replicas are compared by may be an image; model and engine go with it."""
     assert Version(engine="vllm", version="0.32.0", model="m") == replica(day(1), "r").version
     assert Version(engine="vllm", version="img:7", model="m") == replica(day(1), "r", version="img:7").version
-    assert "engine of a version that is not told" == Version(engine=None, version=None, model=None).title
+    assert "engine of unknown version" == Version(engine=None, version=None, model=None).title
 
 
 def test_a_part_that_is_missing_now_and_then_is_no_fall() -> None:

@@ -84,7 +84,7 @@ def test_figures_by_the_page_have_units_and_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "prefix_queries", "status"),
+    ("blocks", "looked_up", "status"),
     [(2_000, 0.0, "suspect"), (2_000, 5.0, "suspect"), (600, 1.0, "suspect"), (400, 1.0, "unknown")],
     ids=["no second counter", "the second counter disagrees", "less than tenfold", "within the bound"],
 )

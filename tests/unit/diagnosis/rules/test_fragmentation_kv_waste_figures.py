@@ -127,7 +127,7 @@ def by_page(blocks_each: int, *, looked_up: float = 1.0, readings: int = 80) -> 
 
 
 @pytest.mark.parametrize(
-    ("blocks", "prefix_queries", "status"),
+    ("blocks", "looked_up", "status"),
     [
         (503, 1.0, "unknown"),
         (504, 1.0, "suspect"),

@@ -59,7 +59,7 @@ def test_one_of_two_ranks_may_hold_a_fiftieth_of_its_gpu_more(lost: int, total_g
 
 
 @pytest.mark.parametrize(
-    ("lost", "other_processes", "status"),
+    ("lost", "others", "status"),
     [
         (GIB, (0, 0, 0), "ok"),
         (GIB + 1, (0, 0, 0), "suspect"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Finding
@@ -14,8 +15,7 @@ from tests.builders.values import MIB
 
 TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 LEAK = after_requests(MIB)
-UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
-NO_CYCLES = "cannot tell: 5 equal cycles with device readings after each are needed"
+NO_CYCLES = "5 equal cycles with device readings after each are needed"
 
 
 def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding]:

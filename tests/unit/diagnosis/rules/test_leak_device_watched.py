@@ -291,7 +291,7 @@ def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
 
 
 @pytest.mark.parametrize(
-    ("growing", "other_processes"),
+    ("growing", "others"),
     [((2,), 0), ((0, 2), 1), ((0, 1, 2, 3), 3)],
     ids=["one alone", "two", "all"],
 )

@@ -83,7 +83,7 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grown", "requested", "status"),
+    ("grown", "asked", "status"),
     [
         (1536 * MIB, 3 * GIB, "ok"),
         (1536 * MIB - 1, 3 * GIB, "fault"),
@@ -210,7 +210,7 @@ def test_a_dip_has_its_figures() -> None:
     ] == figures(actual)
 
 
-@pytest.mark.parametrize(("other_processes", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
+@pytest.mark.parametrize(("others", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
 def test_what_a_neighbour_took_is_not_the_servers_spike(others: int, status: str) -> None:
     """From the smallest context on a neighbour explains the dip."""
     # THEN
