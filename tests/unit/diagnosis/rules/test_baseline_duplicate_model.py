@@ -21,11 +21,9 @@ def verdict(world: World) -> Finding:
 
 def test_weights_held_twice_are_a_fault() -> None:
     """Six GiB beyond pool and weights of six GiB, on top of the usual overhead, are a second copy."""
-    # GIVEN a server that holds 6 GiB of weights twice
+    # A server that holds 6 GiB of weights twice
     world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
-    # WHEN the run is judged
     actual = verdict(world)
-    # THEN
     pool_bytes = 6145 * 2 * MIB
     expected = Finding(
         id="baseline.duplicate_model",
@@ -45,10 +43,9 @@ def test_weights_held_twice_are_a_fault() -> None:
 
 def test_one_copy_is_ok() -> None:
     """Pool, one copy and a GiB of overhead explain a healthy server."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdict(World())
 
-    # THEN
     assert ("ok", 1 * GIB) == (actual.status, evidence(actual)["unexplained"])
 
 
@@ -69,66 +66,58 @@ def test_one_copy_is_ok() -> None:
 )
 def test_without_one_of_its_figures_it_is_unknown(world: World, reason: str) -> None:
     """Weights, pool and the server's own bytes are all needed; the finding names the one that is missing."""
-    # WHEN such a run is judged
     actual = verdict(world)
 
-    # THEN
     assert Finding(id="baseline.duplicate_model", status="unknown", summary=ANY_TEXT) == actual
 
 
 @pytest.mark.parametrize("weights", [KIB, 100 * MIB, 512 * MIB, 1 * GIB, 2 * GIB])
 def test_overhead_of_a_small_model_is_not_a_second_copy(weights: int) -> None:
     """Context, workspaces and graphs of a healthy small model weigh more than its weights: that accuses nobody."""
-    # GIVEN a small model with 2.5 GiB of ordinary overhead on an 80-GiB device
+    # A small model with 2.5 GiB of ordinary overhead on an 80-GiB device
     world = World(weights_bytes=weights, overhead_bytes=5 * GIB // 2, device_bytes=80 * GIB)
 
-    # THEN
     assert verdict(world).status in {"ok", "unknown"}
 
 
 def test_a_second_copy_beyond_all_overhead_is_found_for_small_models_too() -> None:
     """More than the largest ordinary overhead is suspect even where the weights are smaller than it."""
-    # GIVEN weights of 2 GiB on a device where 3 GiB of overhead are usual, and 6 GiB too much
+    # Weights of 2 GiB on a device where 3 GiB of overhead are usual, and 6 GiB too much
     world = World(weights_bytes=2 * GIB, overhead_bytes=6 * GIB)
 
-    # THEN
     assert "suspect" == verdict(world).status
 
 
 def test_ranks_that_share_the_weights_are_no_copies() -> None:
     """Tensor parallel: each of two ranks has a pool of its own and half of the weights."""
-    # GIVEN a healthy server on two GPUs
+    # A healthy server on two GPUs
     actual = verdict(World(gpus=2))
 
-    # THEN
     assert ("ok", 2 * GIB) == (actual.status, evidence(actual)["unexplained"])
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_engines_with_a_copy_each_are_no_duplicates(gpus: int) -> None:
     """Data parallel: two engines hold the weights once each, be it on one GPU or on two."""
-    # GIVEN a healthy server of two engines
+    # A healthy server of two engines
     actual = verdict(World(pools=(pool("0"), pool("1")), gpus=gpus, device_bytes=80 * GIB))
 
-    # THEN
     assert ("ok", 12 * GIB) == (actual.status, evidence(actual)["weights_bytes"])
 
 
 def test_no_weights_at_all_divide_nothing() -> None:
     """A folder of empty files gives weights of zero bytes, which is no ground for a verdict against the server."""
-    # GIVEN weights of 0 bytes
+    # Weights of 0 bytes
     actual = verdict(World(weights_bytes=0))
 
-    # THEN
     assert actual.status in {"ok", "unknown"}
 
 
 def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
     """Nineteen GiB beside six of weights are a pool, most likely, or copies."""
-    # GIVEN a server whose page has no pool
+    # A server whose page has no pool
     actual = verdict(World(pools=()))
 
-    # THEN
     assert ("unknown", True) == (actual.status, actual.summary.startswith(ANY_TEXT)), actual.summary
 
 
@@ -194,27 +183,21 @@ def idle_server(beyond: int, weights: int, *, engines: int = 1, ranks: int = 1, 
 )
 def test_a_copy_is_weighed_against_what_a_healthy_server_takes(weights: int, beyond: int, status: str) -> None:
     """Beyond pool and weights: 250 MiB are any context's, 3,215,017,902 bytes the most that overhead is usual for."""
-    # GIVEN a hand calculation: 1100 MiB of context and 8 % of 24 GiB, of which 1.5 times are 4,822,526,853
+    # A hand calculation: 1100 MiB of context and 8 % of 24 GiB, of which 1.5 times are 4,822,526,853
     assert 3_215_017_902 == ALLOWANCE
 
-    # THEN
     assert status == idle_server(beyond, weights).status
 
 
 def test_every_further_copy_is_counted() -> None:
     """Two copies too many beside 250 MiB: the weights are there three times."""
-    # WHEN
     idle_server(12 * GIB + 250 * MIB, 6 * GIB)
-
-    # THEN
 
 
 def test_overhead_that_may_be_a_copy_is_told_with_both() -> None:
     """A small model's context and graphs, or its weights once more: nobody can tell, and both figures are there."""
-    # WHEN
     actual = idle_server(2 * GIB, 1 * GIB)
 
-    # THEN
     assert 2 * GIB == evidence(actual)["unexplained"]
 
 
@@ -232,10 +215,9 @@ def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
     engines: int, ranks: int, pids: int, pools: int, weights: int, allowance: int
 ) -> None:
     """Each engine has the weights once, each rank a pool, each process a context, each GPU its activations."""
-    # WHEN
     actual = idle_server(4 * GIB, 6 * GIB, engines=engines, ranks=ranks, pids=pids)
 
-    # THEN what is left is the same, and no process or GPU of somebody else's is counted
+    # What is left is the same, and no process or GPU of somebody else's is counted
     assert {
         "server_bytes": pools * SMALL + weights * 6 * GIB + 4 * GIB,
         "pool_bytes": pools * SMALL,
@@ -248,6 +230,5 @@ def test_pools_weights_and_contexts_are_counted_by_engine_rank_and_process(
 
 def test_a_timeline_without_devices_says_so() -> None:
     """No GPU was read, and nobody said why."""
-    # THEN
     (actual,) = judge(Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), Facts(), DEFAULT_LIMITS)
     assert "unknown" == actual.status

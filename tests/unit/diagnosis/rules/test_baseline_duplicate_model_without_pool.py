@@ -28,10 +28,8 @@ def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) ->
 
 def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
     """A server without a pool that rises from one copy of its weights to two, at one blow, holds them twice."""
-    # WHEN
     actual = without_pool(0.5, 0.5, 12.5, 12.5, 24.6, 24.6, 24.6)
 
-    # THEN
     sentence = ANY_TEXT
     assert ("suspect", sentence) == (actual.status, actual.summary)
     assert 1.008 == evidence(actual)["step_to_weights"]
@@ -53,16 +51,15 @@ def test_what_is_no_clear_copy_without_a_pool(
     held: tuple[float, ...], page: tuple[Engine, ...] | None, status: str
 ) -> None:
     """Less than two copies is one; more may be a cache of any size, and is left open with what would decide."""
-    # THEN
     assert status == without_pool(*held, engines=page).status
 
 
 def test_the_figures_of_a_copy_without_a_pool() -> None:
     """Before, after and the step between them stand beside the most and the newest that the server held."""
-    # GIVEN 12 GiB of weights, a copy of 12.3 GiB at one blow, and a GiB given back at the end
+    # 12 GiB of weights, a copy of 12.3 GiB at one blow, and a GiB given back at the end
     actual = without_pool(12.5, 12.5, 24.8, 24.8, 23.8)
 
-    # THEN 24.8 / 12 = 2.07, 12.3 / 12 = 1.025
+    # 24.8 / 12 = 2.07, 12.3 / 12 = 1.025
     figures = {
         ("server_bytes", int(23.8 * GIB), "bytes", "nvml"),
         ("max_server_bytes", int(24.8 * GIB), "bytes", "nvml"),
@@ -97,25 +94,22 @@ def test_the_figures_of_a_copy_without_a_pool() -> None:
 )
 def test_what_counts_as_a_step_by_one_copy(held: tuple[float, ...], status: str) -> None:
     """Weights of 12 GiB: levels and step to 0.36 GiB (3 %), from one copy and at most 1.07 GiB of context."""
-    # THEN
     assert status == without_pool(*held).status
 
 
 def test_a_cache_or_a_copy_is_told_with_its_size() -> None:
     """Without a step it may be either; how many times the weights would fit in tells how likely a copy is."""
-    # THEN
 
 
 def test_less_than_two_copies_is_told_with_both_sizes() -> None:
     """Eighteen GiB beside weights of twelve hold no second copy, whatever they are."""
-    # THEN
     told = ANY_TEXT
     assert told == without_pool(12.5, 18.0, 17.0).summary
 
 
 def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
     """Half of the weights on each of two GPUs are one copy; a reading that lists no processes is passed over."""
-    # GIVEN 6.25 GiB on each of two GPUs, then 12.3 on each, with unlisted readings in between
+    # 6.25 GiB on each of two GPUs, then 12.3 on each, with unlisted readings in between
     samples = tuple(
         Sample(
             at_seconds=float(number),
@@ -129,16 +123,14 @@ def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:
     known = Facts(server_pids=(100, 101), weights_bytes=12 * GIB)
     (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
 
-    # THEN
     assert ("suspect", int(12.5 * GIB)) == (actual.status, evidence(actual)["before_step"])
 
 
 @pytest.mark.parametrize("known", [Facts(weights_bytes=12 * GIB), Facts(server_pids=(100,), weights_bytes=0)])
 def test_without_a_pool_processes_and_weights_are_needed(known: Facts) -> None:
     """Neither whose bytes they are nor of what they could be a copy can be told."""
-    # GIVEN a server's process on a GPU
+    # A server's process on a GPU
     timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(device(processes=(process(100, 20 * GIB),)),)),))
     (actual,) = judge(timeline, known, DEFAULT_LIMITS)
 
-    # THEN
     assert "unknown" == actual.status

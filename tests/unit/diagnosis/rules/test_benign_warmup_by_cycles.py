@@ -57,10 +57,8 @@ def figures(found: Finding) -> list[tuple[str, object, str, str]]:
 )
 def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tuple[int, int], told: str) -> None:
     """What the unjudged requests between baseline and first cycle brought belongs to it."""
-    # WHEN
     actual = verdict(growing((*first, *FLAT[2:]), baseline=[gpus(-before)]))
 
-    # THEN
     assert actual.summary.startswith(told)
     assert "ok" == actual.status
     assert [
@@ -72,22 +70,19 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
 
 def test_the_gpu_to_which_most_came_is_told() -> None:
     """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
-    # GIVEN a third GPU that told nothing in the baseline
+    # A third GPU that told nothing in the baseline
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
 
-    # THEN
     assert verdict(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: 6.00 MiB came with")
     assert verdict(growing(*steps)).summary.startswith("GPU 0: 4.00 MiB came with")
 
 
 def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
     """One GPU that rose in the judged cycles is enough; the figures are those of the one with most at first."""
-    # WHEN
     rising = (0, 0, 0, 0, 0, 0, 0, PAGE)
     actual = verdict(growing((5 * PAGE, *FLAT[1:]), rising))
 
-    # THEN
     assert ("unknown", STILL_GROWING) == (actual.status, actual.summary)
     assert [
         ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
@@ -123,10 +118,9 @@ ENDS = [min(level, 60 * MIB) for level in after_requests(MIB)]
 )
 def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     """What rose in the minute's cycles belongs to the warm-up where nineteen load cycles stand still after it."""
-    # WHEN
     actual = then(growing(LATE), later)
 
-    # THEN a page at first and four later
+    # A page at first and four later
     told = {"ok": "GPU 0: 10.0 MiB came with the first requests", "unknown": STILL_GROWING}
     assert actual.summary.startswith(told[status])
     assert status == actual.status
@@ -134,10 +128,9 @@ def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
 
 def test_what_rose_on_another_gpu_is_not_added() -> None:
     """The one that is told has its own; what did not rise by a page is no growth of the judged cycles."""
-    # GIVEN GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
+    # GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
     little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
 
-    # THEN
     assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: 20.0 MiB came with")
 
 
@@ -152,7 +145,6 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
 )
 def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
     """Growth that nobody saw is not explained."""
-    # THEN
     expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
     assert expected == verdict(timeline)
 
@@ -160,14 +152,13 @@ def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
 @pytest.mark.parametrize("lost", ["baseline end", "nothing", "baseline readings"])
 def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost: str) -> None:
     """A baseline that did not end, or of which no idle reading is there, has no floor to begin from."""
-    # GIVEN a page with the first cycle, and ten before it
+    # A page with the first cycle, and ten before it
     whole = growing((PAGE, *FLAT[1:]), baseline=[gpus(-10 * PAGE)])
     marks = tuple(
         mark for mark in whole.marks if not (lost == "baseline end" and (mark.step, mark.phase) == ("baseline", "end"))
     )
     samples = whole.samples[1:] if lost == "baseline readings" else whole.samples
 
-    # THEN
     actual = verdict(Timeline(samples=samples, marks=marks))
     expected = 11 * PAGE if lost == "nothing" else PAGE
     assert expected == dict(row[:2] for row in figures(actual))["first_touch_growth"]
@@ -175,8 +166,7 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
 def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
     """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
-    # GIVEN a GPU that told nothing in the baseline, and one that tells nothing in the lead-in
+    # A GPU that told nothing in the baseline, and one that tells nothing in the lead-in
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
 
-    # THEN
     assert verdict(dark).summary.startswith("GPU 0: 2.00 MiB came with")

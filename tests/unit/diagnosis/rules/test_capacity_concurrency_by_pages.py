@@ -32,10 +32,9 @@ HUNDRED = Facts(pools=(pool(usable_blocks=100),))
 )
 def test_room_for_one_more_of_the_mean_size_is_room(held: int, running: int, status: str) -> None:
     """Three that hold 75 of 100 blocks take 25 each, which is what is left; with 76 held it is not enough."""
-    # GIVEN
     queue = holding(held, of=HUNDRED.pools[0], running=running, waiting=2)
 
-    # THEN running beside them is another engine's request, so that two run at the same time
+    # Running beside them is another engine's request, so that two run at the same time
     assert status == verdict(seen(*[(queue, engine(label="9", running=1))] * 3), HUNDRED).status
 
 
@@ -54,14 +53,13 @@ def test_room_for_one_more_of_the_mean_size_is_room(held: int, running: int, sta
 )
 def test_two_pages_that_count_and_two_requests_are_needed(pages: list[object], status: str) -> None:
     """A counter is compared with itself, and an engine that never ran two has not shown that it can."""
-    # THEN
     actual = verdict(seen(*pages))  # type: ignore[arg-type]
     assert status == actual.status
 
 
 def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> None:
     """Ten requests that were served are known to have been there, however few samples saw them."""
-    # GIVEN marks of the concurrent step, with an outcome and without, and a server that was seen idle
+    # Marks of the concurrent step, with an outcome and without, and a server that was seen idle
     workload = Workload(requests=10, prompt_tokens=2048, max_tokens=256)
     served, lost = (Outcome(completed=done, failed=10 - done, prompt_tokens=1, generated_tokens=1) for done in (10, 0))
 
@@ -72,7 +70,6 @@ def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> Non
         )
         return verdict(replace(seen(*[engine()] * 4), marks=marks))
 
-    # THEN
     assert ["ok", "unknown", "unknown", "unknown"] == [
         of(served).status,
         of(lost).status,
@@ -83,7 +80,7 @@ def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> Non
 
 def test_what_a_waiting_queue_shows_is_told_with_its_units() -> None:
     """Two engines: requests that run are added up, usage and queue are the highest, capacity is both pools'."""
-    # GIVEN 99 of 100 blocks held on one engine with 2 and then 5 waiting, and 10 on the other
+    # 99 of 100 blocks held on one engine with 2 and then 5 waiting, and 10 on the other
     pools = (pool("0", usable_blocks=100), pool("1", usable_blocks=100))
     pages = [
         (holding(99, of=pools[0], running=3, waiting=waiting), replace(holding(10, of=pools[1], running=4), engine="1"))
@@ -91,7 +88,7 @@ def test_what_a_waiting_queue_shows_is_told_with_its_units() -> None:
     ]
     actual = verdict(seen(*pages), Facts(pools=pools))
 
-    # THEN 200 blocks of 16 tokens
+    # 200 blocks of 16 tokens
     assert "suspect" == actual.status
     assert [
         ("preemptions", 0, "requests", "engine"),
@@ -105,7 +102,6 @@ def test_what_a_waiting_queue_shows_is_told_with_its_units() -> None:
 
 def test_the_first_preemption_counts() -> None:
     """From 0 to 1 is one; a usage, or a number of running requests, that is not told is none."""
-    # THEN
     pages = (engine(running=None, usage=None), engine(running=None, usage=None, preemptions=1))
     actual = verdict(seen(*pages))
     assert "fault" == actual.status
@@ -128,13 +124,12 @@ def test_the_first_preemption_counts() -> None:
 )
 def test_how_many_of_our_requests_the_pools_hold(pools: tuple[KvPool, ...], capacity: int | None, told: str) -> None:
     """A request of 512 and 256 tokens stores 767, which are 48 blocks of 16; windowed layers hold another number."""
-    # GIVEN four of them, preempted once
+    # Four of them, preempted once
     workload = Workload(requests=4, prompt_tokens=512, max_tokens=256)
     mark = Mark(at_seconds=1_000.0, step="concurrent", cycle=0, phase="offer", workload=workload)
     timeline = replace(seen(engine(), engine(preemptions=1)), marks=(mark,))
     actual = verdict(timeline, Facts(pools=pools))
 
-    # THEN
     assert capacity == evidence(actual)["capacity"]
     assert told in actual.summary if told else "of 4" not in actual.summary
 
@@ -142,12 +137,9 @@ def test_how_many_of_our_requests_the_pools_hold(pools: tuple[KvPool, ...], capa
 @pytest.mark.parametrize("requests", [0, None])
 def test_without_requests_of_ours_nothing_is_said_of_them(requests: int | None) -> None:
     """A step that offered nothing, or whose load is not known, sets no measure."""
-    # GIVEN
     workload = None if requests is None else Workload(requests=requests, prompt_tokens=512, max_tokens=1)
     mark = Mark(at_seconds=1_000.0, step="concurrent", cycle=0, phase="offer", workload=workload)
     verdict(replace(seen(engine(), engine(preemptions=1)), marks=(mark,)))
-
-    # THEN
 
 
 FINE, QUEUE = (
@@ -181,7 +173,7 @@ def share(*stretches: tuple[Sequence[Engine], int, int], every_seconds: float = 
 )
 def test_less_than_half_of_the_work_is_a_collapse(tokens: int, status: str) -> None:
     """Exactly half of it is a long queue."""
-    # GIVEN 1,000 tokens a minute, and then so many behind a queue
+    # 1,000 tokens a minute, and then so many behind a queue
     pages = [(one, 1_000) for one in MINUTES[0]] + [(one, tokens) for one in MINUTES[1]]
     samples: list[Sample] = []
     done = 0
@@ -190,7 +182,6 @@ def test_less_than_half_of_the_work_is_a_collapse(tokens: int, status: str) -> N
         samples.append(Sample(at_seconds=60.0 * number, engines=(replace(page, generation_tokens_total=done),)))
     actual = verdict(Timeline(samples=tuple(samples)), HUNDRED)
 
-    # THEN
     found = evidence(actual)["throughput_ratio_while_waiting"]
     assert status == actual.status
     assert pytest.approx(tokens / 1_000) == found
@@ -216,10 +207,9 @@ def test_work_is_compared_over_ten_minutes_of_either(
     fine: int, queue: int, worked: tuple[int, int], every_seconds: float, expected: float | None
 ) -> None:
     """Prompt and generated tokens together, whichever comes first; pages more than 90 s apart do not hang together."""
-    # GIVEN 400 tokens a page behind a queue
+    # 400 tokens a page behind a queue
     stretches = (MINUTES[0][:fine], *worked), (MINUTES[1][:queue], 300, 100)
 
-    # THEN
     for order in (stretches, stretches[::-1]):
         actual = share(*order, every_seconds=every_seconds)
         assert actual is None if expected is None else pytest.approx(expected) == actual
@@ -232,11 +222,10 @@ def mixed(*between: Engine) -> float | str | None:
 
 def test_minutes_that_are_neither_are_left_out() -> None:
     """A queue while there is room, an idle server, a change from one to the other: none is compared."""
-    # GIVEN pages beside those without a queue and those that wait for room
+    # Pages beside those without a queue and those that wait for room
     behind_a_prefill = replace(FINE, requests_waiting=2)
     idle = replace(FINE, requests_running=0, kv_usage_ratio=0.0)
 
-    # THEN
     assert [pytest.approx(0.2)] * 3 == [
         mixed(*pages) for pages in ([behind_a_prefill] * 5, [idle] * 5, [QUEUE, FINE, QUEUE, behind_a_prefill])
     ]
@@ -245,7 +234,7 @@ def test_minutes_that_are_neither_are_left_out() -> None:
 def test_an_engine_that_counts_anew_has_no_work_in_between() -> None:
     """A restart, another set of engines, or a counter that is not there: what was done is not known."""
 
-    # GIVEN a thousand tokens a minute, then two hundred behind a queue, and something else in one minute of those
+    # A thousand tokens a minute, then two hundred behind a queue, and something else in one minute of those
     def of(label: str = "0", *, told: bool = True, restart: bool = False) -> float | str | None:
         samples, done = [], 100
         for number, page in enumerate([*MINUTES[0], *MINUTES[1], *MINUTES[1]]):
@@ -258,13 +247,12 @@ def test_an_engine_that_counts_anew_has_no_work_in_between() -> None:
         found = evidence(verdict(Timeline(samples=tuple(samples)), Facts(pools=pools)))
         return found["throughput_ratio_while_waiting"]
 
-    # THEN
     assert [pytest.approx(0.2)] * 4 == [of(), of(restart=True), of(told=False), of("7")]
 
 
 def test_work_of_all_engines_counts_where_one_of_them_has_a_queue() -> None:
     """A second engine that is idle, or works on, beside the one whose pool is full."""
-    # GIVEN 1,000 tokens a minute, then 200 while the first engine has a queue
+    # 1,000 tokens a minute, then 200 while the first engine has a queue
     samples: list[Sample] = []
     done = 0
     for page in (*MINUTES[0], *MINUTES[1]):
@@ -274,6 +262,5 @@ def test_work_of_all_engines_counts_where_one_of_them_has_a_queue() -> None:
     pools = (HUNDRED.pools[0], replace(HUNDRED.pools[0], engine="1"))
     actual = verdict(Timeline(samples=tuple(samples)), Facts(pools=pools))
 
-    # THEN
     assert "fault" == actual.status
     assert pytest.approx(0.2) == evidence(actual)["throughput_ratio_while_waiting"]

@@ -19,9 +19,8 @@ def verdict(world: World) -> Finding:
 
 def test_an_allocation_that_failed_with_room_left_is_a_fault() -> None:
     """2.5 GiB failed although 3.45 GiB were free or unused: no hole was large enough."""
-    # GIVEN a server that fails ten requests with such a message
+    # A server that fails ten requests with such a message
     actual = verdict(World(failing={"concurrent": OOM_WITH_ROOM}))
-    # THEN
     expected = Finding(
         id="fragmentation.allocator",
         status="fault",
@@ -39,10 +38,9 @@ def test_an_allocation_that_failed_with_room_left_is_a_fault() -> None:
 
 def test_exhaustion_is_not_fragmentation() -> None:
     """An allocation larger than all that was left would have failed without a single hole."""
-    # GIVEN 3 GiB asked of 0.75 GiB
+    # 3 GiB asked of 0.75 GiB
     actual = verdict(World(failing={"long_context": OOM}))
 
-    # THEN
     assert "ok" == actual.status
 
 
@@ -58,18 +56,15 @@ def test_exhaustion_is_not_fragmentation() -> None:
 )
 def test_without_a_failed_allocation_it_is_unknown(world: World) -> None:
     """What lies idle inside the allocator is not visible from outside, and is not guessed."""
-    # WHEN such a run is judged
     actual = verdict(world)
 
-    # THEN
     assert "unknown" == actual.status
 
 
 def test_a_failure_without_holes_does_not_hide_one_with() -> None:
     """Of two failed steps the one with room left decides, whichever came first."""
-    # GIVEN both kinds of failure in either order
+    # Both kinds of failure in either order
     first = verdict(World(failing={"concurrent": OOM_WITH_ROOM, "long_context": OOM}))
     second = verdict(World(failing={"concurrent": OOM, "long_context": OOM_WITH_ROOM}))
 
-    # THEN
     assert ("fault", "fault") == (first.status, second.status)

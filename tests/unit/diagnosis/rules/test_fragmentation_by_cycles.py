@@ -53,10 +53,8 @@ def climbing(*processes: tuple[int, int]) -> Timeline:
 
 def test_cache_that_grows_with_each_request_has_its_figures() -> None:
     """Eight cycles, of which two are first touch: six times as much over the judged ones, of the worst process."""
-    # WHEN
     actual = verdict(climbing((GROWN, 0), (2 * GROWN, 0), (9 * GROWN, 9 * GROWN)))
 
-    # THEN
     assert "suspect" == actual.status
     assert [
         ("process", "Worker 101", "", "torch"),
@@ -70,7 +68,6 @@ def test_cache_that_grows_with_each_request_has_its_figures() -> None:
 
 def test_cache_that_does_not_grow_alone_is_told_by_its_gap() -> None:
     """What lives in torch grows as well, or nothing does: no cache's growth; a suspect process is told before it."""
-    # THEN
     assert ["ok", "ok"] == [verdict(climbing(one)).status for one in ((GROWN, GROWN), (0, 0))]
     last = climbing((GROWN, 0))
     ill = held(5 * GIB, 8 * GIB, pid=102, split=HOLES)

@@ -19,9 +19,8 @@ def verdict(world: World) -> Finding:
 
 def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
     """A hundred blocks beside the 39 that 624 tokens need are more than three times as much."""
-    # GIVEN a server that reserves a hundred blocks more for each request
+    # A server that reserves a hundred blocks more for each request
     actual = verdict(World(extra_blocks_per_request=100))
-    # THEN
     expected = Finding(
         id="fragmentation.kv_waste",
         status="fault",
@@ -40,25 +39,23 @@ def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
 
 def test_blocks_that_the_tokens_need_are_ok() -> None:
     """A paged engine holds no more than whole blocks."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdict(World())
 
-    # THEN
     assert "ok" == actual.status
 
 
 def test_somewhat_more_is_suspect() -> None:
     """Two blocks more for each request of 39 are worth a look, not an alarm."""
-    # GIVEN a server that holds two blocks more than needed
+    # A server that holds two blocks more than needed
     actual = verdict(World(extra_blocks_per_request=2))
 
-    # THEN
     assert "suspect" == actual.status
 
 
 def test_one_block_more_for_each_request_is_the_rounding() -> None:
     """Gauge and token stream are read apart: a request may have entered its next block meanwhile."""
-    # GIVEN a server that holds one block more for each request
+    # A server that holds one block more for each request
     assert "ok" == verdict(World(extra_blocks_per_request=1)).status
 
 
@@ -77,37 +74,35 @@ def test_one_block_more_for_each_request_is_the_rounding() -> None:
 )
 def test_without_a_load_of_known_tokens_it_is_unknown(world: World) -> None:
     """Only blocks that belong to known tokens can be called too many."""
-    # WHEN such a run is judged
     actual = verdict(world)
 
-    # THEN
     summary = ANY_TEXT
     assert Finding(id="fragmentation.kv_waste", status="unknown", summary=summary) == actual
 
 
 def test_large_blocks_are_rounding_and_not_waste() -> None:
     """With blocks of 1,024 tokens a short request fills part of one; that is what such a pool costs."""
-    # GIVEN a pool of large blocks
+    # A pool of large blocks
     actual = verdict(World(pools=(pool(block_tokens=1024, usable_blocks=100),)))
 
-    # THEN it is told how full they are
+    # It is told how full they are
     assert "ok" == actual.status
     assert 0 < float(evidence(actual)["fill_ratio"] or 0) < 1
 
 
 def test_a_leak_is_not_waste() -> None:
     """Blocks that stay held raise the floor, against which the next load is measured."""
-    # GIVEN a server that leaks
+    # A server that leaks
     assert "ok" == verdict(World(leaked_blocks_per_request=4)).status
 
 
 def test_windowed_layers_that_give_blocks_back_are_not_waste() -> None:
     """A sliding window of 1,024 tokens holds what the window touches."""
-    # GIVEN such a server
+    # Such a server
     assert "ok" == verdict(World(pools=(pool(sliding_window_tokens=1024),))).status
 
 
 def test_two_engines_share_the_requests() -> None:
     """Blocks are counted over all engines, tokens too."""
-    # GIVEN a healthy server of two engines
+    # A healthy server of two engines
     assert "ok" == verdict(World(pools=(pool("0"), pool("1")), gpus=2)).status

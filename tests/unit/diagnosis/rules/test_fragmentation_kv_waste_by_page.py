@@ -56,10 +56,10 @@ def verdict(*readings: Engine, tick_seconds: float = 30.0, of: KvPool = POOL) ->
 
 def test_requests_that_reserve_the_longest_context_are_a_fault() -> None:
     """Two thousand blocks for each request, where its tokens can be 2,000 at the most, are sixteen times its need."""
-    # GIVEN prompts of 1,000 tokens and answers of 100 on the mean, so of 1,000 at the very most
+    # Prompts of 1,000 tokens and answers of 100 on the mean, so of 1,000 at the very most
     actual = verdict(*pages(blocks_each=2_000))
 
-    # THEN 2,000 tokens need 125 blocks of 16, and one for the rounding
+    # 2,000 tokens need 125 blocks of 16, and one for the rounding
     told = ANY_TEXT
     assert ("fault", told) == (actual.status, actual.summary)
     figures = {"max_blocks_needed": 126, "max_prompt_tokens": 1_000, "min_prompts": 79}
@@ -68,10 +68,9 @@ def test_requests_that_reserve_the_longest_context_are_a_fault() -> None:
 
 def test_figures_by_the_page_have_units_and_sources() -> None:
     """Blocks of a request to the hundredth, and what is read from the page apart from what is computed."""
-    # GIVEN three requests that take 4,501 blocks together
+    # Three requests that take 4,501 blocks together
     actual = verdict(*pages((1, 4) * 40, blocks_each=1_500 + 1 / 3))
 
-    # THEN
     assert {
         "blocks_per_request": (1500.33, "blocks", "engine"),
         "max_blocks_needed": (126, "blocks", "computed"),
@@ -90,26 +89,23 @@ def test_figures_by_the_page_have_units_and_sources() -> None:
 )
 def test_less_certain_waste_is_no_fault(blocks: int, looked_up: float, status: str) -> None:
     """A fault takes ten times the need and two counters that agree; what the bound still covers accuses nobody."""
-    # THEN
     assert status == verdict(*pages(blocks_each=blocks, looked_up=looked_up)).status
 
 
 @pytest.mark.parametrize(("hours", "status"), [(1, "suspect"), (2, "suspect"), (4, "fault")])
 def test_less_than_tenfold_waste_of_every_hour_is_a_fault(hours: int, status: str) -> None:
     """One hour's prompts may be odd; five times the need in each of three hours is how the server holds requests."""
-    # GIVEN the same traffic, hour after hour
+    # The same traffic, hour after hour
     running = list(RUNNING) * (hours * 120 // len(list(RUNNING)) + 1)
 
-    # THEN
     assert status == verdict(*pages(running[: hours * 120], blocks_each=600)).status
 
 
 def test_long_contexts_that_stay_are_not_waste() -> None:
     """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
-    # GIVEN such a session, and requests that hold what they need
+    # Such a session, and requests that hold what they need
     actual = verdict(*pages(blocks_each=70, resident_blocks=5_600))
 
-    # THEN
     assert "unknown" == actual.status
 
 
@@ -126,20 +122,18 @@ def test_long_contexts_that_stay_are_not_waste() -> None:
 )
 def test_pages_that_show_no_request_come_or_go_are_unknown(readings: list[Engine]) -> None:
     """Without changes, or without prompts, nothing is said of one request."""
-    # THEN
     actual = verdict(*readings)
     assert "unknown" == actual.status
 
 
 def test_readings_too_far_apart_are_unknown() -> None:
     """Between readings of five minutes too many requests come and go."""
-    # THEN
     assert "unknown" == verdict(*pages(blocks_each=2_000), tick_seconds=300.0).status
 
 
 def test_a_pool_whose_curve_is_not_known_is_unknown() -> None:
     """A model that takes blocks for states, too, is not measured by its tokens."""
-    # GIVEN a pool by whose own figures a longest request takes more blocks than full attention would
+    # A pool by whose own figures a longest request takes more blocks than full attention would
     hybrid = pool(max_concurrency=1.5)
     known = Facts(pools=(hybrid,), max_model_len_tokens=32_768)
     samples = tuple(
@@ -148,7 +142,6 @@ def test_a_pool_whose_curve_is_not_known_is_unknown() -> None:
     )
     (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
 
-    # THEN
     assert "unknown" == actual.status
 
 
@@ -156,7 +149,7 @@ def test_a_pool_whose_curve_is_not_known_is_unknown() -> None:
 @settings(max_examples=25, deadline=None)
 def test_requests_that_hold_what_they_need_are_never_accused(seed: int, longest: int, most: int, at_once: int) -> None:
     """However prompts and answers are spread, whole blocks of their tokens are no waste."""
-    # GIVEN a request that begins with each reading, and ends some readings later
+    # A request that begins with each reading, and ends some readings later
     random = seeded(str(seed))
     prompts, answers = ([random.randint(1, top) for _ in range(60)] for top in (longest, most))
     lasting = [1 + (prompt + answer) % at_once for prompt, answer in zip(prompts, answers, strict=True)]
@@ -173,6 +166,5 @@ def test_requests_that_hold_what_they_need_are_never_accused(seed: int, longest:
             )
         )
 
-    # THEN
     large = pool(usable_blocks=60_000, max_concurrency=None)
     assert "unknown" == verdict(*readings, of=large).status

@@ -77,16 +77,14 @@ def test_one_block_for_each_request_is_rounding_and_half_as_much_again_a_fault(
     requests: int, tokens: int, held: int, status: str
 ) -> None:
     """64 tokens need 4 blocks of 16: 5 may be the next one, 6 are one and a half times as many, 7 are more."""
-    # THEN
     assert status == loads((requests, tokens, held)).status
 
 
 def test_the_worst_of_several_loads_is_told_with_its_figures() -> None:
     """Of 12 for 8, 14 for 8 and 40 for 32 the second holds most for its tokens; a load that holds nothing is none."""
-    # WHEN
     actual = loads((2, 64, 12), (2, 64, 14), (1, 512, 40), (1, 64, 0))
 
-    # THEN 128 tokens in 14 blocks of 16
+    # 128 tokens in 14 blocks of 16
     assert "fault" == actual.status
     assert [
         ("blocks_in_use", 14, "blocks", "engine"),
@@ -104,10 +102,8 @@ def test_the_worst_of_several_loads_is_told_with_its_figures() -> None:
 )
 def test_without_blocks_of_known_tokens_it_is_unknown(each: list[tuple[int, int, int]], of: tuple[KvPool, ...]) -> None:
     """There is nothing to be compared."""
-    # WHEN
     found = loads(*each, of=of)
 
-    # THEN
     assert "unknown" == found.status
 
 
@@ -144,23 +140,19 @@ def test_waste_by_the_page_counts_from_four_times_the_most_that_a_request_can_ne
     blocks: int, looked_up: float, status: str
 ) -> None:
     """2,000 tokens at the most, which are 126 blocks: 504 are four times that, and 1,260 ten times."""
-    # THEN
     assert status == by_page(blocks, looked_up=looked_up).status
 
 
 @pytest.mark.parametrize(("readings", "status"), [(2 * 121, "suspect"), (3 * 121, "fault")])
 def test_waste_of_three_hours_in_a_row_is_a_fault(readings: int, status: str) -> None:
     """Five times the need, hour after hour, with counters that agree."""
-    # THEN
     assert status == by_page(630, readings=readings).status
 
 
 def test_waste_by_the_page_has_its_figures() -> None:
     """What a request holds beside all that bounds its need."""
-    # WHEN
     actual = by_page(1_260)
 
-    # THEN
     told = ANY_TEXT
     assert told == actual.summary
     assert [

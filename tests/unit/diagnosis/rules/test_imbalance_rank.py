@@ -21,10 +21,8 @@ def verdict(world: World) -> Finding:
 
 def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
     """One of two ranks with 2 GiB more keeps them from the pool of both: 1,024 blocks of 16 tokens."""
-    # WHEN
     actual = verdict(World(gpus=2, rank_extra_bytes={1: 2 * GIB}))
 
-    # THEN
     sentence = ANY_TEXT
     assert ("suspect", sentence) == (actual.status, actual.summary)
     assert {"excess": 2 * GIB, "kv_tokens_lost": 16_384}.items() <= evidence(actual).items()
@@ -41,10 +39,8 @@ def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
 )
 def test_even_ranks_are_ok(world: World) -> None:
     """A single rank, and ranks within 2 % of a device, are balanced."""
-    # WHEN
     actual = verdict(world)
 
-    # THEN
     assert "ok" == actual.status
 
 
@@ -64,10 +60,8 @@ def test_even_ranks_are_ok(world: World) -> None:
 )
 def test_ranks_that_cannot_be_compared_are_unknown(world: World, reason: str) -> None:
     """Without every rank's bytes, or with several engines, nothing is compared."""
-    # WHEN
     actual = verdict(world)
 
-    # THEN
     assert "unknown" == actual.status
 
 
@@ -86,55 +80,47 @@ def rank(index: int, *sizes: int) -> Device:
 
 def test_contexts_of_other_ranks_are_told_below_the_share_that_counts() -> None:
     """Three ranks that have GPUs of their own have no business on GPU 0: certain, though they hold 1.55 of 80 GiB."""
-    # GIVEN four ranks of 70 GiB, and a context of each of the others on GPU 0
+    # Four ranks of 70 GiB, and a context of each of the others on GPU 0
     contexts = (530 * MIB,) * 3
     actual = at_idle(rank(0, 70 * GIB, *contexts), *(rank(index, 70 * GIB) for index in (1, 2, 3)))
 
-    # THEN
     sentence = ANY_TEXT
     assert ("fault", sentence) == (actual.status, actual.summary)
 
 
 def test_further_processes_that_are_no_ranks_are_suspect() -> None:
     """What has no GPU of its own may be the engine core or the API server, which some versions put on GPU 0."""
-    # GIVEN four ranks, and three processes on GPU 0 that are on no other
+    # Four ranks, and three processes on GPU 0 that are on no other
     listed = (process(100, 70 * GIB), *(process(200 + number, 530 * MIB) for number in range(3)))
     crowded = device(0, total_bytes=80 * GIB, used_bytes=72 * GIB, processes=listed)
     pids = (100, 101, 102, 103, 200, 201, 202)
     actual = at_idle(crowded, *(rank(index, 70 * GIB) for index in (1, 2, 3)), pids=pids)
 
-    # THEN
     assert "suspect" == actual.status
 
 
 def test_two_processes_on_every_gpu_are_even() -> None:
     """Ranks with a helper each share the GPUs out evenly."""
-    # WHEN every rank has a second process of 600 MiB
     actual = at_idle(*(rank(index, 70 * GIB, 600 * MIB) for index in range(4)))
 
-    # THEN
     assert "ok" == actual.status
 
 
 def test_a_process_smaller_than_a_context_is_of_no_note() -> None:
     """What a monitor of the server's own holds costs nobody his pool."""
-    # THEN
     assert "ok" == at_idle(rank(0, 70 * GIB, 100 * MIB), rank(1, 70 * GIB)).status
 
 
 def test_a_rank_below_the_others_is_not_held_against_them() -> None:
     """One rank with less than the others, as a last stage may have, costs nobody anything."""
-    # THEN
     assert "ok" == at_idle(rank(0, 70 * GIB), rank(1, 70 * GIB), rank(2, 66 * GIB)).status
 
 
 def test_engines_with_pools_of_unequal_size_tell_it_themselves() -> None:
     """Two engines of one model and one fraction have pools of one size, unless a rank of one lacks the room."""
-    # WHEN
     pools = (pool("0", capacity_tokens=38_144), pool("1", capacity_tokens=95_232))
     actual = verdict(World(gpus=2, pools=pools, nvml=NO_NVML))
 
-    # THEN
     sentence = ANY_TEXT
     assert ("suspect", sentence) == (actual.status, actual.summary)
     assert 57_088 == evidence(actual)["kv_tokens_lost"]
@@ -149,16 +135,14 @@ def test_pools_of_unequal_size_on_gpus_of_one_size_are_a_fault(
     totals_gib: tuple[int, ...], tokens: int, status: str
 ) -> None:
     """Where no GPU is smaller than another, a rank holds what its engine's pool lacks: certain from a quarter on."""
-    # GIVEN two engines on the two GPUs that were assigned to them
+    # Two engines on the two GPUs that were assigned to them
     pools = (pool("0", capacity_tokens=tokens), pool("1", capacity_tokens=95_232))
     devices = tuple(device(index, total_bytes=size * GIB, used_bytes=30 * GIB) for index, size in enumerate(totals_gib))
     samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
 
-    # WHEN
     known = Facts(pools=pools, device_uuids=("GPU-0", "GPU-1"))
     (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
 
-    # THEN
     assert status == actual.status
 
 
@@ -174,10 +158,8 @@ def assigned(*used_gib: float, uuids: tuple[str, ...] | None = ("GPU-0", "GPU-1"
 
 def test_one_of_the_assigned_gpus_that_stands_out_is_told_without_processes() -> None:
     """Three GPUs of a pod hold the same, and the fourth 1.5 GiB more: its own ranks have it, whichever they are."""
-    # WHEN
     actual = assigned(71.5, 70.0, 70.0, 70.0)
 
-    # THEN
     sentence = ANY_TEXT
     assert ("suspect", sentence) == (actual.status, actual.summary)
 
@@ -205,5 +187,4 @@ def test_gpus_that_differ_a_little_or_are_not_known_to_be_the_servers(
     used: tuple[float, ...], uuids: tuple[str, ...] | None, status: str
 ) -> None:
     """What ranks of one engine usually differ by is no imbalance, and other servers' GPUs are not compared at all."""
-    # THEN
     assert status == assigned(*used, uuids=uuids).status

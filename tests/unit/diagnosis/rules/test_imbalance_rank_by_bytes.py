@@ -54,7 +54,6 @@ def beyond(lost: int, *others: int, total_gib: int = 80) -> Finding:
 )
 def test_one_of_two_ranks_may_hold_a_fiftieth_of_its_gpu_more(lost: int, total_gib: int, status: str) -> None:
     """2 % of 80 GiB are 1,717,986,918.4 bytes, those of 8 GiB less than a context; of two nobody knows which is odd."""
-    # THEN
     assert status == beyond(lost, 0, total_gib=total_gib).status
 
 
@@ -85,16 +84,14 @@ def test_one_of_two_ranks_may_hold_a_fiftieth_of_its_gpu_more(lost: int, total_g
 )
 def test_a_rank_stands_out_beside_three_that_agree(lost: int, others: tuple[int, ...], status: str) -> None:
     """There a GiB is enough, and 5 % of 80 GiB, which are 4, are certain."""
-    # THEN
     assert status == beyond(lost, *others).status
 
 
 def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
     """Compared with the middle of the others, of two the higher; 2 GiB are 1,024 blocks of 16 tokens."""
-    # WHEN
     actual = at_idle(rank(0, 6 * GIB), rank(1, 9 * GIB), rank(2, 5 * GIB), rank(3, 7 * GIB), rank(4, 7 * GIB))
 
-    # THEN of 5, 6, 7 and 7 the higher middle is 7
+    # Of 5, 6, 7 and 7 the higher middle is 7
     assert Finding(
         id="imbalance.rank",
         status="suspect",
@@ -116,21 +113,17 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
 @pytest.mark.parametrize("pools", [(), (pool(pool_bytes=None),)], ids=["no pool", "no size of a block"])
 def test_without_the_size_of_a_block_there_is_no_price(pools: tuple[KvPool, ...]) -> None:
     """What a rank holds is told, and not what it costs."""
-    # WHEN
     actual = at_idle(rank(0, 9 * GIB), rank(1, 6 * GIB), of=replace(SERVER, pools=pools))
 
-    # THEN
     assert "suspect" == actual.status
     assert evidence(actual)["kv_tokens_lost"] is None
 
 
 def test_a_rank_whose_gpu_does_not_tell_its_size() -> None:
     """Two per cent of nothing known: a context is what it may hold."""
-    # GIVEN
     dark = [replace(rank(index, size), memory=None) for index, size in ((0, 6 * GIB + CONTEXT), (1, 6 * GIB))]
     more = [replace(rank(index, size), memory=None) for index, size in ((0, 6 * GIB + CONTEXT + 1), (1, 6 * GIB))]
 
-    # THEN
     assert ["ok", "suspect"] == [at_idle(*devices).status for devices in (dark, more)]
 
 
@@ -147,27 +140,23 @@ def test_a_rank_whose_gpu_does_not_tell_its_size() -> None:
 )
 def test_further_processes_on_one_gpu(contexts: tuple[int, ...], pids: tuple[int, ...], status: str) -> None:
     """Ranks with GPUs of their own have no business there, from a GiB together certainly; a context is the least."""
-    # WHEN
     actual = at_idle(rank(0, 6 * GIB, *contexts, pids=pids), rank(1, 6 * GIB), rank(2, 6 * GIB))
 
-    # THEN
     assert status == actual.status
     assert sum(contexts) == evidence(actual)["extra_process_bytes"]
 
 
 def test_contexts_cost_the_pool_what_the_rank_lacks() -> None:
     """The whole sentence, and its price: 512 MiB are 256 blocks of 16 tokens."""
-    # THEN
     told = ANY_TEXT
     assert told == at_idle(rank(0, 6 * GIB, 512 * MIB), rank(1, 6 * GIB)).summary
 
 
 def test_further_processes_that_make_no_difference_are_no_crowd() -> None:
     """Where the others hold nearly as much in one process, or have as many, nobody loses anything."""
-    # GIVEN GPU 0 with a second process of 512 MiB, beside ranks of 100 MiB less in all
+    # GPU 0 with a second process of 512 MiB, beside ranks of 100 MiB less in all
     split_up = rank(0, 6 * GIB - 512 * MIB, 512 * MIB)
 
-    # THEN
     assert "ok" == at_idle(split_up, rank(1, 6 * GIB - 100 * MIB)).status
     assert "suspect" == at_idle(split_up, rank(1, 6 * GIB - CONTEXT)).status
     assert "ok" == at_idle(split_up, rank(1, 6 * GIB - CONTEXT + 1)).status
@@ -175,7 +164,7 @@ def test_further_processes_that_make_no_difference_are_no_crowd() -> None:
 
 def test_the_newest_idle_reading_with_devices_counts() -> None:
     """An older one, and one under load, do not."""
-    # GIVEN even ranks at first and under load, and uneven ones at idle after it
+    # Even ranks at first and under load, and uneven ones at idle after it
     even, odd = (rank(0, 6 * GIB), rank(1, 6 * GIB)), (rank(0, 9 * GIB), rank(1, 6 * GIB))
     idle, busy = (engine(),), (engine(running=1),)
     told = [
@@ -191,7 +180,6 @@ def test_the_newest_idle_reading_with_devices_counts() -> None:
     samples = [Sample(at_seconds=float(at), engines=page, devices=devices) for at, (page, devices) in enumerate(told)]
     (actual,) = judge(Timeline(samples=tuple(samples)), SERVER, DEFAULT_LIMITS)
 
-    # THEN
     assert "suspect" == actual.status
 
 
@@ -210,13 +198,11 @@ def test_the_newest_idle_reading_with_devices_counts() -> None:
 )
 def test_what_is_needed_of_every_rank(devices: tuple[Device, ...], of: Facts, status: str) -> None:
     """Each rank's bytes, on a GPU that is known to be the server's."""
-    # THEN
     assert status == at_idle(*devices, of=of).status
 
 
 def test_a_reading_that_failed_gives_its_reason() -> None:
     """Where NVML is absent, that is why."""
-    # THEN
     samples = (Sample(at_seconds=1.0, engines=(engine(),)), Sample(at_seconds=2.0, gaps=(NO_NVML,)))
     (actual,) = judge(Timeline(samples=samples), SERVER, DEFAULT_LIMITS)
     assert ("unknown", NO_NVML.reason) == (actual.status, actual.summary)
@@ -224,18 +210,15 @@ def test_a_reading_that_failed_gives_its_reason() -> None:
 
 def test_an_assigned_gpu_holds_what_the_driver_does_not() -> None:
     """The driver's share is nobody's, and where it is not told nothing is taken off."""
-    # GIVEN
     known = Facts(device_uuids=("GPU-0", "GPU-1"))
     whole = device(0, used_bytes=20 * GIB, driver_reserved_bytes=None)
     actual = at_idle(whole, device(1, used_bytes=20 * GIB, driver_reserved_bytes=512 * MIB), of=known)
 
-    # THEN
     assert {"gpu_0_held": 20 * GIB, "gpu_1_held": 20 * GIB - 512 * MIB}.items() <= evidence(actual).items()
 
 
 def test_one_gpu_of_the_server_has_nothing_to_balance() -> None:
     """Whatever the GPUs of others hold."""
-    # THEN
     expected = Finding(id="imbalance.rank", status="ok", summary=ANY_TEXT)
     assert expected == at_idle(rank(0, 6 * GIB), device(7, processes=(process(3, GIB),)))
 
@@ -258,16 +241,13 @@ ASSIGNED = Facts(device_uuids=("GPU-0", "GPU-1"))
 )
 def test_pools_of_engines_may_differ_by_a_tenth(least: int, status: str) -> None:
     """Profiles of equal ranks differ; beyond that one holds more, and on equal GPUs a quarter is certain."""
-    # THEN
     assert status == at_idle(*ALIKE, of=replace(ASSIGNED, pools=sized(100_000, least))).status
 
 
 def test_unequal_pools_have_their_figures() -> None:
     """The smallest of all against the largest, in tokens; a thousand blocks of 16 where no capacity is told."""
-    # WHEN
     actual = at_idle(*ALIKE, of=replace(ASSIGNED, pools=sized(30_000, None, 40_000)))
 
-    # THEN
     assert Finding(
         id="imbalance.rank",
         status="fault",
@@ -300,6 +280,5 @@ def test_unequal_pools_on_gpus_that_may_differ_are_suspect(
     devices: tuple[Device, ...], uuids: tuple[str, ...] | None
 ) -> None:
     """A smaller GPU explains a smaller pool: only GPUs that are all known, and alike, leave no other reason."""
-    # THEN
     actual = at_idle(*devices, of=Facts(pools=sized(100_000, 10_000), device_uuids=uuids))
     assert ("suspect", True) == (actual.status, actual.summary.endswith(ANY_TEXT))

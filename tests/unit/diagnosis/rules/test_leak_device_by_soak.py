@@ -45,7 +45,6 @@ def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding
 )
 def test_where_agents_tell_each_has_its_own(seen: Seen, torch: tuple[str, str], beside: tuple[str, str]) -> None:
     """What NVML shows of the whole process decides nothing there; what is not told is left to the minute's cycles."""
-    # THEN
     for (status, words), actual in zip((torch, beside), told(seen), strict=True):
         assert words in actual.summary
         assert status == actual.status
@@ -54,10 +53,8 @@ def test_where_agents_tell_each_has_its_own(seen: Seen, torch: tuple[str, str], 
 @pytest.mark.parametrize("server_told", [True, False], ids=["the server's bytes", "the device's"])
 def test_what_nvml_alone_sees_stand_still_is_flat_in_both(server_told: bool) -> None:
     """Whatever is flat is flat in torch, too: one sentence for both, with the same figures."""
-    # WHEN
     torch, beside = told(Seen(server_told=server_told))
 
-    # THEN
     assert ("ok", "ok") == (torch.status, beside.status)
     assert "is flat over 19 load cycles" in torch.summary
     assert torch == replace(beside, id=TORCH)
@@ -71,10 +68,8 @@ def test_what_nvml_alone_sees_grow_is_called_what_it_mostly_is(
     engine_name: str | None, likely: str, server_told: bool
 ) -> None:
     """The other one is unknown, and both say what would decide."""
-    # WHEN
     found = told(Seen(server=LEAK, server_told=server_told), engine_name)
 
-    # THEN
     called, other = found if likely == TORCH else found[::-1]
     assert ("fault", True) == (called.status, called.summary.endswith(f"; {UNDECIDED}"))
     assert "grows 1.00 MiB with each request and is not released" in called.summary
@@ -83,6 +78,5 @@ def test_what_nvml_alone_sees_grow_is_called_what_it_mostly_is(
 
 def test_growth_that_idle_cycles_show_as_well_is_not_the_requests() -> None:
     """Of the server's own bytes it is suspect, of a device whose are not told unknown."""
-    # THEN
     found = [told(Seen(server=after_cycles(4 * MIB), server_told=one))[0].status for one in (True, False)]
     assert ["suspect", "unknown"] == found

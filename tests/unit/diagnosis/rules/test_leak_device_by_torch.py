@@ -21,13 +21,10 @@ def told(world: World) -> dict[str, tuple[str, str]]:
 
 def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
     """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
-    # GIVEN
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
 
-    # WHEN
     actual = told(world)
 
-    # THEN
     grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
     flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
@@ -35,10 +32,8 @@ def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
 
 def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
     """What the process takes while torch stands still is not torch's."""
-    # WHEN
     actual = told(World(agents=True, device_growth_bytes=6 * MIB))
 
-    # THEN
     flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
     grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
     assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
@@ -46,32 +41,25 @@ def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
 
 def test_with_agents_a_leak_shows_before_the_driver_has_a_page_of_it() -> None:
     """Tensors of 100 KiB a request, which fit into what torch has reserved already, are a leak that NVML cannot see."""
-    # GIVEN
     world = World(agents=True, torch_growth_bytes=100 * 2**10, nvml=None)
 
-    # WHEN
     actual = told(world)
 
-    # THEN
     assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
     assert "100 KiB with each request" in actual[TORCH][1]
 
 
 def test_with_agents_no_driver_is_needed_for_what_is_torchs() -> None:
     """Where NVML does not answer here, the agents are enough to judge both."""
-    # WHEN
     actual = told(World(agents=True, torch_growth_bytes=6 * MIB, device_growth_bytes=6 * MIB, nvml=NO_NVML))
 
-    # THEN
     assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
 
 
 def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
     """What torch reserves more with each equal request, no tensor kept, is fragmentation.allocator's to tell."""
-    # WHEN
     actual = told(World(agents=True, device_growth_bytes=6 * MIB, cache_growth_bytes=6 * MIB))
 
-    # THEN
     assert ("ok", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
 
 
@@ -89,16 +77,13 @@ def test_where_processes_are_not_told_the_devices_growth_less_torchs_decides(
     torch_growth_bytes: int, expected: tuple[str, str]
 ) -> None:
     """Without the bytes of the process itself, the device's growth that torch does not reserve is outside torch."""
-    # GIVEN
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=torch_growth_bytes, outside_told=False)
 
-    # WHEN / THEN
     assert expected == told(world)[NON_TORCH]
 
 
 def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
     """Publications of before a cycle's end tell of its load: the device alone is judged."""
-    # GIVEN
     world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
     timeline = run(world)
     late = tuple(
@@ -108,10 +93,8 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
         for sample in timeline.samples
     )
 
-    # WHEN
     actual = verdicts(world, Timeline(samples=late, marks=timeline.marks))
 
-    # THEN
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
 
 
@@ -131,12 +114,10 @@ def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
 )
 def test_table_that_torch_makes_late_is_an_event(late_bytes: tuple[int, ...], expected: tuple[str, str]) -> None:
     """One step among flat cycles is no leak; several that are not steady leave it open."""
-    # GIVEN what came with the first request, with the second, and so on
+    # What came with the first request, with the second, and so on
     world = World(agents=True, torch_late_bytes=late_bytes)
 
-    # WHEN
     status, summary = told(world)[TORCH]
 
-    # THEN
     assert expected[0] == status
     assert expected[1] in summary

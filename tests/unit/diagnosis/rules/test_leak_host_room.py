@@ -39,10 +39,8 @@ TAKEN = 22 * GIB + int(HOURS * RATE)
 )
 def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | None, hours: float | None) -> None:
     """At 500 MB an hour; a limit that is passed leaves nothing, and none that is not told is made up."""
-    # WHEN the last samples read no host memory
     actual = grown(limit_bytes, Sample(at_seconds=0.0, engines=(engine(),)), Sample(at_seconds=0.0, host=()))
 
-    # THEN
     left = evidence(actual)["time_to_exhaustion"]
     assert actual.status in {"suspect", "fault"}
     assert left is None if hours is None else pytest.approx(hours * 3600.0, rel=0.02, abs=60.0) == left
@@ -50,7 +48,7 @@ def test_the_room_is_the_limit_less_what_all_processes_hold(limit_bytes: int | N
 
 def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
     """A process that tells both is judged by those that nobody can drop: mapped files come and go."""
-    # GIVEN a process whose resident bytes grow while its anonymous ones stand still
+    # A process whose resident bytes grow while its anonymous ones stand still
     seen = timeline("pool", hours=HOURS, leak_mb_per_hour=RATE / 1e6, part=host_part)
     samples = tuple(
         replace(
@@ -64,5 +62,4 @@ def test_resident_bytes_count_no_more_than_anonymous_ones() -> None:
     )
     (actual,) = judge(Timeline(samples=samples), facts(World()), DEFAULT_LIMITS)
 
-    # THEN
     assert ("ok", "flat") == (actual.status, evidence(actual)["decided_by"])

@@ -34,10 +34,8 @@ def cancelled(blocks: int, readings: int) -> list[Engine]:
 
 def test_blocks_that_a_timeout_gives_back_again_and_again_are_a_fault() -> None:
     """After each of two mass cancels half of the pool is held for eight minutes, and is there again afterwards."""
-    # WHEN
     actual = verdict(*cancelled(3072, 17), *cancelled(3072, 17))
 
-    # THEN
     sentence = ANY_TEXT
     assert ("fault", sentence) == (actual.status, actual.summary)
     figures = {"late_frees": 2, "longest_late_free": 480.0, "max_blocks_freed_late": 3072, "blocks_at_last_idle": 0}
@@ -47,7 +45,6 @@ def test_blocks_that_a_timeout_gives_back_again_and_again_are_a_fault() -> None:
 @pytest.mark.parametrize("blocks", [[3072], [1000, 1000]], ids=["once", "less than a quarter of the pool"])
 def test_less_than_that_is_suspect(blocks: list[int]) -> None:
     """What happened once may not happen again, and a sixth of the pool is noticed by nobody else."""
-    # THEN
     assert "suspect" == verdict(*[reading for held in blocks for reading in cancelled(held, 17)]).status
 
 
@@ -56,13 +53,11 @@ def test_less_than_that_is_suspect(blocks: list[int]) -> None:
 )
 def test_blocks_that_come_back_soon_or_are_few_are_ok(blocks: int, readings: int) -> None:
     """A transfer to another instance takes seconds, and a few blocks cost nobody anything."""
-    # THEN
     assert "ok" == verdict(*cancelled(blocks, readings)).status
 
 
 def test_blocks_held_under_load_are_no_late_ones() -> None:
     """What requests hold while they run is theirs."""
-    # THEN
     assert "ok" == verdict(*[holding(3072, running=9)] * 30, engine(), engine(), engine()).status
 
 
@@ -89,10 +84,8 @@ FALLING = [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.04, 0.01]
 
 def test_hits_that_dwindle_to_nothing_are_unknown() -> None:
     """A cache tier that lost its blocks looks like traffic that changed: the finding says what would decide."""
-    # WHEN the share of hits falls from 60 to 1 in a hundred over four hours
     actual = verdict(*asked(FALLING))
 
-    # THEN
     assert "unknown" == actual.status
     assert evidence(actual)["last_hit_ratio"] == pytest.approx(0.01, abs=0.001)
 
@@ -111,14 +104,13 @@ def test_hits_that_dwindle_to_nothing_are_unknown() -> None:
 )
 def test_hits_that_traffic_explains_are_ok(readings: list[Engine], why: str) -> None:
     """Prompts differ from hour to hour: only a fall without an end and without another reason is told."""
-    # THEN
     assert "ok" == verdict(*readings).status, why
 
 
 @pytest.mark.parametrize("restart", [1, 100, 240, 470])
 def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
     """Counters that begin anew are another life of the same server, whose hits go on from where they were."""
-    # GIVEN a server with even hits that is restarted once
+    # A server with even hits that is restarted once
     even = asked([0.3] * 8)
     before = even[restart - 1]
     again = [
@@ -130,7 +122,6 @@ def test_a_restart_neither_makes_nor_hides_a_fall(restart: int) -> None:
         for one in even[restart:]
     ]
 
-    # THEN
     assert "ok" == verdict(*even[:restart], *again).status
 
 
@@ -161,32 +152,27 @@ def test_a_server_that_is_never_idle_is_judged_by_its_lowest_readings(
     readings: list[Engine], status: str, figures: bool
 ) -> None:
     """What cannot be held, or does not grow, is no leak; what may be one needs an idle moment."""
-    # WHEN
     actual = verdict(*readings)
 
-    # THEN
     assert status == actual.status
     assert figures == bool(actual.evidence)
 
 
 def test_a_busy_server_that_is_well_is_ok() -> None:
     """That it had no idle minute is no reason to doubt it."""
-    # GIVEN
     pages = working(12.0)
     timeline = Timeline(
         samples=tuple(Sample(at_seconds=number * TICK_SECONDS, engines=(one,)) for number, one in enumerate(pages))
     )
 
-    # THEN
     assert "ok" == diagnose(timeline, ONE_POOL).worst
     assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
 
 
 def test_the_life_before_a_restart_bounds_nothing() -> None:
     """The lowest readings of the engine that is there now count, from its first one on."""
-    # GIVEN twelve hours, and two more since the counters began anew
+    # Twelve hours, and two more since the counters began anew
     before = [replace(one, prompt_tokens_total=9_000 + number) for number, one in enumerate(working(12.0))]
     after = [replace(one, prompt_tokens_total=number) for number, one in enumerate(working(2.0))]
 
-    # THEN
     assert "unknown" == verdict(*before, *after).status

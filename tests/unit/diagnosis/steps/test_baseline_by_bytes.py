@@ -45,7 +45,6 @@ def idle(
 )
 def test_what_is_explained_is_told_to_the_byte(used: int, status: str) -> None:
     """12.00 GiB of pool, 6 of weights, and 3.45 of driver, context and activations."""
-    # THEN
     assert StepResult(
         id="baseline",
         status=status,  # type: ignore[arg-type]
@@ -104,20 +103,16 @@ def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_t
     actual: object, status: str, measurable: bool
 ) -> None:
     """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
-    # WHEN
     result = actual()  # type: ignore[operator]
 
-    # THEN
     assert status == result.status
     assert measurable == (measured(result)["device_used_bytes"] is not None)
 
 
 def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
     """Another tenant's bytes are not to be explained by this server's."""
-    # WHEN
     actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
 
-    # THEN
     assert "ok" == actual.status
     assert Quantity(name="device_used_bytes", value=None, unit="bytes") == actual.expected[1]
 
@@ -135,14 +130,13 @@ def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
 )
 def test_why_the_pool_was_not_seen_idle_is_told(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
     """Traffic, an engine that does not tell, or pages that came too slowly."""
-    # THEN
     actual = idle(device(), pages=pages, gaps=gaps)
     assert ("unknown", ("as planned",)) == (actual.status, actual.notes)
 
 
 def test_readings_outside_of_the_step_are_not_its_own() -> None:
     """What ran before it began, or after its end, is no traffic of its own."""
-    # GIVEN a busy page before and after one idle page within
+    # A busy page before and after one idle page within
     pages = [(BEGIN - 1, engine(running=1)), (BEGIN, engine()), (END + 1, engine(running=1))]
     samples = tuple(Sample(at_seconds=at_seconds, engines=(page,)) for at_seconds, page in pages)
     marks = tuple(
@@ -151,12 +145,9 @@ def test_readings_outside_of_the_step_are_not_its_own() -> None:
     )
     judge(Timeline(samples=samples, marks=marks), facts(World()), DEFAULT_LIMITS)
 
-    # THEN
-
 
 def test_what_the_step_offers() -> None:
     """Nothing, for four seconds, once."""
-    # THEN
     offered = STEP.workload
     assert ("baseline", 1, 0, 0, 0, 4.0) == (
         STEP.id,

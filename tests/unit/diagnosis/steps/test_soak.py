@@ -42,10 +42,8 @@ ALL = Seen(live=NONE, beside=NONE, host=NONE)
 
 def test_nothing_grows() -> None:
     """Flat components are ok, and each kind says which leak it would have shown."""
-    # WHEN
     actual = result(ALL)
 
-    # THEN
     assert ("ok", "no leak found over 30 load and 30 idle cycles, 312 requests") == (actual.status, actual.summary)
     assert (
         "KV blocks: all released (detection limit 1 block over 312 requests)",
@@ -99,10 +97,8 @@ def test_nothing_grows() -> None:
 )
 def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
     """What grows names the verdict, and the idle cycles whether it is the requests that do."""
-    # WHEN
     status, findings = result(seen).status, leaks(seen)
 
-    # THEN
     blamed = {name: findings[name] for name in found}
     others = {name: one for name, one in findings.items() if name not in found and one in ("suspect", "fault")}
     assert (step, found, {}) == (status, blamed, others)
@@ -110,10 +106,8 @@ def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str,
 
 def test_leak_says_what_decided() -> None:
     """A finding of a soak holds growth in load and idle cycles, per request, each test's chance, and the dose."""
-    # WHEN
     actual = finding(diagnose(soak(replace(ALL, live=after_requests(64 * KIB))), facts_of()), "leak.device_torch")
 
-    # THEN
     figures = evidence(actual)
     assert "grows 64.0 KiB with each request and is not released; larger doses leave more" in actual.summary
     assert (0.0, 64.0 * KIB, 19, 19) == (
@@ -130,32 +124,28 @@ def test_leak_says_what_decided() -> None:
 
 def test_growth_that_stops_is_warm_up() -> None:
     """First touch that ends is no leak, and is told with its size."""
-    # GIVEN 300 MiB with the first load cycle, half of that with the next, and so on
+    # 300 MiB with the first load cycle, half of that with the next, and so on
     levels, level, step = [], 0.0, 300.0
     for load in LOADS:
         level, step = (level + step, step / 2) if load.requests else (level, step)
         levels.append(int(level * MIB) // PAGE * PAGE)
     seen = Seen(server=levels)
 
-    # WHEN
     actual = result(seen)
 
-    # THEN
     assert ("ok", "ok") == (actual.status, leaks(seen)["leak.device_non_torch"])
     assert any("grew 598 MiB and stopped: warm-up" in note for note in actual.notes), actual.notes
 
 
 def test_what_only_new_content_grows_is_a_cache() -> None:
     """Repeated contents leave nothing behind where contents are kept: a suspect, until its bound is known."""
-    # GIVEN a cache that keeps a MiB of each new content
+    # A cache that keeps a MiB of each new content
     first = next(place for place, load in enumerate(LOADS) if load.repeated)
     levels = after_requests(MIB)
     seen = replace(ALL, host=[levels[min(place, first)] for place in range(len(LOADS))])
 
-    # WHEN
     found = finding(diagnose(soak(seen), facts_of()), "leak.host")
 
-    # THEN
     assert "suspect" == found.status
     assert "with each request of new content and not with repeated ones" in found.summary
 
@@ -193,14 +183,12 @@ def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
 
 def test_some_spoilt_cycles_are_left_out() -> None:
     """What somebody else's prompts brought is not counted, and the others decide."""
-    # GIVEN somebody whose three prompts leave 50 MiB each
+    # Somebody whose three prompts leave 50 MiB each
     spoilt = (9, 22, 35)
     levels = [50 * MIB * sum(each <= place for each in spoilt) for place in range(len(LOADS))]
 
-    # WHEN
     actual = result(replace(ALL, beside=levels, other_prompts=spoilt))
 
-    # THEN
     assert ("ok", "3 of 60 cycles left out: other traffic") == (actual.status, actual.notes[1])
 
 
@@ -217,13 +205,10 @@ UNSTEADY = World(first_touch_bytes=(*[0] * 7, 4 * MIB, 0, 4 * MIB))
 
 def test_soak_answers_what_the_minute_left_open() -> None:
     """One verdict of both: a rise in two of six cycles tells nothing, nineteen flat load cycles do."""
-    # GIVEN
     minute, both = run(UNSTEADY), after(run(UNSTEADY), soak(Seen()))
 
-    # WHEN
     before, actual = diagnose(minute, facts_of()), diagnose(both, facts_of())
 
-    # THEN
     names = ("leak.device_torch", "leak.device_non_torch", "benign.warmup")
     assert ["unknown"] * 3 == [finding(before, name).status for name in names]
     assert ["ok"] * 3 == [finding(actual, name).status for name in names]
@@ -231,17 +216,14 @@ def test_soak_answers_what_the_minute_left_open() -> None:
 
 def test_soak_that_cannot_tell_hides_nothing() -> None:
     """What the minute's cycles called stays called where the soak was spoilt or open."""
-    # GIVEN
     minute = run(World(device_growth_bytes=6 * MIB))
     open_ = Seen(server=after_cycles(4 * MIB), server_told=False)
 
-    # WHEN
     actual = [
         finding(diagnose(after(minute, soak(seen)), facts_of()), "leak.device_torch").status
         for seen in (open_, replace(ALL, other_prompts=range(60)))
     ]
 
-    # THEN
     assert ["fault", "fault"] == actual
 
 
@@ -265,7 +247,6 @@ def test_any_soak_is_judged(
     lost: set[int],
 ) -> None:
     """Whatever the readings are, and whichever marks are missing, there is a verdict, and a valid document."""
-    # GIVEN
     whole = soak(
         Seen(
             server=server,
@@ -278,10 +259,8 @@ def test_any_soak_is_judged(
     )
     marks = tuple(mark for place, mark in enumerate(whole.marks) if place // 5 not in lost)
 
-    # WHEN
     actual = diagnose(Timeline(samples=whole.samples, marks=marks), facts_of())
 
-    # THEN
     assert actual.steps[-1].summary
     json.dumps(document(actual), allow_nan=False)
     written = [one.value for each in actual.findings for one in each.evidence if isinstance(one.value, float)]

@@ -22,10 +22,9 @@ def result(seen: Seen, notes: tuple[str, ...] = ()) -> StepResult:
 
 def test_blocks_that_did_not_come_back_weigh_most() -> None:
     """Half a block with each of 312 requests, and device memory that grows beside it: the blocks are told."""
-    # WHEN
     actual = result(Seen(blocks=after_requests(0.5), server=after_requests(MIB)), notes=("shorter",))
 
-    # THEN 156 less what was kept in the first cycle, which is idle
+    # 156 less what was kept in the first cycle, which is idle
     assert ("fault", "156 KV blocks are still in use after 30 load and 30 idle cycles, 312 requests") == (
         actual.status,
         actual.summary,
@@ -44,10 +43,8 @@ def test_blocks_that_did_not_come_back_weigh_most() -> None:
 
 def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -> None:
     """A leak of the server's, beside what is flat: the smallest leak that each of those would have shown."""
-    # WHEN
     actual = result(Seen(server=after_requests(MIB), host=NONE))
 
-    # THEN
     assert "fault" == actual.status
     assert "the server's device memory grows" in actual.summary
     kinds = (
@@ -61,17 +58,14 @@ def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -
 
 def test_cycles_that_were_spoilt_are_counted() -> None:
     """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
-    # WHEN
     actual = result(Seen(other_prompts=(10, 11)))
 
-    # THEN
     assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")
     assert "2 of 60 cycles left out: other traffic" in actual.notes
 
 
 def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
     """Too few cycles, or none at all."""
-    # THEN
     short = result(Seen(last_cycle=4), notes=("cut",))
     assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
     assert "load cycles of new content can be judged, 12 are needed" in short.summary
@@ -81,7 +75,6 @@ def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
 
 def test_what_the_step_offers() -> None:
     """Four requests of 2,048 tokens, sixteen out, thirty times."""
-    # THEN
     offered = STEP.workload
     assert ("soak", 30, 4, 2_048, 16) == (
         STEP.id,
@@ -95,5 +88,4 @@ def test_what_the_step_offers() -> None:
 @pytest.mark.parametrize(("each", "status"), [(1 / 312, "fault"), (0.0, "ok")])
 def test_one_block_of_all_requests_is_a_fault(each: float, status: str) -> None:
     """Blocks are counted exactly: one that stays is one too many."""
-    # THEN
     assert status == result(Seen(blocks=after_requests(each + 1e-9))).status
