@@ -1,4 +1,4 @@
-"""The soak: what grows with requests is found, what grows anyway or stops is told apart, what is missing said."""
+"""The soak: growth with requests is found, other growth is not, and each figure of the result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.soak_step import judge
-from kvdiag.model import StepResult, Timeline
+from kvdiag.diagnosis.steps.soak_step import STEP, judge
+from kvdiag.model import Quantity, StepResult, Timeline
 from kvdiag.outputs.documents.diagnosis_document import document
 from tests.builders.answers import evidence, finding, measured, statuses
 from tests.builders.runs import judged, run
@@ -22,6 +22,7 @@ from tests.builders.values import KIB, MIB
 from tests.builders.worlds import World
 
 PAGE = 2 * MIB
+
 LEAK = [size // PAGE * PAGE for size in after_requests(0.25 * MIB)]
 """A quarter of a MiB with each request, as the driver's pages show it: 2.3 MiB in the mean load cycle."""
 
@@ -233,6 +234,7 @@ def test_soak_that_was_not_asked_for_is_no_step() -> None:
 
 
 sizes = st.lists(st.integers(-(2**30), 2**30), min_size=len(LOADS), max_size=len(LOADS))
+
 places = st.sets(st.integers(0, len(LOADS) - 1), max_size=20)
 
 
@@ -265,3 +267,81 @@ def test_any_soak_is_judged(
     json.dumps(document(actual), allow_nan=False)
     written = [one.value for each in actual.findings for one in each.evidence if isinstance(one.value, float)]
     assert all(map(math.isfinite, written))
+
+
+def result_with_notes(seen: Seen, notes: tuple[str, ...] = ()) -> StepResult:
+    """The step's result, where the first mark has notes."""
+    whole = soak(seen)
+    marks = (replace(whole.marks[0], notes=notes), *whole.marks[1:])
+    return judge(Timeline(samples=whole.samples, marks=marks), facts_of(), DEFAULT_LIMITS)
+
+
+def test_blocks_that_did_not_come_back_weigh_most() -> None:
+    """Half a block with each of 312 requests, and device memory that grows beside it: the blocks are told."""
+    actual = result_with_notes(Seen(blocks=after_requests(0.5), server=after_requests(MIB)), notes=("shorter",))
+
+    # 156 less what was kept in the first cycle, which is idle
+    assert ("fault", "156 KV blocks are still in use after 30 load and 30 idle cycles, 312 requests") == (
+        actual.status,
+        actual.summary,
+    )
+    assert (Quantity(name="blocks_kept", value=0, unit="blocks"),) == actual.expected
+    assert (
+        Quantity(name="requests", value=312, unit="requests"),
+        Quantity(name="blocks_kept", value=156, unit="blocks"),
+        Quantity(name="cycles_judged", value=19, unit="cycles"),
+        Quantity(name="idle_cycles_judged", value=19, unit="cycles"),
+    ) == actual.measured
+    assert "shorter" == actual.notes[0]
+    assert not any("KV blocks" in note for note in actual.notes)
+    assert any("the server's device memory grows" in note for note in actual.notes)
+
+
+def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -> None:
+    """A leak of the server's, beside what is flat: the smallest leak that each of those would have shown."""
+    actual = result_with_notes(Seen(server=after_requests(MIB), host=NONE))
+
+    assert "fault" == actual.status
+    assert "the server's device memory grows" in actual.summary
+    kinds = (
+        "KV blocks: all released",
+        "GPU 0: the server's device memory grows",
+        "device memory of other processes: flat",
+        "anonymous",
+    )
+    assert [True] * 4 == [note.startswith(kind) for note, kind in zip(actual.notes, kinds, strict=True)]
+
+
+def test_cycles_that_were_spoilt_are_counted() -> None:
+    """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
+    actual = result_with_notes(Seen(other_prompts=(10, 11)))
+
+    assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")
+    assert "2 of 60 cycles left out: other traffic" in actual.notes
+
+
+def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
+    """Too few cycles, or none at all."""
+    short = result_with_notes(Seen(last_cycle=4), notes=("cut",))
+    assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
+    assert "load cycles of new content can be judged, 12 are needed" in short.summary
+    none = judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
+    assert ("it did not run", ()) == (none.summary, none.notes)
+
+
+def test_what_the_step_offers() -> None:
+    """Four requests of 2,048 tokens, sixteen out, thirty times."""
+    offered = STEP.workload
+    assert ("soak", 30, 4, 2_048, 16) == (
+        STEP.id,
+        STEP.cycles,
+        offered.requests,
+        offered.prompt_tokens,
+        offered.max_tokens,
+    )
+
+
+@pytest.mark.parametrize(("each", "status"), [(1 / 312, "fault"), (0.0, "ok")])
+def test_one_block_of_all_requests_is_a_fault(each: float, status: str) -> None:
+    """Blocks are counted exactly: one that stays is one too many."""
+    assert status == result_with_notes(Seen(blocks=after_requests(each + 1e-9))).status
