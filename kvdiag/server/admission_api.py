@@ -46,7 +46,11 @@ class Admissions:
             promised=[blocks for _, blocks in self._promised],
         )
         if told.decision == "admit" and len(self._promised) >= MOST_PROMISES:
-            return {"schema_version": SCHEMA_VERSION, "decision": "wait", "reason": "in doubt: too many have asked"}
+            return {
+                "schema_version": SCHEMA_VERSION,
+                "decision": "wait",
+                "reason": "unknown: too many queries; retry later",
+            }
         if told.decision == "admit":
             self._promised.append((now_seconds, told.request_blocks or 0))
         return {"schema_version": SCHEMA_VERSION, **asdict(told), "lengths_of": _finished(now)}

@@ -172,7 +172,7 @@ _UNDECIDED: Mapping[Reason, str] = {
     "weak": "too little above its noise; {longer} of samples",
     "uneven": "not steadily; {longer} of samples",
     "drift": "no more than random drift may; {longer} of samples",
-    "few steps": "in too few steps to tell from loading; {longer} of samples",
+    "few steps": "in too few steps to exclude loading; {longer} of samples",
 }
 
 

@@ -23,13 +23,10 @@ def outcome(failed: int, *errors: str) -> Outcome:
 
 def test_cycles_that_ran_out_are_told_with_their_largest_request() -> None:
     """In order, each with how many failed; other errors, and cycles without an outcome, are none."""
-    # GIVEN
     larger = OOM.replace("3.00 GiB", "4.00 GiB")
 
-    # WHEN
     found = memory_failures(
         timeline(None, outcome(2, "HTTP 500"), outcome(5, OOM, larger, "HTTP 500"), outcome(0), outcome(1, OOM))
     )
 
-    # THEN
     assert [(2, 5, 4 * GIB), (4, 1, 3 * GIB)] == [(one.span.cycle, one.failed, one.oom.asked_bytes) for one in found]

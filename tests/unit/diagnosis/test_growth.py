@@ -69,13 +69,11 @@ def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
 
 def test_fullest_whole_sample_is_measured() -> None:
     """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
-    # GIVEN a load of which one sample saw but one request
+    # A load of which one sample saw but one request
     timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
 
-    # WHEN
     actual = measure(timeline, KNOWN, SPAN, 3)
 
-    # THEN
     need = ExpectedBlocks(least_blocks=64, most_blocks=64)
     assert actual == Growth(
         samples=3, requests=2, tokens=1024, need=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
@@ -94,10 +92,9 @@ def test_nothing_is_measured_of_an_engine_that_tells_no_usage() -> None:
 
 def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
     """A page was rendered somewhere between the two looks at our streams: from 30 + 32 blocks to 32 + 33."""
-    # GIVEN 480 and 512 tokens before, 512 and 513 after
+    # 480 and 512 tokens before, 512 and 513 after
     actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0)
 
-    # THEN
     assert actual is not None
     assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.need
 
@@ -115,42 +112,36 @@ def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
 )
 def test_tokens_that_our_streams_lag_behind_are_needed_as_well(counted: int | None, tokens: int) -> None:
     """What the engines counted beyond what our streams have brought is shared out, rounded up."""
-    # GIVEN counters that stood at 0 when the span began
+    # Counters that stood at 0 when the span began
     first = idle(10.0, counted=None if counted is None else 0)
 
-    # WHEN
     actual = measure(seen(first, under_load(21.0, 64, counted=counted)), KNOWN, SPAN, 0)
 
-    # THEN
     assert actual is not None
     assert tokens == actual.tokens
 
 
 def test_one_request_has_all_that_its_stream_lags_behind() -> None:
     """Of one request every token that was counted and not yet read is its own."""
-    # GIVEN 512 tokens read of a request that had brought 522 to the page
+    # 512 tokens read of a request that had brought 522 to the page
     alone = under_load(21.0, 33, (512,), running=1, counted=523)
     span = replace(SPAN, workload=replace(WORKLOAD, requests=1))
 
-    # WHEN
     actual = measure(seen(idle(10.0, counted=0), alone), KNOWN, span, 0)
 
-    # THEN
     assert actual is not None
     assert 522 == actual.tokens
 
 
 def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
     """Windowed layers hold the last chunk of a prompt until three tokens after it: 515 of a prompt of 512."""
-    # GIVEN
     sliding = Facts(pools=(pool(sliding_window_tokens=1024),))
     early, late = under_load(21.0, 99, (514, 600)), under_load(22.0, 66, (515, 600))
     behind = under_load(23.0, 99, (515, 600), before=(514, 599))
 
-    # WHEN
     actual = measure(seen(early, late, behind), sliding, SPAN, 0)
 
-    # THEN one that keeps every token is measured at any time
+    # One that keeps every token is measured at any time
     assert actual is not None
     assert (1, 66) == (actual.samples, actual.held_blocks)
     everything = measure(seen(early, late, behind), KNOWN, SPAN, 0)

@@ -147,7 +147,7 @@ def test_only_memory_that_ran_out_refuses(span: Span | None, said: str | None) -
 
 def test_a_load_is_judged_by_its_last_offer() -> None:
     """A load that was not seen whole is offered once more: the second one counts, with its floor."""
-    # GIVEN two cycles, of which the first held twice what its tokens need
+    # Two cycles, of which the first held twice what its tokens need
     again = replace(
         SPAN, begin_seconds=50.0, offer_seconds=60.0, release_seconds=70.0, end_seconds=80.0, notes=("again",)
     )
@@ -156,10 +156,8 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
         samples=(*WHOLE[:2], under_load(21.0, 131), under_load(22.0, 131), *later), marks=(*marks(), *marks(again, 1))
     )
 
-    # WHEN
     actual = judge_load("load", timeline, KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     last = last_span(timeline, "load")
     assert last is not None
     assert (1, ("again",)) == (last.cycle, actual.notes)
@@ -176,14 +174,11 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
 
 def test_a_load_that_cannot_be_judged_says_so() -> None:
     """Out of memory is a fault, a step that did not run or has no floor is unknown."""
-    # GIVEN
     failed = replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("out of memory",)), notes=("n",))
 
-    # WHEN
     refusal = judge_load("load", Timeline(samples=WHOLE, marks=marks(failed)), KNOWN, DEFAULT_LIMITS)
     absent = judge_load("other", seen(*WHOLE), KNOWN, DEFAULT_LIMITS)
     judge_load("load", seen(*WHOLE[2:]), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert ("fault", ("n",)) == (refusal.status, refusal.notes)
     assert ("unknown", ()) == (absent.status, absent.notes)

@@ -47,12 +47,10 @@ def worst(*samples: Sample, known: Facts = KNOWN) -> str:
 @pytest.mark.parametrize(("failures", "expected"), [(2, "ok"), (3, "unknown")])
 def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected: str) -> None:
     """The engines' page, the driver, and a device that is dark; an answer after them begins anew."""
-    # GIVEN
     page = [at(10.0 + number, idle=False, gap=NO_ANSWER) for number in range(failures)]
     driver = [at(10.0 + number, gap=GPU_LOST) for number in range(failures)]
     dark = [at(10.0 + number, devices=(device(used_bytes=None),), gap=GPU_LOST) for number in range(failures)]
 
-    # THEN
     for lost in (page, driver, dark):
         assert expected == worst(*lost)
     assert "ok" == worst(*page, at(20.0))
@@ -62,12 +60,10 @@ def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected:
 
 def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
     """As after a restart of the daemon that knows it from before: absent is not yet there only where it never was."""
-    # GIVEN
     absent = Gap(source="engine", kind="absent", reason="starting: nobody answers")
     nobody = [at(10.0 + number, idle=False, gap=absent) for number in range(3)]
     starting = [at(float(second), idle=False, devices=(device(),), gap=absent) for second in range(3)]
 
-    # THEN
     assert "unknown" == worst(*nobody)
     assert "ok" == worst(*nobody, at(20.0))
     assert "ok" == diagnose(Timeline(samples=(*starting, at(3.0), at(4.0))), KNOWN).worst
@@ -75,11 +71,9 @@ def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
 
 def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
     """A dark device of somebody else, one without a memory reading at all, and a machine without a driver."""
-    # GIVEN
     other = device(1, used_bytes=None)
     times = (10.0, 11.0, 12.0)
 
-    # THEN
     assert "ok" == worst(*(at(each, devices=(device(), other), gap=GPU_LOST) for each in times))
     assert "ok" == worst(*(at(each, devices=(device(used_bytes=None),)) for each in times))
     assert "ok" == worst(*(at(each, gap=NO_NVML) for each in times))
@@ -88,13 +82,11 @@ def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
 
 def test_a_gpu_of_somebody_else_that_goes_dark_is_not_lost_where_the_servers_is_only_assigned() -> None:
     """No process of the server is seen, as in a container; what assigned its GPU tells which one it is."""
-    # GIVEN
     both = [at(float(second), devices=(device(), device(1))) for second in range(3)]
     dark = [at(10.0 + second, devices=(device(), device(1, used_bytes=None)), gap=GPU_LOST) for second in range(3)]
     lost = [at(10.0 + second, devices=(device(used_bytes=None), device(1)), gap=GPU_LOST) for second in range(3)]
     assigned = replace(KNOWN, server_pids=None)
 
-    # THEN
     assert "unknown" == diagnose(Timeline(samples=(*both, *lost)), assigned).worst
     assert "ok" == diagnose(Timeline(samples=(*both, *dark)), assigned).worst
 
@@ -114,7 +106,6 @@ def test_steps_are_those_of_what_was_marked() -> None:
         marks = tuple(Mark(at_seconds=1.0, step=name, cycle=0, phase="begin") for name in names)
         return [one.id for one in diagnose(Timeline(samples=(at(1.0),), marks=marks), known).steps]
 
-    # THEN
     usual = ["baseline", "single_request", "concurrent", "long_context"]
     assert [] == steps()
     assert usual == sorted(steps(known=replace(KNOWN, gaps=(CUT_OFF,))), key=usual.index)
@@ -126,43 +117,35 @@ def test_steps_are_those_of_what_was_marked() -> None:
 @pytest.mark.parametrize(("later", "used_gib"), [(15.0, 20), (15.1, 22)])
 def test_devices_with_their_processes_are_told_for_a_quarter_minute(later: float, used_gib: int) -> None:
     """A newer reading without lists is preferred once they are older: their processes may be gone."""
-    # GIVEN
     listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
     samples = (at(10.0, devices=(listed,)), at(10.0 + later, devices=(device(used_bytes=22 * GIB),)))
 
-    # WHEN
     actual = diagnose(Timeline(samples=samples), KNOWN)
 
-    # THEN its lines add up to what is used
+    # Its lines add up to what is used
     assert used_gib * GIB == sum(line.bytes for line in actual.ledger)
 
 
 @pytest.mark.parametrize(("apart", "told"), [(15.0, True), (-15.0, True), (15.1, False), (-15.1, False)])
 def test_torch_is_told_beside_devices_of_the_same_time(apart: float, *, told: bool) -> None:
     """Its nearest reading, if it is within a quarter minute before or after theirs."""
-    # GIVEN
     listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
     told_by = Sample(at_seconds=50.0 + apart, allocators=(allocator(device_uuid="0"),))
     far = Sample(at_seconds=10.0, allocators=(allocator(reserved_bytes=9 * GIB),))
     samples = sorted((far, told_by, at(50.0, devices=(listed,))), key=lambda one: one.at_seconds)
 
-    # WHEN
     actual = diagnose(Timeline(samples=tuple(samples)), KNOWN)
 
-    # THEN
     assert told == any(line.component.startswith("torch_") for line in actual.ledger)
     assert 20 * GIB == sum(line.bytes for line in actual.ledger)
 
 
 def test_ledger_is_of_the_newest_engines() -> None:
     """Whatever was read after them; and a window has its first and last time."""
-    # GIVEN
     samples = (at(1.0), Sample(at_seconds=2.0, engines=(holding(9),)), at(7.5, idle=False, devices=(device(),)))
 
-    # WHEN
     actual = diagnose(Timeline(samples=samples), KNOWN)
 
-    # THEN
     assert (1.0, 7.5, 3) == (actual.start_seconds, actual.end_seconds, actual.samples)
     assert 20 * GIB == sum(line.bytes for line in actual.ledger)
 
@@ -175,12 +158,10 @@ def test_gaps_of_facts_come_first() -> None:
 
 def test_rule_that_says_more_than_is_known_is_heard() -> None:
     """Cause, check, remedy and runbook of the verdict fill in what the rule leaves open, and nothing else."""
-    # GIVEN
     entry = KNOWLEDGE["leak.host"]
     bare = Finding(id="leak.host", status="fault", summary=ANY_TEXT)
     own = replace(bare, likely_cause="a", confirm="b", remedy="c", runbook="d")
 
-    # THEN
     assert own == informed(own)
     filled = informed(bare)
     assert (entry.likely_cause, entry.confirm, entry.remedy, entry.runbook) == (

@@ -10,10 +10,8 @@ from tests.builders.values import GIB, MIB, OOM
 
 def test_every_figure_of_torchs_message_is_read() -> None:
     """Asked, free and unallocated bytes stand in one message."""
-    # WHEN torch's message is read
     actual = parse_oom(OOM)
 
-    # THEN
     assert OutOfMemory(asked_bytes=3 * GIB, free_bytes=512 * MIB, unallocated_bytes=256 * MIB) == actual
 
 
@@ -28,7 +26,6 @@ def test_every_figure_of_torchs_message_is_read() -> None:
 )
 def test_a_short_message_gives_what_it_has(text: str, asked: int) -> None:
     """Figures that are not there stay unknown."""
-    # THEN
     assert OutOfMemory(asked_bytes=asked, free_bytes=None, unallocated_bytes=None) == parse_oom(text)
 
 
@@ -44,7 +41,6 @@ def test_a_short_message_gives_what_it_has(text: str, asked: int) -> None:
 )
 def test_other_errors_are_none(text: str) -> None:
     """Only a message that says both, out of memory and how much was asked for, is one."""
-    # THEN
     assert parse_oom(text) is None
 
 
@@ -55,19 +51,16 @@ def test_room_is_left_only_where_both_figures_are_known(
     free: int | None, unallocated: int | None, room: bool | None
 ) -> None:
     """Free and unallocated bytes together are compared with what was asked for."""
-    # GIVEN three bytes asked for
+    # Three bytes asked for
     oom = OutOfMemory(asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
 
-    # THEN
     assert room is oom.room_left
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_it_fail(text: str) -> None:
     """Whatever a server answers is read or refused, and never raises."""
-    # WHEN any text follows the words
     actual = parse_oom(f"CUDA out of memory. Tried to allocate 1.00 GiB. {text}")
 
-    # THEN
     assert actual is not None
     assert GIB == actual.asked_bytes

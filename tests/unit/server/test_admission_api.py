@@ -101,7 +101,7 @@ def test_a_crowd_is_bounded() -> None:
     for _ in range(MOST_PROMISES):
         desk.answer(query, now, NOW_SECONDS)
     told = desk.answer(query, now, NOW_SECONDS)
-    assert ("wait", "in doubt: too many have asked") == (told["decision"], told["reason"])
+    assert ("wait", "unknown: too many queries; retry later") == (told["decision"], told["reason"])
 
 
 def test_over_http() -> None:

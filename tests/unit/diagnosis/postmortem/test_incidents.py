@@ -16,10 +16,8 @@ INCIDENTS: list[dict[str, Any]] = json.loads((FOLDER / "incidents.json").read_te
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: str(incident["id"]))
 def test_public_incident_gets_its_verdict(incident: dict[str, Any]) -> None:
     """What a public thread found out in the end is said from the text alone; what it cannot tell is known."""
-    # WHEN
     actual = postmortem(case_of(incident["text"]))
 
-    # THEN
     miss = incident.get("miss")
     verdict = incident["verdict"] if miss is None else miss["verdict"]
     first = next((one for one in actual.findings if one.status == incident["status"]), None)

@@ -21,11 +21,9 @@ OTHERS = [text for text in TEXTS if text["kind"] is None]
 @pytest.mark.parametrize("text", FAILURES, ids=lambda text: str(text["id"]))
 def test_text_is_read_and_judged(text: dict[str, Any]) -> None:
     """What ran out, the figures that stand in the text and no others, and what can be said of it."""
-    # WHEN
     found = read_failures(text["text"])
     diagnosis = postmortem(case_of(text["text"]))
 
-    # THEN
     assert found is not None
     assert text["kind"] == found.shortage.kind
     assert text["figures"] == {name: _plain(getattr(found.shortage, name)) for name in text["figures"]}
