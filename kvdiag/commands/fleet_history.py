@@ -29,7 +29,8 @@ from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
 from kvdiag.outputs.html import report_fleet
 from kvdiag.outputs.terminal import fleet_text
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.prometheus_api import SOURCE, PrometheusSource
+from kvdiag.sources.prometheus_answers import SOURCE
+from kvdiag.sources.prometheus_api import PrometheusSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ from kvdiag.feeds.recording.restore import Before, reload
 from kvdiag.feeds.recording.segment_store import SegmentStore
 from kvdiag.server.connections import WebServer
 from kvdiag.server.endpoints import Pages
-from kvdiag.server.web_config import Passwords, WebConfig, access, lowered, read_web_config
+from kvdiag.server.passwords import Passwords
+from kvdiag.server.web_config import WebConfig, access, lowered, read_web_config
 from kvdiag.sources.worker_thread import DaemonThreadPool, ThreadedReader
 
 _log = structlog.get_logger()
@@ -50,6 +51,7 @@ def command(context: click.Context, /, **values: Any) -> int:
     /metrics              Prometheus metrics
     /api/v1/diagnosis     newest diagnosis, as printed by `kvdiag run --output json`
     /api/v1/ledger        current memory ledger
+    /api/v1/snapshot      everything that `kvdiag top` shows of this daemon
     /api/v1/admission     ?prompt_tokens=N&max_tokens=N: admit, wait, or shed one more request
     /-/healthy, /-/ready
 

@@ -112,12 +112,12 @@ class Pages:
         return self._status[1]
 
     def _snapshot(self) -> Answer:
-        """All that `kvdiag top --daemon` shows; the facts once, not again in the diagnosis."""
+        """All that `kvdiag top --daemon` shows: the facts once, and without the text of the model's config.json."""
         now = self._shown()
         diagnosis = None if now.diagnosis is None else replace(now.diagnosis, facts=Facts())
         reading = DaemonReading(
             version=kvdiag.__version__,
-            snapshot=replace(now, diagnosis=diagnosis),
+            snapshot=replace(now, facts=replace(now.facts, model_config=None), diagnosis=diagnosis),
             lines=ledger(now.newest, now.facts),
         )
         return _json(to_plain(reading))

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from kvdiag.model import INSIDE, MAX_BYTES, MAX_COUNT, Allocator, Device, Memory, Process, ReservedSplit
-from kvdiag.sources.titles import program
+from kvdiag.sources.host import program
 
 FORMAT = 1
 MAX_DEVICES = 128

@@ -21,7 +21,6 @@ import psutil
 
 from kvdiag.kv.families.known_keys import known_part
 from kvdiag.model import Gap, HostProcess
-from kvdiag.sources.titles import program
 
 SOURCE = "host"
 
@@ -38,6 +37,19 @@ MAX_MAPS_BYTES = 8 * 2**20
 
 MAX_LIMIT_DIGITS = 20
 """Of a 64-bit number."""
+
+MAX_PROGRAM_CHARACTERS = 64
+
+
+def program(title: str) -> str:
+    """The program name in a process title: its first word, up to an equals sign.
+
+    A process can set its whole command line as its title (setproctitle), and NVML and psutil report that as its name.
+    Arguments are dropped because they may contain keys.
+    """
+    word = next(iter(title.replace("\0", " ").split()), "")
+    return word.partition("=")[0][:MAX_PROGRAM_CHARACTERS]
+
 
 MAX_CONFIG_BYTES = 256 * 2**10
 """The longest config.json among those in wide use has 60 KB (a multimodal one with all its labels)."""

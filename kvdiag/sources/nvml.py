@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kvdiag.model import Device, Gap, GapKind, Memory, Process
-from kvdiag.sources.titles import program
+from kvdiag.sources.host import program
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0

@@ -24,6 +24,28 @@ class _AnyText(str):
 ANY_TEXT = _AnyText()
 
 
+class _Containing(str):
+    """A text that equals every text in which it occurs, and whose other parts occur there too."""
+
+    __slots__ = ("others",)
+    others: tuple[str, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and all(part in str(other) for part in (str(self), *self.others))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def containing(part: str, *others: str) -> str:
+    """A text that equals every text with these parts: for a reason whose names and figures matter, not its wording."""
+    text = _Containing(part)
+    text.others = others
+    return text
+
+
 def finding(diagnosis: Diagnosis, verdict: str) -> Finding:
     """The one finding of a verdict."""
     (found,) = [one for one in diagnosis.findings if one.id == verdict]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.cache_isolation import ISOLATION
-from kvdiag.feeds.active.conditions import engine_samples
 from kvdiag.feeds.active.load_generator import Prompt, Requests, Speed
-from kvdiag.feeds.active.marker import Marker
+from kvdiag.feeds.active.run_timeline import Marker, engine_samples
 from kvdiag.feeds.active.step_plan import admitted
 from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Probe, ProbeKind, Sample, Workload

@@ -13,9 +13,15 @@ from kvdiag.diagnosis.step import Step
 from kvdiag.diagnosis.steps import ISOLATION, SOAK
 from kvdiag.diagnosis.timeline_queries import published_since
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.active.conditions import crowded, engine_samples, idle_streak, is_engine_reading, tokens_counted
 from kvdiag.feeds.active.load_generator import Requests, Speed
-from kvdiag.feeds.active.marker import Marker
+from kvdiag.feeds.active.run_timeline import (
+    Marker,
+    crowded,
+    engine_samples,
+    idle_streak,
+    is_engine_reading,
+    tokens_counted,
+)
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, held_longer, plan
 from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder

@@ -23,7 +23,8 @@ from kvdiag.feeds.history.series_labels import (
 )
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.http import TooMuchError
-from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, SOURCE, History, Labels, PrometheusSource, any_of, selector
+from kvdiag.sources.prometheus_answers import SOURCE, History, Labels
+from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, PrometheusSource, any_of, selector
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 
 NAMES_AT_ONCE = 200

@@ -14,7 +14,7 @@ from kvdiag.feeds.history.columns import Column, in_turn
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS, Said, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
-from kvdiag.sources.prometheus_api import SOURCE, Labels, Points
+from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
 
 Key = tuple[str, ...]

@@ -10,7 +10,7 @@ from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
 from kvdiag.feeds.history.series_labels import METRICS, Said
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, HostCache, KvPool
-from kvdiag.sources.prometheus_api import Points
+from kvdiag.sources.prometheus_answers import Points
 from kvdiag.sources.prometheus_text import series
 
 

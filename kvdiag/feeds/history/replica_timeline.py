@@ -28,7 +28,7 @@ from kvdiag.feeds.history.replica_host import host_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
 from kvdiag.feeds.history.series_labels import METRICS, Said
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
-from kvdiag.sources.prometheus_api import SOURCE, History, LostHistory
+from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.feeds.history.series_labels import METRICS, Said, hosts_of, pod_of, uuid_of, workload_of
 from kvdiag.model import Gap
-from kvdiag.sources.prometheus_api import Labels
+from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG
 
 OF_ONE_TARGET = frozenset(

@@ -44,6 +44,7 @@ LINKS = (
     ("/metrics", "metrics for Prometheus"),
     ("/api/v1/diagnosis", "the newest diagnosis"),
     ("/api/v1/ledger", "the memory ledger now"),
+    ("/api/v1/snapshot", "everything that `kvdiag top` shows of this daemon"),
     ("/api/v1/admission", "whether to admit one more request: ?prompt_tokens=N&max_tokens=N"),
     ("/-/healthy", "liveness"),
     ("/-/ready", "readiness: something has been read"),

@@ -320,5 +320,5 @@ def test_a_refused_selector_is_one_clear_line(history: str, diagnose: Diagnose) 
 
     # THEN
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
-    assert "it refuses the query" in said.stderr
+    assert "query rejected" in said.stderr
     assert "missing closing )" in said.stderr

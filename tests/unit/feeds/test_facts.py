@@ -35,24 +35,20 @@ def gathered(read: Callable[[], ThreadedReader[Facts]], host_seconds: float) -> 
 
 def test_the_server_and_its_host_are_told_together() -> None:
     """Version and model come from the server, its processes from the host: here the one that listens."""
-    # WHEN
     facts = gathered(host_reader, LONG_SECONDS)
 
-    # THEN
     assert ("0.32.0", "tiny", 20_000) == (facts.engine_version, facts.model, facts.max_model_len_tokens)
     assert facts.server_pids
 
 
 def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:
     """Where a process or a volume does not answer, that is said, and its thread is left behind."""
-    # GIVEN
     release = threading.Event()
 
     def hang(**_: object) -> Facts:
         release.wait(LONG_SECONDS)
         return Facts()
 
-    # WHEN
     try:
         with pytest.raises(KvdiagError, match="timed out after"):
             gathered(lambda: ThreadedReader(hang, "host"), 0.05)

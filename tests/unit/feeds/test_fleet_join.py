@@ -14,7 +14,8 @@ from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
-from kvdiag.sources.prometheus_api import History, Labels, Points
+from kvdiag.sources.prometheus_answers import History, Labels, Points
+from tests.builders.answers import containing
 
 
 def labels(name: str, **more: str) -> Labels:
@@ -59,7 +60,7 @@ HOST = vllm(instance="gpu-1:8000")
         pytest.param(
             (POD, dcgm(exported_namespace="b", exported_pod="p")),
             {"gpu 1": {"GPU-1"}, "pod /a/p": set()},
-            id="a pod of that name in another namespace",
+            id="same name, another namespace",
         ),
         pytest.param((HOST, dcgm(Hostname="gpu-1")), {"instance /gpu-1:8000": {"GPU-1"}}, id="the host"),
         pytest.param(
@@ -89,7 +90,7 @@ HOST = vllm(instance="gpu-1:8000")
                 dcgm("GPU-2", Hostname="n1", exported_namespace="a", exported_pod="p"),
             ),
             {"gpu 1": {"GPU-1"}, "pod /a/p": {"GPU-2"}},
-            id="the node's exporter names pods, and none for this one",
+            id="the exporter names other pods",
         ),
         pytest.param(
             (POD, TWIN, labels("kvdiag_gpu_memory_free_bytes", namespace="a", pod="q", uuid="GPU-1"), dcgm()),
@@ -105,7 +106,7 @@ HOST = vllm(instance="gpu-1:8000")
                 dcgm("GPU-3", Hostname="n1"),
             ),
             {"gpu 2": {"GPU-2"}, "gpu 3": {"GPU-3"}, "pod /a/p": {"GPU-1"}},
-            id="honoured labels name pods, and other ones for the rest of the node",
+            id="honoured labels name pods",
         ),
         pytest.param(
             (
@@ -127,21 +128,17 @@ def test_a_gpu_is_given_to_the_one_server_it_can_be_of(
     series: tuple[Labels, ...], expected: dict[str, set[str]]
 ) -> None:
     """And to none where it could be of two, or of somebody else."""
-    # THEN
     chosen = tuple(one for one in series if dict(one)["__name__"].startswith("DCGM"))
     assert expected == joined(*series, gpus=chosen)
 
 
 def test_a_gpu_of_several_pods_is_of_none() -> None:
     """What an exporter gives to two pods at once is said to be missing at the server that is one of them."""
-    # GIVEN
     both = tuple(dcgm(exported_namespace="a", exported_pod=pod, Hostname="n1") for pod in ("p", "notebook"))
 
-    # WHEN
     replicas, gaps = join((POD, *both), both, pods_of_gpus(both))
 
-    # THEN
-    reason = "GPU 1 of n1 is shared by a/notebook, a/p: its bytes cannot be attributed, so it is assigned to none"
+    reason = containing("GPU 1 of n1", "a/notebook, a/p")
     assert ["gpu 1", "pod /a/p"] == [one.key for one in replicas]
     assert (Gap(source="nvml", kind="absent", reason=reason),) == gaps
     assert gaps[0] in replicas[1].gaps
@@ -155,14 +152,11 @@ def memory_of(pod: str, **more: str) -> Labels:
 @pytest.mark.parametrize("named", [("namespace", "pod"), ("exported_namespace", "exported_pod")])
 def test_shared_gpus_are_known_by_either_label(named: tuple[str, str]) -> None:
     """Whether a Prometheus honours the exporter's labels or renames them: two pods at once have a GPU together."""
-    # GIVEN
     space, pod = named
     both = tuple(dcgm(**{space: "a", pod: one, "Hostname": "n1"}) for one in ("p", "q"))
 
-    # WHEN
     replicas, gaps = join((POD, TWIN, *both), both, pods_of_gpus(both))
 
-    # THEN
     assert {"1": {"a/p", "a/q"}} == pods_of_gpus(both)
     assert ["gpu 1", "pod /a/p", "pod /a/q"] == [one.key for one in replicas]
     assert [True] == ["is shared by a/p, a/q" in gap.reason for gap in gaps]
@@ -174,10 +168,8 @@ def test_shared_gpus_are_known_by_either_label(named: tuple[str, str]) -> None:
 )
 def test_an_exporters_own_pod_has_no_gpu(own: dict[str, str]) -> None:
     """What a target is called itself is no workload, whether or not the exporter was replaced meanwhile."""
-    # GIVEN
     gpus = (dcgm(**own), dcgm(**{**own, "pod": f"{own['pod']}-2"}))
 
-    # THEN
     assert {} == pods_of_gpus(gpus)
     assert ["gpu 1"] == [one.key for one in join((memory_of(**own), *gpus), gpus)[0]]
 
@@ -190,20 +182,17 @@ def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     given = {space: "a", pod: "trtllm-0"}
     gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
 
-    # WHEN
     replicas, _ = join((memory_of("trtllm-0"), memory_of("web-0"), *gpus), gpus)
 
-    # THEN
     assert ["gpu 3", "pod /a/trtllm-0"] == [one.key for one in replicas]
     server = replicas[1]
     assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
     assert {"GPU-1", "GPU-2", ""} == {dict(one).get("UUID", "") for one in server.series}
-    assert ["its engine's metrics are not scraped: its requests are unknown"] == [gap.reason for gap in server.gaps]
+    assert [containing("metrics are not scraped")] == [gap.reason for gap in server.gaps]
 
 
 def test_a_uuid_under_another_label_is_one() -> None:
     """Some variants of exporters tell a GPU's UUID where others tell its index."""
-    # THEN
     assert ["1f", "1f", "1f", None, None] == [
         uuid_of(one)
         for one in (
@@ -220,7 +209,6 @@ def test_what_every_series_tells_apart_is_apart(name: str) -> None:
         one for where in ("a", "b") for one in (vllm(instance="gpu-1:8000", **{name: where}), dcgm(**{name: where}))
     )
 
-    # THEN
     assert {f"instance /gpu-1:8000 [{name}=a]": {"GPU-1"}, f"instance /gpu-1:8000 [{name}=b]": {"GPU-1"}} == joined(
         *series, gpus=series[1::2]
     )
@@ -228,7 +216,6 @@ def test_what_every_series_tells_apart_is_apart(name: str) -> None:
 
 def test_gpus_that_were_not_asked_for_are_no_subjects() -> None:
     """Looked at for servers alone, a stranger's GPU is left out."""
-    # THEN
     assert {"pod /a/p": set()} == joined(POD, dcgm(exported_namespace="b", exported_pod="x"))
 
 
@@ -251,16 +238,13 @@ def test_gpus_that_were_not_asked_for_are_no_subjects() -> None:
 )
 def test_servers_are_told_apart(series: tuple[Labels, ...], keys: list[str]) -> None:
     """By their pod, else by their instance."""
-    # THEN
     assert keys == [one.key for one in join(series)[0]]
 
 
 def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
     """Neither GPUs nor host memory: the rules say why they cannot tell."""
-    # WHEN
     (replica,), gaps = join([POD])
 
-    # THEN
     assert [("nvml", "absent"), ("host", "absent")] == [(gap.source, gap.kind) for gap in replica.gaps]
     assert () == gaps
 
@@ -268,17 +252,14 @@ def test_what_is_not_told_is_a_gap_of_its_replica() -> None:
 @pytest.mark.parametrize(("size", "expected"), [("16", (16 * 2**30,)), ("None", None)])
 def test_the_bound_of_an_offloading_buffer_is_kept(size: str, expected: tuple[int, ...] | None) -> None:
     """The page's configuration tells it, in a Prometheus as on the page itself."""
-    # GIVEN
     config = labels("vllm:cache_config_info", kv_offloading_size=size, namespace="a", pod="p")
     history = History()
     for one in (POD, config):
         history.series[one] = Points(times=array("d", [30.0, 60.0]), values=array("d", [1.0, 1.0]))
 
-    # WHEN
     (replica,), _ = join([POD, config])
     _, facts = timeline_of(replica, history, 90.0)
 
-    # THEN
     assert expected == (None if facts.host_caches is None else tuple(one.limit_bytes for one in facts.host_caches))
 
 
@@ -301,21 +282,17 @@ SERIES = st.lists(
 @given(SERIES, st.randoms(use_true_random=False))
 def test_the_order_of_series_changes_nothing(series: list[Labels], chance: random.Random) -> None:
     """A Prometheus lists them in any order."""
-    # GIVEN
     shuffled = list(series)
     chance.shuffle(shuffled)
 
-    # THEN
     assert join(series, series) == join(shuffled, shuffled)
 
 
 @given(SERIES)
 def test_no_series_is_of_two(series: list[Labels]) -> None:
     """Each is of one replica or of none."""
-    # WHEN
     replicas, _ = join(series, series)
 
-    # THEN
     given_out = [one for replica in replicas for one in replica.series]
     assert len(given_out) == len(set(given_out))
     assert set(given_out) <= set(series)
@@ -328,14 +305,12 @@ NUMBERS = st.sampled_from([0.0, 1.0, 0.5, 3.5, -1.0, 7.0, 81559.0, 1e9, 8.5e10, 
 @given(SERIES, st.data())
 def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None:
     """Whatever stands in a Prometheus under these names: a timeline comes of it that can be judged."""
-    # GIVEN
     history = History()
     for one in series:
         times = sorted(data.draw(st.sets(st.integers(1, 40), max_size=6)))
         values = [data.draw(NUMBERS) for _ in times]
         history.series[one] = Points(times=array("d", [30.0 * moment for moment in times]), values=array("d", values))
 
-    # THEN
     replicas: tuple[Replica, ...] = join(series, series)[0]
     for replica in replicas:
         timeline, facts = timeline_of(replica, history, 1500.0)

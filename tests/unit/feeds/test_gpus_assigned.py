@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvdiag.feeds.history.series_join import gpus_assigned, join
-from kvdiag.sources.prometheus_api import Labels
+from kvdiag.sources.prometheus_answers import Labels
 
 POD = {"namespace": "ml", "pod": "llm-0"}
 
@@ -34,9 +34,7 @@ BY_HOST = series("DCGM_FI_DEV_FB_USED", instance="10.0.0.5:9400", UUID="GPU-b", 
 )
 def test_gpus_are_the_servers_own_where_its_pod_is_named(gpus: tuple[Labels, ...], certain: bool) -> None:
     """An exporter that names the pod says whose the GPU is; the same host may have idle GPUs beside it."""
-    # WHEN
     replicas, _ = join([ENGINE, *gpus], gpus)
 
-    # THEN
     (server,) = [one for one in replicas if one.key.startswith("pod ")]
     assert certain is gpus_assigned(server)

@@ -67,10 +67,8 @@ class Listener:
 
 def test_default_probe() -> None:
     """Six rounds with salts and six without; who asks second takes turns."""
-    # WHEN
     actual = plan_isolation(Facts(pools=(pool(8192),)))
 
-    # THEN
     kinds = [one.probe.kind for one in actual.requests if one.probe]
     assert (30, 61_470, ()) == (len(actual.requests), actual.tokens, actual.notes)
     assert {6} == set(Counter(kinds).values())
@@ -81,20 +79,18 @@ def test_default_probe() -> None:
     ("facts", "tokens", "note"),
     [
         (Facts(pools=(pool(8192, 784),)), 4 * 784 + 1, None),
-        (Facts(max_model_len_tokens=1024), 1023, "prompt of 2,048 tokens scaled down to 1,023: the server admits"),
-        (Facts(pools=(pool(128),)), 512, "prompt of 2,048 tokens scaled down to 512: the prompts of both tenants"),
+        (Facts(max_model_len_tokens=1024), 1023, "2,048 tokens scaled down to 1,023"),
+        (Facts(pools=(pool(128),)), 512, "2,048 tokens scaled down to 512"),
     ],
     ids=["large blocks", "short context", "small pool"],
 )
 def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
     """Prompts hold whole blocks, which are large in hybrid models, and are cut to what context and pool admit."""
-    # WHEN
     actual = plan_isolation(facts)
 
-    # THEN
     assert {tokens} == {one.prompt_tokens for one in actual.requests}
     assert (note is None) == (actual.notes == ())
-    assert note is None or actual.notes[0].startswith(note)
+    assert note is None or note in actual.notes[0]
 
 
 @given(
@@ -105,13 +101,10 @@ def test_prompt_is_fitted(facts: Facts, tokens: int, note: str | None) -> None:
 )
 def test_load_is_bounded(blocks: int, block_tokens: int, longest: int | None, measured: Speed | None) -> None:
     """Whatever the server: thirty requests, each admitted, a round of which fits in the pool."""
-    # GIVEN
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens),))
 
-    # WHEN
     actual = plan_isolation(facts, measured)
 
-    # THEN
     prompt = actual.requests[0].prompt_tokens
     assert 30 == len(actual.requests)
     assert 1 <= prompt <= max(2048, 4 * block_tokens + 1)
@@ -125,14 +118,11 @@ def test_tenants_ask_the_same_with_what_is_theirs() -> None:
 
     Behind a data-parallel server one engine alone is asked: another would have a known prompt for new.
     """
-    # GIVEN
     listener = Listener()
     two_engines = Facts(pools=(pool(8192), pool(8192, engine="1")))
 
-    # WHEN
     timeline = listener.asked(two_engines, {"Authorization": "Bearer key-of-b"})
 
-    # THEN
     rounds = listener.rounds
     first, same, other, plain, other_plain = rounds[:5]
     assert first["prompt"] == same["prompt"] == other["prompt"] != plain["prompt"] == other_plain["prompt"]
@@ -157,9 +147,7 @@ def test_failing_requests_end_the_probe() -> None:
     def answer(peer: Peer) -> None:
         (listener.completions if json.loads(peer.request_body)["max_tokens"] > 1 else failing)(peer)
 
-    # WHEN
     actual = run({"/metrics/": IDLE, "/v1/completions": answer}, probe=True)
 
-    # THEN
     outcomes = [span.outcome for span in actual.spans("isolation")]
     assert [("no",)] * FAILURES == [one.errors for one in outcomes if one is not None]

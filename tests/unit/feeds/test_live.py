@@ -32,19 +32,15 @@ def ticked(period_seconds: float, busy_seconds: list[float]) -> list[tuple[int, 
 
 def test_quick_work_is_ticked_at_each_time() -> None:
     """Work that is done before the next tick never shifts it."""
-    # WHEN
     actual = ticked(0.5, [0.1, 0.4, 0.0, 0.49])
 
-    # THEN
     assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == actual
 
 
 def test_missed_ticks_are_skipped() -> None:
     """After work that took several ticks the next one comes at its own time, and none is made up for."""
-    # WHEN
     actual = ticked(0.5, [1.25, 0.1, 0.75])
 
-    # THEN
     assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == actual
 
 
@@ -55,10 +51,8 @@ def test_missed_ticks_are_skipped() -> None:
 )
 def test_ticks_never_drift(period: float, busy: list[float]) -> None:
     """Whatever the work takes, tick n comes at n periods, each later than the one before."""
-    # WHEN
     seen = ticked(period, busy)
 
-    # THEN
     numbers = [number for number, _ in seen]
     assert sorted(set(numbers)) == numbers
     assert [pytest.approx(number * period, abs=1e-6) for number in numbers] == [at for _, at in seen]
@@ -77,7 +71,6 @@ def running_in(samples: list[Sample]) -> list[int | None]:
 def test_waiting_ends_with_what_is_waited_for() -> None:
     """Whoever waits for a condition is woken by the sample that makes it true, and sees none from before."""
 
-    # GIVEN
     async def work() -> tuple[bool, list[int | None], float]:
         recorder = TimelineBuilder()
         recorder.add(sample(0.0, running=9))
@@ -98,17 +91,14 @@ def test_waiting_ends_with_what_is_waited_for() -> None:
             at_seconds = now_seconds()
         return found, running_in(asked[-1]), at_seconds
 
-    # WHEN
     actual = run(work())
 
-    # THEN
     assert (True, [1, 2, 3], 3.0) == actual
 
 
 def test_waiting_ends_at_its_limit() -> None:
     """A condition that never comes true is given up, whether samples come or not."""
 
-    # GIVEN
     async def work() -> tuple[bool, bool, float]:
         recorder = TimelineBuilder()
 
@@ -125,31 +115,25 @@ def test_waiting_ends_at_its_limit() -> None:
             recording.cancel()
         return silent, busy, at_seconds
 
-    # WHEN
     actual = run(work())
 
-    # THEN
     assert (False, False, 10.0) == actual
 
 
 def test_what_is_true_already_is_not_waited_for() -> None:
     """A condition that holds of no samples at all needs none."""
 
-    # GIVEN
     async def work() -> tuple[bool, float]:
         return await TimelineBuilder().wait_for(lambda samples: True, 5.0), now_seconds()
 
-    # WHEN
     actual = run(work())
 
-    # THEN
     assert (True, 0.0) == actual
 
 
 def test_all_who_wait_are_woken() -> None:
     """Several tasks may wait for different things in the same samples."""
 
-    # GIVEN
     async def work() -> list[bool]:
         recorder = TimelineBuilder()
 
@@ -165,20 +149,16 @@ def test_all_who_wait_are_woken() -> None:
         await record()
         return [await task for task in waiting]
 
-    # WHEN
     actual = run(work())
 
-    # THEN
     assert [True, True, True, False] == actual
 
 
 def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
     """The timeline in memory and the trace on disk are the same."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     mark = Mark(at_seconds=1.5, step="baseline", cycle=0, phase="begin")
 
-    # WHEN
     with TraceWriter(path, Facts()) as trace:
 
         async def work() -> Timeline:
@@ -191,19 +171,15 @@ def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
 
         actual = run(work())
 
-    # THEN
     assert Timeline(samples=(sample(1.0), sample(2.0)), marks=(mark,)) == actual
     assert (actual, Facts()) == read_trace(path)
 
 
 def test_clock_runs_forward() -> None:
     """The clock gives seconds since the epoch, and never less than before."""
-    # GIVEN
     clock = Clock()
 
-    # WHEN
     seen = [clock.now_seconds() for _ in range(1000)]
 
-    # THEN
     assert sorted(seen) == seen
     assert seen[0] > 1_700_000_000

@@ -23,6 +23,7 @@ from kvdiag.model import Allocator, Facts, Gap, Memory, Sample
 from kvdiag.sources.agent_publication import devices_inside
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.answers import containing
 from tests.fixtures.hostile import refused_port
 
 LONG_SECONDS = 60.0
@@ -70,19 +71,15 @@ def told(samples: list[Sample]) -> list[Sample]:
 
 def test_agents_are_read_at_their_pace() -> None:
     """Each reading of the folder is a sample of its own, with its gaps."""
-    # GIVEN
     gap = Gap(source="torch_allocator", kind="failed", reason="agent-1-1.json: not a file")
 
-    # WHEN
     samples = sampled(ThreadedReader(lambda: ((HELD,), (gap,)), "agents"), lambda seen: len(seen) >= 3)
 
-    # THEN
     assert {((HELD,), (gap,), None, None)} == {(one.allocators, one.gaps, one.engines, one.devices) for one in samples}
 
 
 def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
     """Where there is no NVML here, what it tells inside the server makes the devices; where it only failed, nothing."""
-    # GIVEN
     inside = replace(HELD, memory=Memory(total_bytes=9, free_bytes=2), process_bytes=7)
     absent = Gap(source="nvml", kind="absent", reason="no libnvidia-ml.so.1 here")
 
@@ -90,29 +87,24 @@ def test_without_a_driver_the_gpus_are_those_of_the_agents() -> None:
         read_agents: ThreadedReader[AllocatorReading] = ThreadedReader(lambda: ((inside,), ()), "agents")
         return sampled(read_agents, enough, lambda **_: (None, (gap,)))[-1]
 
-    # WHEN
     without = seen(absent, lambda samples: samples[-1:] != [] and samples[-1].devices is not None)
     failing = seen(replace(absent, kind="failed"), lambda samples: len(samples) >= 10)
 
-    # THEN
     assert (devices_inside((inside,)), None) == (without.devices, failing.devices)
 
 
 def test_volume_that_hangs_is_a_gap() -> None:
     """A folder on a file system that does not answer is said, and not waited for."""
-    # GIVEN
     release = threading.Event()
 
     def hang() -> AllocatorReading:
         release.wait(LONG_SECONDS)
         return None, ()
 
-    # WHEN
     try:
         found, gaps = asyncio.run(read_agents(ThreadedReader(hang, "agents"), 0.05))
     finally:
         release.set()
 
-    # THEN
-    reason = "the agents' folder has not answered for 0 s: its readings are stale"
+    reason = containing("the agents' folder", "0 s")
     assert (None, (Gap(source="torch_allocator", kind="failed", reason=reason),)) == (found, gaps)

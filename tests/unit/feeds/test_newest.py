@@ -8,7 +8,7 @@ from tests.builders.values import NO_NVML, allocator, device, engine, process
 
 NO_ANSWER = Gap(source="engine", kind="failed", reason="no answer")
 STARTING = Gap(source="engine", kind="absent", reason="starting: nobody listens")
-STUCK = Gap(source="nvml", kind="failed", reason="the driver has not answered for 9 s")
+STUCK = Gap(source="nvml", kind="failed", reason="no answer for 9 s")
 
 
 def after(*samples: Sample) -> LatestReadings:
@@ -26,10 +26,8 @@ def health(newest: LatestReadings) -> dict[str, tuple[bool, int]]:
 
 def test_parts_of_several_samples_are_put_together() -> None:
     """Each source reads at its own pace; together they are one sample, with the processes of the last list."""
-    # GIVEN
     listed, host = process(1, 5), HostProcess(pid=1, name="vllm", resident_bytes=1)
 
-    # WHEN
     actual = after(
         Sample(at_seconds=1.0, devices=(device(processes=(listed,)),)),
         Sample(at_seconds=2.0, engines=(engine(running=2),)),
@@ -37,7 +35,6 @@ def test_parts_of_several_samples_are_put_together() -> None:
         Sample(at_seconds=4.0, devices=(device(used_bytes=7),)),
     ).sample()
 
-    # THEN
     assert (
         Sample(
             at_seconds=4.0,
@@ -51,87 +48,71 @@ def test_parts_of_several_samples_are_put_together() -> None:
 
 def test_an_engine_that_does_not_answer_is_gone_at_once() -> None:
     """Its last figures are not shown as if they were of now."""
-    # WHEN
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)), Sample(at_seconds=2.0, gaps=(NO_ANSWER,)))
 
-    # THEN
     assert Sample(at_seconds=2.0, gaps=(NO_ANSWER,)) == newest.sample()
     assert {"engine": (False, 1)} == health(newest)
 
 
 def test_a_source_heals() -> None:
     """The next reading brings everything back, and the errors stay counted."""
-    # WHEN
     newest = after(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)), Sample(at_seconds=2.0, engines=(engine(),)))
 
-    # THEN
     assert Sample(at_seconds=2.0, engines=(engine(),)) == newest.sample()
     assert {"engine": (True, 1)} == health(newest)
 
 
 def test_a_removed_device_is_gone() -> None:
     """What the newest reading does not list is not there."""
-    # WHEN
     newest = after(Sample(at_seconds=1.0, devices=(device(0), device(1))), Sample(at_seconds=2.0, devices=(device(1),)))
 
-    # THEN
     assert (device(1),) == newest.sample().devices
 
 
 def test_a_stuck_driver_is_down() -> None:
     """Its devices are not shown, and it is no error of the engine's."""
-    # WHEN
     newest = after(
         Sample(at_seconds=1.0, devices=(device(),)),
         Sample(at_seconds=2.0, engines=(engine(),)),
         Sample(at_seconds=3.0, gaps=(STUCK,)),
     )
 
-    # THEN
     assert newest.sample().devices is None
     assert {"nvml": (False, 1), "engine": (True, 0)} == health(newest)
 
 
 def test_what_is_not_renewed_is_not_shown() -> None:
     """A loop that hangs leaves no gap: age alone tells."""
-    # WHEN
     newest = after(
         Sample(at_seconds=1.0, devices=(device(),)), Sample(at_seconds=1.5 + SHOWN_SECONDS, engines=(engine(),))
     )
 
-    # THEN
     assert newest.sample().devices is None
 
 
 def test_a_starting_server_is_no_error() -> None:
     """It is not up, and nothing has failed."""
-    # WHEN
     newest = after(Sample(at_seconds=1.0, gaps=(STARTING,)))
 
-    # THEN
     assert {"engine": (False, 0)} == health(newest)
 
 
 def test_a_driver_that_does_not_exist_cannot_be_down() -> None:
     """A sidecar without a GPU tells nothing of NVML's health; the devices that agents tell of are shown."""
-    # WHEN
     newest = after(
         Sample(at_seconds=1.0, gaps=(NO_NVML,)),
         Sample(at_seconds=1.5, devices=(device(),), allocators=(allocator(),)),
         Sample(at_seconds=2.0, gaps=(NO_NVML,)),
     )
 
-    # THEN
     assert {"torch_allocator": (True, 0), "engine": (False, 0)} == health(newest)
     assert (device(),) == newest.sample().devices
 
 
 def test_news_come_once() -> None:
     """A gap that goes on is told when it begins, and when it is of another kind."""
-    # GIVEN
     newest = LatestReadings()
 
-    # THEN
     assert (STARTING,) == newest.add(Sample(at_seconds=1.0, gaps=(STARTING,)))
     assert () == newest.add(Sample(at_seconds=2.0, gaps=(STARTING,)))
     assert (NO_ANSWER,) == newest.add(Sample(at_seconds=3.0, gaps=(NO_ANSWER,)))
@@ -139,10 +120,8 @@ def test_news_come_once() -> None:
 
 def test_durations_are_told_of_their_sources() -> None:
     """How long the newest reading took stands beside its source."""
-    # WHEN
     newest = after(Sample(at_seconds=1.0, engines=(engine(),)))
 
-    # THEN
     assert (SourceHealth(source="engine", up=True, errors_total=0, duration_seconds=0.5),) == newest.sources(
         {"engine": 0.5, "nvml": 0.1}
     )

@@ -19,6 +19,7 @@ from kvdiag.feeds.active.step_plan import (
     plan,
 )
 from kvdiag.model import Facts, KvPool, Workload
+from tests.builders.answers import containing
 
 ROOMY = Facts(max_model_len_tokens=131072)
 BY_ID = {step.id: step for step in STEPS}
@@ -45,30 +46,25 @@ def planned(step: str, facts: Facts, speed: Speed | None = None) -> PlannedStep:
 @pytest.mark.parametrize("facts", [ROOMY, Facts(), Facts(pools=(pool(100_000),))], ids=["long", "untold", "large"])
 def test_server_with_room_gets_the_steps_as_they_are_defined(facts: Facts) -> None:
     """Where everything fits, or nothing is known of the limits, nothing is changed and nothing is noted."""
-    # WHEN
     actual = plan(STEPS, facts)
 
-    # THEN
     assert tuple(PlannedStep(step=step, workload=step.workload, cycles=step.cycles) for step in STEPS) == actual
 
 
 def test_short_context_cuts_the_prompts() -> None:
     """A server of 2,048 tokens gets prompts that leave room for their outputs; what fits stays as it is."""
-    # WHEN
     actual = plan(STEPS, Facts(max_model_len_tokens=2048))
 
-    # THEN
-    reason = "the server admits 2,048 tokens a request"
     expected = [
         (BY_ID["baseline"].workload, ()),
         (BY_ID["single_request"].workload, ()),
         (
             replace(BY_ID["concurrent"].workload, prompt_tokens=1792),
-            (f"prompt of 2,048 tokens scaled down to 1,792: {reason}",),
+            (containing("2,048 tokens", "to 1,792:"),),
         ),
         (
             replace(BY_ID["long_context"].workload, prompt_tokens=1920),
-            (f"prompt of 16,384 tokens scaled down to 1,920: {reason}",),
+            (containing("16,384 tokens", "to 1,920:", "2,048 tokens"),),
         ),
     ]
     assert expected == [(one.workload, one.notes) for one in actual]
@@ -76,26 +72,20 @@ def test_short_context_cuts_the_prompts() -> None:
 
 def test_small_pool_cuts_the_prompts() -> None:
     """No request is offered that is longer than the smallest engine's pool."""
-    # GIVEN
     facts = Facts(max_model_len_tokens=32768, pools=(pool(1000), pool(400, engine="1")))
 
-    # WHEN
     actual = planned("long_context", facts)
 
-    # THEN
     assert Workload(requests=1, prompt_tokens=6272, max_tokens=128, hold_seconds=1.5) == actual.workload
-    assert ("prompt of 16,384 tokens scaled down to 6,272: the pool holds 6,400 tokens",) == actual.notes
+    assert (containing("prompt of 16,384", "to 6,272:", "6,400 tokens"),) == actual.notes
 
 
 def test_pool_of_windowed_layers_does_not_cut() -> None:
     """Where every layer slides a pool holds longer requests than it has tokens."""
-    # GIVEN
     facts = Facts(max_model_len_tokens=32768, pools=(pool(400, window=4096),))
 
-    # WHEN
     actual = planned("long_context", facts)
 
-    # THEN
     assert (BY_ID["long_context"].workload, ()) == (actual.workload, actual.notes)
 
 
@@ -104,12 +94,10 @@ def test_shorter_output_alone_is_said_too() -> None:
     # GIVEN a fast server, which gets outputs of 500 tokens, and admits 800
     speed = Speed(first_token_seconds=0.01, tokens_per_second=1000.0)
 
-    # WHEN
     actual = planned("single_request", Facts(max_model_len_tokens=800), speed)
 
-    # THEN
     assert Workload(requests=1, prompt_tokens=512, max_tokens=200, hold_seconds=0.5) == actual.workload
-    assert ("output of 500 tokens scaled down to 200: the server admits 800 tokens a request",) == actual.notes
+    assert (containing("output of 500", "to 200:", "800 tokens"),) == actual.notes
 
 
 @given(
@@ -122,14 +110,11 @@ def test_nothing_is_offered_that_does_not_fit(
     longest: int, blocks: int, block_tokens: int, speed: Speed | None
 ) -> None:
     """Every request fits the server's longest and its pool, asks for something, and a cut one is noted."""
-    # GIVEN
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens=block_tokens),))
     limit = min(longest, blocks * block_tokens)
 
-    # WHEN
     steps = plan(STEPS, facts, speed)
 
-    # THEN
     for one in steps[1:]:
         load, defined = one.workload, one.step.workload
         assert load.prompt_tokens + load.max_tokens <= limit
@@ -144,19 +129,17 @@ def test_nothing_is_offered_that_does_not_fit(
 @pytest.mark.parametrize(
     ("tokens_per_second", "step", "tokens"),
     [
-        pytest.param(100.0, "single_request", LEAST_OUTPUT_TOKENS, id="alone, slow: the least that is seen"),
+        pytest.param(100.0, "single_request", LEAST_OUTPUT_TOKENS, id="alone, slow: the least"),
         pytest.param(300.0, "single_request", 150, id="alone: half a second"),
-        pytest.param(5000.0, "single_request", MOST_OUTPUT_TOKENS, id="alone, fast: no more than that"),
-        pytest.param(200.0, "concurrent", 200, id="ten at once, each at half the speed: two seconds"),
+        pytest.param(5000.0, "single_request", MOST_OUTPUT_TOKENS, id="alone, fast: the most"),
+        pytest.param(200.0, "concurrent", 200, id="ten at once: two seconds"),
         pytest.param(100.0, "long_context", 150, id="a long one: a second and a half"),
     ],
 )
 def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int) -> None:
     """Outputs are as long as it takes this server to hold the step's requests together for its hold."""
-    # WHEN
     actual = planned(step, ROOMY, Speed(first_token_seconds=0.1, tokens_per_second=tokens_per_second))
 
-    # THEN
     assert tokens == actual.workload.max_tokens
 
 
@@ -164,29 +147,22 @@ def test_outputs_hold_the_load(tokens_per_second: float, step: str, tokens: int)
     ("first_token_seconds", "cycles", "notes"),
     [
         pytest.param(0.1, 8, (), id="quick"),
-        pytest.param(2.0, 7, ("7 cycles instead of 8: a cycle takes longer on this server",), id="slow"),
-        pytest.param(
-            30.0, LEAST_CYCLES, ("6 cycles instead of 8: a cycle takes longer on this server",), id="very slow"
-        ),
+        pytest.param(2.0, 7, (containing("7 cycles instead of 8"),), id="slow"),
+        pytest.param(30.0, LEAST_CYCLES, (containing("6 cycles instead of 8"),), id="very slow"),
     ],
 )
 def test_slow_server_gets_fewer_cycles(first_token_seconds: float, cycles: int, notes: tuple[str, ...]) -> None:
     """The cycles of a step fit into their time together, but for those without which nothing can be judged."""
-    # GIVEN
     speed = Speed(first_token_seconds=first_token_seconds, tokens_per_second=400.0)
 
-    # WHEN
     actual = planned("single_request", ROOMY, speed)
 
-    # THEN
     assert (cycles, notes) == (actual.cycles, actual.notes)
     assert 25.0 == CYCLES_SECONDS
 
 
 def test_single_cycle_is_always_offered() -> None:
     """Steps of one cycle are offered once, however slow the server."""
-    # WHEN
     actual = plan(STEPS, ROOMY, Speed(first_token_seconds=60.0, tokens_per_second=0.1))
 
-    # THEN
     assert [1, LEAST_CYCLES, 1, 1] == [one.cycles for one in actual]

@@ -9,66 +9,54 @@ import pytest
 
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, MAX_ERROR_CHARACTERS, MAX_EVENT_BYTES
 from kvdiag.model import Outcome, Workload
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
 from tests.unit.feeds.completions import MODEL, STREAM, chunk, event, failure, offered, one
 
 
 def test_tokens_are_counted_by_usage() -> None:
     """Several tokens in one chunk are as many as its usage says."""
-    # GIVEN
     answer = raw(STREAM, chunk(1), chunk(6), chunk(10), b"data: [DONE]\n\n")
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=10))
 
-    # THEN
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=10) == actual
 
 
 def test_tokens_are_counted_by_chunk() -> None:
     """A server that sends no usage has sent a token with each chunk."""
-    # GIVEN
     answer = raw(STREAM, *[chunk()] * 4, b"data: [DONE]\n\n")
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=4))
 
-    # THEN
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=4) == actual
 
 
 @pytest.mark.parametrize("count", [-1, 2**40, "3", 2.5, None, [], 1])
 def test_senseless_usage_does_not_count(count: object) -> None:
     """A usage that is no count, or smaller than before, takes nothing away."""
-    # GIVEN
     answer = raw(STREAM, chunk(), chunk(), event({"choices": [], "usage": {"completion_tokens": count}}))
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=9))
 
-    # THEN
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=2) == actual
 
 
 def test_stream_is_left_with_its_last_token() -> None:
     """When all tokens are there nothing more is waited for, whatever the server still sends or does not."""
-    # GIVEN
     answer = endless(STREAM + chunk(4), b": still here\n\n", pause_seconds=0.01)
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=4))
 
-    # THEN
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=4) == actual
 
 
 def test_lines_come_in_any_pieces() -> None:
     """Events are told apart wherever the network cuts them, with either line ending; what is none is passed over."""
-    # GIVEN
     text = (
         chunk(1)
         + b": a comment\r\n\r\n"
@@ -77,16 +65,14 @@ def test_lines_come_in_any_pieces() -> None:
         + chunk(3)
     )
 
-    # WHEN
     with Hostile(raw(STREAM, *(bytes([byte]) for byte in text))) as server:
         actual = offered(server.url, one(max_tokens=3))
 
-    # THEN
     assert Outcome(completed=1, failed=0, prompt_tokens=8, generated_tokens=3) == actual
 
 
 LONG_TEXT = "out of memory " * 1000
-TOO_LONG = "a line of more than 1 MiB: not a stream of completions"
+TOO_LONG = "more than 1 MiB"
 
 FAILURES = [
     pytest.param(
@@ -109,11 +95,11 @@ FAILURES = [
     pytest.param(
         endless(head(500), b"x" * 65536),
         f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}",
-        id="an error text that never ends",
+        id="an endless error text",
     ),
     pytest.param(
         reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"),
-        "the answer on /v1/completions is compressed (gzip) although that was not requested",
+        "compressed (gzip)",
         id="a packed error",
     ),
     pytest.param(
@@ -140,15 +126,13 @@ FAILURES = [
     ),
     pytest.param(
         raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))),
-        "the answer on /v1/completions is compressed (gzip) although that was not requested",
+        "compressed (gzip)",
         id="a packed stream",
     ),
-    pytest.param(
-        raw(), "the connection broke off (Server disconnected without sending a response.)", id="hangs up at once"
-    ),
+    pytest.param(raw(), "Server disconnected", id="hangs up at once"),
     pytest.param(
         raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"),
-        "the connection broke off (peer closed connection without sending complete message body (incomplete chunked)",
+        "incomplete chunked",
         id="breaks off",
     ),
     pytest.param(
@@ -160,11 +144,9 @@ FAILURES = [
 @pytest.mark.parametrize(("answer", "error"), FAILURES)
 def test_failure_is_told(answer: Answer, error: str) -> None:
     """Whatever goes wrong with a request is its error's text, bounded in length, and nothing is raised."""
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one())
 
-    # THEN
     assert failure(error) == actual
 
 
@@ -179,78 +161,64 @@ def test_failure_is_told(answer: Answer, error: str) -> None:
 )
 def test_silence_is_given_up(answer: Answer) -> None:
     """A server that falls silent is given up after the time allowed for it."""
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(), silence_seconds=0.3)
 
-    # THEN
-    assert ("no answer in time: is the server hanging, or a firewall in between?",) == actual.errors
+    assert (containing("no answer in time"),) == actual.errors
 
 
 def test_partial_output_of_a_failure_is_counted() -> None:
     """Tokens that came before an error are told beside it, and do not make the request complete."""
-    # GIVEN
     answer = raw(STREAM, chunk(), chunk(), event({"error": {"message": "aborted"}}))
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, one(max_tokens=9))
 
-    # THEN
     expected = Outcome(completed=0, failed=1, prompt_tokens=0, generated_tokens=2, errors=("aborted",))
     assert expected == actual
 
 
 def test_equal_errors_are_told_once() -> None:
     """Of ten requests that fail alike one text is kept, and of those that fail differently no more than four."""
-    # GIVEN
     numbers = iter(range(100))
 
     def answer(peer: Peer) -> None:
         reply(f"reason {next(numbers) % 6}", status=500)(peer)
 
-    # WHEN
     with Hostile(reply("same", status=500)) as alike, Hostile(answer) as different:
         actual = [
             offered(server.url, Workload(requests=8, prompt_tokens=1, max_tokens=1)) for server in (alike, different)
         ]
 
-    # THEN
     assert [("HTTP 500: same",), 4] == [actual[0].errors, len(actual[1].errors)]
     assert [8, 8] == [outcome.failed for outcome in actual]
 
 
 def test_some_fail_and_some_do_not() -> None:
     """A workload of which some requests fail counts both, and the prompts of those that are complete."""
-    # GIVEN
     numbers = iter(range(100))
 
     def answer(peer: Peer) -> None:
         (raw(STREAM, chunk(2)) if next(numbers) % 2 else reply("no", status=500))(peer)
 
-    # WHEN
     with Hostile(answer) as server:
         actual = offered(server.url, Workload(requests=6, prompt_tokens=10, max_tokens=2))
 
-    # THEN
     expected = Outcome(completed=3, failed=3, prompt_tokens=30, generated_tokens=6, errors=("HTTP 500: no",))
     assert expected == actual
 
 
 def test_request_is_as_vllm_wants_it() -> None:
     """The body asks for exact lengths, a stream with counts, and a salt that no other request has."""
-    # GIVEN
     bodies: list[dict[str, object]] = []
 
     def answer(peer: Peer) -> None:
         bodies.append(json.loads(peer.request_body))
         raw(STREAM, chunk(3))(peer)
 
-    # WHEN
     with Hostile({"/v1/completions": answer}) as server:
         offered(server.url, Workload(requests=2, prompt_tokens=5, max_tokens=3))
 
-    # THEN
     prompts = [body.pop("prompt") for body in bodies]
     salts = {body.pop("cache_salt") for body in bodies}
     expected = {

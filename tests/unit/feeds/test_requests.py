@@ -15,6 +15,7 @@ from kvdiag.feeds.active.load_generator import Requests, Speed
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
+from tests.builders.answers import containing
 from tests.unit.feeds.completions import MODEL, offered, with_client
 
 
@@ -38,7 +39,6 @@ async def watched(client: httpx2.AsyncClient) -> AsyncIterator[Callable[[Callabl
 def test_requests_take_exactly_their_tokens(drill: str) -> None:
     """Prompt and output have the length asked for, by the server's own count."""
 
-    # GIVEN
     async def counts(client: httpx2.AsyncClient) -> tuple[Outcome, int, int]:
         source = ENGINE.open(HttpReader(client))
         (before,) = (await source.read())[0] or ()
@@ -54,17 +54,14 @@ def test_requests_take_exactly_their_tokens(drill: str) -> None:
             (after.generation_tokens_total or 0) - (before.generation_tokens_total or 0),
         )
 
-    # WHEN
     actual = with_client(drill, counts)
 
-    # THEN
     assert (Outcome(completed=3, failed=0, prompt_tokens=300, generated_tokens=21), 300, 21) == actual
 
 
 def test_prompts_are_never_cached(drill: str) -> None:
     """Equal workloads hit nothing of what earlier ones left in the prefix cache."""
 
-    # GIVEN
     async def hits(client: httpx2.AsyncClient) -> int:
         source = ENGINE.open(HttpReader(client))
         (before,) = (await source.read())[0] or ()
@@ -75,16 +72,13 @@ def test_prompts_are_never_cached(drill: str) -> None:
         (after,) = (await source.read())[0] or ()
         return (after.prefix_hits_total or 0) - (before.prefix_hits_total or 0)
 
-    # WHEN
     actual = with_client(drill, hits)
 
-    # THEN
     assert 0 == actual
 
 
 def test_repeated_prompts_are_the_same(drill: str) -> None:
     """A repeated workload sends the prompts and salts of the one before: the server's prefix cache knows them all."""
-    # GIVEN
     repeated = Workload(requests=2, prompt_tokens=65, max_tokens=2, repeated=True)
 
     async def work(client: httpx2.AsyncClient) -> list[int]:
@@ -111,7 +105,6 @@ async def _hits(source: EngineClient) -> int:
 def test_load_tells_what_is_resident(drill: str) -> None:
     """While requests run their resident tokens are known; before and after nothing is open."""
 
-    # GIVEN
     async def loads(client: httpx2.AsyncClient) -> list[Load]:
         requests = Requests(client, MODEL, engine=ENGINE)
         seen = [requests.load()]
@@ -122,7 +115,6 @@ def test_load_tells_what_is_resident(drill: str) -> None:
         await offering
         return [*seen, requests.load()]
 
-    # WHEN
     first, *between, last = with_client(drill, loads)
 
     # THEN the newest token of each has not been through the model
@@ -136,7 +128,6 @@ def test_load_tells_what_is_resident(drill: str) -> None:
 def test_cancelling_frees_the_server(drill: str) -> None:
     """Requests that are given up run on the server no longer, and are open here no longer."""
 
-    # GIVEN
     async def cancel(client: httpx2.AsyncClient) -> tuple[int, int, Load]:
         requests = Requests(client, MODEL, engine=ENGINE)
         offering = asyncio.create_task(requests.offer(Workload(requests=4, prompt_tokens=512, max_tokens=20_000)))
@@ -146,19 +137,15 @@ def test_cancelling_frees_the_server(drill: str) -> None:
             await asyncio.gather(offering, return_exceptions=True)
             return ran, await until(lambda running: running == 0), requests.load()
 
-    # WHEN
     actual = with_client(drill, cancel)
 
-    # THEN
     assert (4, 0, Load(requests=0)) == actual
 
 
 def test_speed_is_measured(drill: str) -> None:
     """One request alone tells how long the first token takes, and how many follow in a second."""
-    # WHEN
     actual = with_client(drill, lambda client: Requests(client, MODEL, engine=ENGINE).measure(256, 16))
 
-    # THEN
     assert isinstance(actual, Speed)
     assert actual.first_token_seconds > 0
     assert 1 < actual.tokens_per_second < 100_000
@@ -166,29 +153,23 @@ def test_speed_is_measured(drill: str) -> None:
 
 def test_request_that_is_too_long_is_told(drill: str) -> None:
     """The server's own words come with the status."""
-    # WHEN
     actual = offered(drill, Workload(requests=1, prompt_tokens=40_000, max_tokens=1))
 
-    # THEN
     assert (0, 1) == (actual.completed, actual.failed)
-    assert "HTTP 400: This model's maximum context length is 32768 tokens." in actual.errors[0]
+    assert "maximum context length is 32768" in actual.errors[0]
 
 
 def test_unknown_model_is_told(drill: str) -> None:
     """A model that the server does not have is an error that a run ends with."""
-    # WHEN
     actual = with_client(drill, lambda client: Requests(client, "other", engine=ENGINE).measure(8, 2))
 
-    # THEN
-    assert "HTTP 404: The model `other` does not exist. Valid aliases: drill" == actual
+    assert containing("HTTP 404: ", "`other`", "drill") == actual
 
 
 def test_running_out_of_memory_is_told() -> None:
     """An error in the middle of the stream comes in torch's own words."""
-    # WHEN
     with Drill(SCENARIOS["long-context-oom"]) as serving:
         actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
 
-    # THEN
     assert (0, 1, 0) == (actual.completed, actual.failed, actual.generated_tokens)
     assert "CUDA out of memory" in actual.errors[0]

@@ -26,6 +26,7 @@ from kvdiag.feeds.live.sampling import (
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, reply
 
 LONG_SECONDS = 120.0
@@ -87,14 +88,12 @@ def device_readings(samples: list[Sample]) -> list[Sample]:
 
 def test_sampler_reads_each_part_at_its_pace() -> None:
     """Engine, devices and host come in samples of their own; process lists with every third device reading."""
-    # GIVEN
     asked: list[bool] = []
 
     def read_devices(*, processes: bool) -> DeviceReading:
         asked.append(processes)
         return (GPU,), ()
 
-    # WHEN
     samples = sampled(
         reply(PAGE),
         until=lambda seen: len(asked) >= 7 and len(engine_readings(seen)) >= 5 and any(one.host for one in seen),
@@ -102,7 +101,6 @@ def test_sampler_reads_each_part_at_its_pace() -> None:
         pids=(1,),
     )
 
-    # THEN
     engines = engine_readings(samples)
     expected = {((SEEN,), Load(requests=2, resident_tokens=(7,)), None, None, ())}
     assert expected == {(one.engines, one.load, one.devices, one.host, one.gaps) for one in engines}
@@ -114,42 +112,35 @@ def test_sampler_reads_each_part_at_its_pace() -> None:
 
 def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
-    # WHEN
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
-    # THEN
-    gap = Gap(source="engine", kind="failed", reason="500 on /metrics/: check the URL, is a vLLM server there?")
-    expected = {(None, Load(requests=2, resident_tokens=(7,)), (gap,))}
-    assert expected == {(one.engines, one.load, one.gaps) for one in engine_readings(samples)}
+    gap = Gap(source="engine", kind="failed", reason=containing("500 on /metrics/"))
+    failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
+    assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
 
 
 def test_page_that_never_ends_holds_up_nothing_else() -> None:
     """While the engine's page does not end the devices are read on."""
-    # GIVEN
     page = endless(head(), b"#", pause_seconds=0.01)
 
-    # WHEN
     samples = sampled(
         page,
         until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3,
         answer_seconds=0.2,
     )
 
-    # THEN
-    gap = Gap(source="engine", kind="failed", reason="no whole answer within 0.2 s on /metrics/")
-    assert {(gap,)} == {one.gaps for one in engine_readings(samples)}
+    gap = Gap(source="engine", kind="failed", reason=containing("0.2 s on /metrics/"))
+    assert all((gap,) == one.gaps for one in engine_readings(samples))
 
 
 def test_driver_that_hangs_holds_up_nothing_else() -> None:
     """While the driver hangs the engine is read on, and the devices' samples say since when."""
-    # GIVEN
     release = threading.Event()
 
     def hang(*, processes: bool) -> DeviceReading:
         release.wait(LONG_SECONDS)
         return None, ()
 
-    # WHEN
     try:
         samples = sampled(
             reply(PAGE),
@@ -159,22 +150,19 @@ def test_driver_that_hangs_holds_up_nothing_else() -> None:
     finally:
         release.set()
 
-    # THEN
     reasons = {gap.reason for one in device_readings(samples) for gap in one.gaps}
-    assert f"the driver has not answered for {DRIVER_SECONDS:.0f} s: its readings are stale" in reasons
+    assert containing("the driver", f"{DRIVER_SECONDS:.0f} s") in list(reasons)
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
 def test_process_that_hangs_holds_up_nothing_else() -> None:
     """While the host does not answer for a process it is said, and the engine is read on."""
-    # GIVEN
     release = threading.Event()
 
     def hang(*, pids: tuple[int, ...]) -> HostReading:
         release.wait(LONG_SECONDS)
         return None, ()
 
-    # WHEN
     try:
         samples = sampled(
             reply(PAGE),
@@ -185,31 +173,25 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
     finally:
         release.set()
 
-    # THEN
-    gaps = {gap for one in samples for gap in one.gaps}
-    reason = f"the host has not answered for {HOST_SECONDS:.0f} s: is a process stuck in a driver?"
-    assert {Gap(source="host", kind="failed", reason=reason)} == gaps
+    (gap,) = {gap for one in samples for gap in one.gaps}
+    assert Gap(source="host", kind="failed", reason=containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
 def test_a_source_that_breaks_costs_its_own_readings() -> None:
     """What a reader of ours did not foresee is a gap that says so, tick after tick; the others are read on."""
 
-    # GIVEN
     def broken(*, processes: bool) -> DeviceReading:
         raise ZeroDivisionError(f"processes={processes}")
 
-    # WHEN
     samples = sampled(
         reply(PAGE),
         until=lambda seen: len(device_readings(seen)) >= 3 and len(engine_readings(seen)) >= 5,
         read_devices=broken,
     )
 
-    # THEN
     gaps = [one.gaps for one in device_readings(samples)]
-    reason = "internal error while reading it (ZeroDivisionError); please report it with a log of -vv"
-    assert (Gap(source="nvml", kind="failed", reason=reason),) == gaps[0]
+    assert (Gap(source="nvml", kind="failed", reason=containing("ZeroDivisionError")),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
@@ -242,13 +224,11 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
             await sampler.read_devices(processes=True)
         return [*told, sampler.durations_seconds]
 
-    # WHEN
     try:
         actual = asyncio.run(work())
     finally:
         nvml.close()
 
-    # THEN
     assert [{"nvml": 1.0}, {"nvml": 3.0}] == actual
 
 
@@ -262,7 +242,6 @@ def test_slow_driver_is_asked_seldom() -> None:
         time.sleep(0.02)
         return (GPU,), ()
 
-    # WHEN
     sampled(
         reply(PAGE),
         until=lambda seen: len(device_readings(seen)) >= 4,
@@ -277,7 +256,6 @@ def test_slow_driver_is_asked_seldom() -> None:
 
 def test_filter_that_is_not_known_is_given_up() -> None:
     """A server whose filtered page is empty is asked for the whole page from then on."""
-    # GIVEN
     asked: list[bytes] = []
 
     def page(peer: Peer) -> None:
@@ -285,10 +263,8 @@ def test_filter_that_is_not_known_is_given_up() -> None:
         asked.append(target)
         reply("" if b"name" in target else PAGE)(peer)
 
-    # WHEN
     samples = sampled(page, until=lambda seen: len(engine_readings(seen)) >= 3)
 
-    # THEN
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
     assert [True, False, True, False, False] == [b"name" in target for target in asked[:5]]
 
@@ -302,9 +278,7 @@ def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
         asked.append(b"name" in peer.request_head.split(b" ")[1])
         reply(PAGE if len(asked) > 4 else "process_open_fds 3.0\n")(peer)
 
-    # WHEN
     samples = sampled(page, until=lambda seen: sum(one.engines is not None for one in seen) >= 2)
 
-    # THEN
     assert [True, False, True, True, True, True] == asked[:6]
     assert (None, (SEEN,)) == (engine_readings(samples)[0].engines, engine_readings(samples)[-1].engines)

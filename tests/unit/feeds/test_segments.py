@@ -15,6 +15,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import MAX_SEGMENTS, read_segments
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts, Sample
+from tests.builders.answers import containing
 from tests.builders.values import engine, pool
 
 FACTS = Facts(url="http://127.0.0.1:8000", model="tiny", pools=(pool(),), server_pids=(7,))
@@ -42,16 +43,13 @@ def test_segments_are_put_together_by_time(
     tmp_path_factory: pytest.TempPathFactory, cuts: set[int], names: list[str]
 ) -> None:
     """However they were rotated, and whatever they are called: the timeline is that of one file."""
-    # GIVEN
     folder = tmp_path_factory.mktemp("segments")
     edges = [0, *sorted(cuts), len(SAMPLES)]
     for name, first, last in zip(names, edges, edges[1:], strict=False):
         write(folder / f"{name}.jsonl{'.gz' if first % 2 else ''}", *SAMPLES[first:last])
 
-    # WHEN
     timeline, facts = read_segments(folder)
 
-    # THEN
     assert SAMPLES == timeline.samples
     assert FACTS == facts
 
@@ -65,12 +63,10 @@ def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str
     torn.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
     write(tmp_path / f"b.jsonl{packed}", *SAMPLES[6:])
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     assert SAMPLES[:5] + SAMPLES[6:] == timeline.samples
-    assert ["a.jsonl is incomplete: its recorder was killed, or is still writing"] == [gap.reason for gap in facts.gaps]
+    assert [containing("a.jsonl is incomplete")] == [gap.reason for gap in facts.gaps]
     assert {("recorder", "absent")} == {(gap.source, gap.kind) for gap in facts.gaps}
 
 
@@ -78,37 +74,30 @@ def test_a_killed_recorder_loses_its_last_line_alone(tmp_path: Path, packed: str
 @pytest.mark.parametrize("left", [0, 9])
 def test_a_segment_that_was_just_begun_holds_nothing(tmp_path: Path, name: str, left: int) -> None:
     """A recorder can be killed before its first line is whole."""
-    # GIVEN
     write(tmp_path / "a.jsonl", *SAMPLES)
     begun = write(tmp_path / name, *SAMPLES)
     begun.write_bytes(begun.read_bytes()[:left])
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     assert SAMPLES == timeline.samples
-    assert [f"{name} is empty: its recorder was killed as it started"] == [gap.reason for gap in facts.gaps]
+    assert [containing(f"{name} is empty")] == [gap.reason for gap in facts.gaps]
 
 
 def test_another_pool_begins_another_timeline(tmp_path: Path) -> None:
     """After a restart with a pool of another size the usage of before cannot be read by it."""
-    # GIVEN
     write(tmp_path / "a.jsonl", *SAMPLES[:6], facts=replace(FACTS, pools=(pool(usable_blocks=99),), server_pids=(3,)))
     write(tmp_path / "b.jsonl", *SAMPLES[6:9])
     write(tmp_path / "c.jsonl", *SAMPLES[9:], facts=replace(FACTS, server_pids=(8,)))
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     assert (SAMPLES[6:], (7, 8)) == (timeline.samples, facts.server_pids)
-    assert ["before b.jsonl the KV pool had another size: diagnosed from then on"] == [gap.reason for gap in facts.gaps]
+    assert [containing("b.jsonl", "KV pool")] == [gap.reason for gap in facts.gaps]
 
 
 def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
     """No segment, none with a sample, two servers, a bad line, or no folder at all."""
-    # GIVEN
     empty, bare, mixed, bad = (tmp_path / name for name in ("empty", "bare", "mixed", "bad"))
     for folder in (empty, bare, mixed, bad):
         folder.mkdir()
@@ -118,19 +107,15 @@ def test_what_is_no_recorders_folder_is_told(tmp_path: Path) -> None:
     write(mixed / "b.jsonl", *SAMPLES[6:], facts=replace(FACTS, url="http://127.0.0.1:8001"))
     (bad / "a.jsonl").write_text('{"some": "log"}\n')
 
-    # THEN
-    assert f"{empty} holds no segment of a recorder (*.jsonl or *.jsonl.gz)" == refusal(empty)
-    assert f"the segments in {bare} hold no sample: did the recorder read anything?" == refusal(bare)
-    assert (
-        f"{mixed} holds segments of several servers (http://127.0.0.1:8000, http://127.0.0.1:8001): judge each alone"
-    ) == refusal(mixed)
-    assert f"{bad / 'a.jsonl'} is not a kvdiag trace: its first line is not a header" == refusal(bad)
+    assert containing(str(empty), "*.jsonl.gz") == refusal(empty)
+    assert containing(str(bare), "no sample") == refusal(bare)
+    assert containing(str(mixed), "http://127.0.0.1:8000", "http://127.0.0.1:8001") == refusal(mixed)
+    assert containing(f"{bad / 'a.jsonl'} is not a kvdiag trace") == refusal(bad)
     assert f"cannot read {tmp_path / 'none'}: No such file or directory" == refusal(tmp_path / "none")
 
 
 def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> None:
     """Traces that tell no address are not put together as one server's; a clock put right by a minute is no reason."""
-    # GIVEN
     first, last = SAMPLES[0], replace(SAMPLES[0], at_seconds=SAMPLES[0].at_seconds + 600.0)
     for name, back in (("fleet", 61.0), ("clock", 59.0)):
         (tmp_path / name).mkdir()
@@ -141,36 +126,30 @@ def test_segments_of_the_same_time_are_of_several_servers(tmp_path: Path) -> Non
             facts=replace(FACTS, url=None),
         )
 
-    # THEN
     assert "a.jsonl and b.jsonl in" in refusal(tmp_path / "fleet")
     assert 3 == len(read_segments(tmp_path / "clock")[0].samples)
 
 
 def test_too_many_segments_are_refused(tmp_path: Path) -> None:
     """A folder is bounded, as every input."""
-    # GIVEN
     for number in range(MAX_SEGMENTS + 1):
         (tmp_path / f"{number}.jsonl").touch()
 
-    # THEN
     assert "1025 segments, more than 1024" in refusal(tmp_path)
 
 
 def test_a_folder_is_judged_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`kvdiag diagnose FOLDER` says what `kvdiag diagnose FILE` says of the same samples."""
-    # GIVEN
     (tmp_path / "folder").mkdir()
     write(tmp_path / "folder" / "a.jsonl", *SAMPLES[:6])
     write(tmp_path / "folder" / "b.jsonl", *SAMPLES[6:])
     write(tmp_path / "whole.jsonl", *SAMPLES)
 
-    # WHEN
     said = []
     for name in ("folder", "whole.jsonl"):
         code = main(["diagnose", str(tmp_path / name), "--output", "json"])
         said.append((code, json.loads(capsys.readouterr().out)))
 
-    # THEN
     assert said[0] == said[1]
     assert (0, "ok") == (said[0][0], said[0][1]["worst"])
 
@@ -181,11 +160,7 @@ def test_a_segment_that_is_removed_meanwhile_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
     write(tmp_path / "b.jsonl", *SAMPLES)
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     assert SAMPLES == timeline.samples
-    assert ["1 of 2 segments were removed while they were read"] == [
-        gap.reason.split(":")[0] for gap in facts.gaps if "removed" in gap.reason
-    ]
+    assert [containing("1 of 2 segments")] == [gap.reason for gap in facts.gaps if "removed" in gap.reason]

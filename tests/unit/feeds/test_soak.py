@@ -17,7 +17,7 @@ from kvdiag.feeds.active.load_generator import Speed
 from kvdiag.feeds.active.soak_plan import LEAST_PROMPT_TOKENS, LEAST_SECONDS, MOST_PAIRS, MOST_SECONDS, plan_soak
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
 from kvdiag.model import Facts, KvPool
-from tests.builders.answers import step
+from tests.builders.answers import containing, step
 from tests.fixtures.hostile import Answer, Peer, reply
 from tests.unit.feeds.test_active import PAGE, STREAM, page_with, run
 
@@ -39,10 +39,8 @@ def pools(blocks: int) -> tuple[KvPool, ...]:
 
 def test_default_soak() -> None:
     """Twelve minutes: thirty pairs, of which five repeat their contents, the warm-up's largest shape first."""
-    # WHEN
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts())
 
-    # THEN
     assert (60, 12.0, 720.0) == (len(actual.cycles), actual.cycle_seconds, actual.seconds)
     assert [16, 8, 4] == [load.requests for load in actual.warmup]
     assert 5 == sum(load.repeated for load in actual.cycles)
@@ -52,10 +50,8 @@ def test_default_soak() -> None:
 @given(lengths, speeds, st.integers(1, 100_000), st.none() | st.integers(64, 200_000))
 def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longest: int | None) -> None:
     """Whatever the server, a soak has its length, enough cycles, and a bound on requests and prompts."""
-    # WHEN
     actual = plan_soak(seconds, Facts(max_model_len_tokens=longest, pools=pools(blocks)), speed)
 
-    # THEN
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
     assert len(loads) <= MOST_PAIRS
@@ -70,10 +66,8 @@ def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longe
 @given(lengths, st.integers(500, 100_000))
 def test_largest_dose_fits_in_the_pool(seconds: float, blocks: int) -> None:
     """Nobody has to wait for room: a queue would be part of what is measured."""
-    # WHEN
     load = plan_soak(seconds, Facts(pools=pools(blocks))).warmup[0]
 
-    # THEN
     each = -(-(load.prompt_tokens + load.max_tokens) // 16)
     assert load.requests * each <= blocks or load.prompt_tokens == LEAST_PROMPT_TOKENS
 
@@ -81,10 +75,8 @@ def test_largest_dose_fits_in_the_pool(seconds: float, blocks: int) -> None:
 @given(lengths)
 def test_doses_are_permuted(seconds: float) -> None:
     """Each dose once in three loads of new content, and no order twice in a row."""
-    # WHEN
     doses = [load.requests // 4 for load in plan_soak(seconds, Facts()).cycles if load.requests and not load.repeated]
 
-    # THEN
     triples = [tuple(doses[place : place + 3]) for place in range(0, len(doses) - 2, 3)]
     assert {(1, 2, 4)} == {tuple(sorted(triple)) for triple in triples}
     assert all(one != other for one, other in pairwise(triples))
@@ -95,12 +87,10 @@ def test_slow_server_gets_shorter_prompts() -> None:
     # GIVEN a server that reads 500 tokens a second
     speed = Speed(first_token_seconds=1.0, tokens_per_second=20.0, prompt_tokens_per_second=500.0)
 
-    # WHEN
     actual = plan_soak(TWELVE_MINUTES_SECONDS, Facts(), speed)
 
-    # THEN
     assert 150 == actual.cycles[1].prompt_tokens
-    assert ("prompt of 2,048 tokens scaled down to 150: the server cannot process more in a cycle",) == actual.notes
+    assert (containing("prompt of 2,048", "to 150:"),) == actual.notes
 
 
 class Company:
@@ -138,12 +128,10 @@ def test_other_traffic_ends_the_soak() -> None:
     facts = Facts(max_model_len_tokens=4096)
     soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.2)
 
-    # WHEN
     timeline = run({"/metrics/": company.page, "/v1/completions": company.completions}, facts, steps=1, soak=soak)
 
-    # THEN
     spans = timeline.spans("soak")
     assert 3 + SPOILT_CYCLES >= len(spans)
     result = step(diagnose(timeline, facts), "soak")
     assert "unknown" == result.status
-    assert "of new content can be judged, 12 are needed: other traffic" in result.summary
+    assert containing("12 are needed", "other traffic") == result.summary

@@ -29,10 +29,8 @@ def test_the_newest_minutes_are_whole() -> None:
     for sample in came:
         tiers.add(sample)
 
-    # WHEN
     kept = tiers.samples()
 
-    # THEN
     assert tuple(came[-300:]) == kept[-300:]
     assert len(kept) < 300 + 60 + 3 * 60
 
@@ -44,10 +42,8 @@ def test_a_day_is_kept_and_no_more() -> None:
     for second in range(0, 2 * 86_400, 10):
         tiers.add(reading(float(second), running=second % 3))
 
-    # WHEN
     kept = tiers.samples()
 
-    # THEN
     assert 86_400 - 120 <= kept[0].at_seconds <= 86_400
     assert len(kept) <= 3 * 1440 + 36
 
@@ -69,7 +65,6 @@ def test_a_minute_keeps_what_floors_peaks_and_banks_stand_on() -> None:
         host,
     ]
 
-    # THEN
     assert (listed, minute[3], fullest, *pair, host) == thinned(minute)
 
 
@@ -92,24 +87,19 @@ def test_a_leak_that_a_pause_proved_is_one_a_day_later() -> None:
         pause = 600 <= second < 603
         tiers.add(Sample(at_seconds=float(second), engines=(holding(40 if pause else 900, running=0 if pause else 5),)))
 
-    # WHEN
     found = finding(diagnose(Timeline(samples=tiers.samples()), Facts(pools=(pool(),))), "leak.kv_blocks")
 
-    # THEN
     assert "fault" == found.status
 
 
 def test_another_server_begins_with_nothing() -> None:
     """What was of the server before is forgotten."""
-    # GIVEN
     tiers = Retention()
     tiers.add(reading(1.0))
 
-    # WHEN
     tiers.clear()
     tiers.add(reading(2.0))
 
-    # THEN
     assert (reading(2.0),) == tiers.samples()
 
 
@@ -120,7 +110,6 @@ def test_another_server_begins_with_nothing() -> None:
 )
 def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list[str]) -> None:
     """However samples come, the kept ones are in order, none is changed, and the newest is always among them."""
-    # GIVEN
     tiers, now, came = Retention(Keep(whole_seconds=60.0, all_seconds=3600.0)), 0.0, []
     for step, part in zip(steps, parts, strict=False):
         now += step
@@ -133,10 +122,8 @@ def test_what_is_kept_is_a_timeline_of_what_came(steps: list[float], parts: list
         )
         tiers.add(came[-1])
 
-    # WHEN
     kept = tiers.samples()
 
-    # THEN
     assert all(sample in came for sample in kept)
     assert Timeline(samples=kept).samples == kept
     assert came[-1:] == list(kept[-1:])

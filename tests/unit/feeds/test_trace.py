@@ -19,6 +19,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.trace import MAX_ABOUT_CHARACTERS, TraceWriter, read_trace
 from kvdiag.model import Device, Facts, Load, Memory, Sample, Timeline
 from tests.builders import runs, worlds
+from tests.builders.answers import containing
 from tests.unit.feeds.small_traces import CUT_OFF, FACTS_SEEN, HEADER, LINES, MARK, SAMPLES, write
 from tests.unit.feeds.strategies import FACTS, TIMELINES
 
@@ -30,70 +31,55 @@ SUFFIXES = ("jsonl", "jsonl.gz")
 @given(timeline=TIMELINES, facts=FACTS)
 def test_timeline_comes_back(folder: Path, suffix: str, timeline: Timeline, facts: Facts) -> None:
     """What was recorded is read again as the same timeline of the same server, packed or not."""
-    # GIVEN
     path = folder / f"round-trip.{suffix}"
     write(path, timeline, facts)
 
-    # WHEN
     actual = read_trace(path)
 
-    # THEN
     assert (timeline, facts) == actual
 
 
 def test_packed_trace_is_known_by_its_content(tmp_path: Path) -> None:
     """A packed trace is read whatever it is called."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     path.write_bytes(gzip.compress(HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)))
 
-    # WHEN
     actual = read_trace(path)
 
-    # THEN
     assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
 
 
 def test_trace_written_anew_by_a_tool_for_json_is_as_good(tmp_path: Path) -> None:
     """Spaces between keys and values tell nothing, at its end as little as before."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     whole = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
     path.write_text("".join(f"{json.dumps(json.loads(one))}\n" for one in whole.splitlines()))
 
-    # WHEN
     actual = read_trace(path)
 
-    # THEN
     assert (Timeline(samples=SAMPLES), FACTS_SEEN) == actual
 
 
 def test_sample_takes_few_bytes(tmp_path: Path) -> None:
     """An engine reading as live ones are takes no more than 400 bytes, so that an hour at 10 Hz fits on any disk."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     timeline = runs.run()
 
-    # WHEN
     write(path, timeline, worlds.facts(worlds.World()))
 
-    # THEN
     assert path.stat().st_size / len(timeline.samples) < 400
 
 
 def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
     """Each line is on disk as soon as it was added: a kill loses the line being written, and no other."""
-    # GIVEN
     paths = [tmp_path / f"trace.{suffix}" for suffix in SUFFIXES]
     writers = [TraceWriter(path, FACTS_SEEN) for path in paths]
     for writer in writers:
         writer.add(SAMPLES[0])
         writer.add(MARK)
 
-    # WHEN
     actual = [read_trace(path) for path in paths]
 
-    # THEN
     for writer in writers:
         writer.close()
     assert [(Timeline(samples=SAMPLES[:1], marks=(MARK,)), CUT_OFF)] * 2 == actual
@@ -101,14 +87,11 @@ def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
 
 def test_trace_may_say_about_itself_what_it_likes(tmp_path: Path) -> None:
     """What a header says about its trace stands there for people, and is neither judged nor in the way."""
-    # GIVEN
     about = {"incident": "a name", "sources": ["https://example.org"], "assumed": {"noise": [1, 2.5, None]}}
 
-    # WHEN
     with TraceWriter(tmp_path / "trace.jsonl", FACTS_SEEN, about) as trace:
         trace.add(SAMPLES[0])
 
-    # THEN
     with (tmp_path / "trace.jsonl").open() as file:
         assert about == json.loads(file.readline())["about"]
     assert (Timeline(samples=SAMPLES[:1]), FACTS_SEEN) == read_trace(tmp_path / "trace.jsonl")
@@ -124,25 +107,20 @@ def test_trace_says_no_novel_about_itself(tmp_path: Path, about: Mapping[str, An
 
 def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
     """A trace that was closed can be closed again, as an interrupted run may do."""
-    # GIVEN
     path = tmp_path / "trace.jsonl.gz"
 
-    # WHEN
     with TraceWriter(path, FACTS_SEEN) as writer:
         writer.close()
 
-    # THEN
     assert (Timeline(samples=()), FACTS_SEEN) == read_trace(path)
 
 
 def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """A trace in a folder that does not exist is refused before anything is recorded."""
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         TraceWriter(tmp_path / "nowhere" / "trace.jsonl", FACTS_SEEN)
 
-    # THEN
-    assert f"cannot record to {tmp_path}/nowhere/trace.jsonl: No such file or directory" == str(caught.value)
+    assert containing(f"{tmp_path}/nowhere/trace.jsonl", "No such file") == str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
@@ -151,11 +129,9 @@ def test_full_disk_is_told(tmp_path: Path, name: str) -> None:
     # GIVEN a file that takes nothing, since it is the name that says whether to pack
     path = tmp_path / name
 
-    # WHEN
     with pytest.raises(KvdiagError) as caught:
         TraceWriter(path, FACTS_SEEN, opened=lambda _: os.open("/dev/full", os.O_WRONLY))
 
-    # THEN
     assert f"cannot record to {path}: No space left on device" == str(caught.value)
 
 
@@ -178,7 +154,6 @@ except KvdiagError as error:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
     """When no more can be written one error says so, and what was written before can be read."""
-    # GIVEN
     path = tmp_path / f"trace.{suffix}"
 
     # WHEN a process may write 4 KiB and no more
@@ -186,7 +161,6 @@ def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
         [sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
 
-    # THEN
     assert (f"cannot record to {path}: File too large\n", "") == (done.stdout, done.stderr)
     timeline, _ = read_trace(path)
     assert [float(number) for number in range(len(timeline.samples))] == [one.at_seconds for one in timeline.samples]
@@ -195,23 +169,18 @@ def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
 
 def test_limit_of_this_process_is_untouched() -> None:
     """The limit that one of these tests sets on file sizes is its child's alone."""
-    # WHEN
     actual = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
-    # THEN
     assert resource.RLIM_INFINITY == actual
 
 
 def test_device_that_tells_nothing_comes_back(tmp_path: Path) -> None:
     """A GPU whose memory cannot be read, as GB10's, is recorded and read like any other."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     blind = Device(uuid="GPU-1", index=0, name="NVIDIA GB10", memory=None)
     seeing = Device(uuid="GPU-2", index=1, name="", memory=Memory(total_bytes=9, free_bytes=3))
     timeline = Timeline(samples=(Sample(at_seconds=1.0, devices=(blind, seeing), load=Load(requests=0)),))
 
-    # WHEN
     write(path, timeline, FACTS_SEEN)
 
-    # THEN
     assert (timeline, FACTS_SEEN) == read_trace(path)

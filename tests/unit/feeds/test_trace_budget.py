@@ -69,30 +69,25 @@ def test_no_trace_takes_more_memory_than_a_container_has(
     tmp_path: Path, line: Callable[[int], str], count: int
 ) -> None:
     """The whole of `kvdiag diagnose`, in a process of its own: it says something, or refuses."""
-    # GIVEN
     path = tmp_path / "bomb.jsonl.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(HEADER)
         for one in lines(line, count):
             file.write(one)
 
-    # WHEN
     told = subprocess.run([sys.executable, "-c", JUDGE, str(path)], capture_output=True, text=True, check=True).stdout
     exit_code, resident_bytes = map(int, told.splitlines()[-1].split())
 
-    # THEN
     assert exit_code in (0, 1, 2, 3)
     assert resident_bytes < MAX_RESIDENT_BYTES
 
 
 def test_a_budget_of_values_ends_the_reading(tmp_path: Path) -> None:
     """Not after all of it has been unpacked."""
-    # GIVEN
     path = tmp_path / "long.jsonl"
     path.write_bytes(HEADER + b'{"sample":{"at_seconds":1}}\n' * 1_000)
     budget = Budget(values=1_900)
 
-    # THEN
     with pytest.raises(TooLongError):
         read_trace(path, budget=budget)
     assert -20 < budget.values < 0
@@ -126,14 +121,11 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Budget:
 
 def test_a_long_trace_is_thinned_as_a_daemon_thins(tmp_path: Path, little: Budget) -> None:
     """The newest samples are whole, the older ones are those that a daemon keeps of each minute, and a gap says it."""
-    # GIVEN
     whole = samples(20)
     path = write(tmp_path / "long.jsonl", whole)
 
-    # WHEN
     timeline, facts = read_trace(path, budget=little)
 
-    # THEN
     assert (THINNED,) == facts.gaps
     assert whole[-5:] == timeline.samples[-5:]
     assert set(timeline.samples) <= set(whole)
@@ -143,11 +135,9 @@ def test_a_long_trace_is_thinned_as_a_daemon_thins(tmp_path: Path, little: Budge
 
 def test_test_steps_are_never_thinned(tmp_path: Path, little: Budget) -> None:
     """Each of their samples is compared with what had to be there: a trace that is too long for that is refused."""
-    # GIVEN
     mark = Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin")
     path = write(tmp_path / "long.jsonl", (mark, *samples(20)))
 
-    # THEN
     with pytest.raises(TooLongError):
         read_trace(path, budget=little)
 
@@ -156,16 +146,13 @@ def test_the_oldest_segments_are_left_out_where_all_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest are read first, and a gap says how many are not."""
-    # GIVEN
     whole = samples(8)
     for number in range(8):
         write(tmp_path / f"kvdiag-{number:08d}.jsonl.gz", whole[60 * number : 60 * number + 60])
     monkeypatch.setattr(segments, "Budget", lambda: Budget(values=4_000))
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     assert 60 <= len(timeline.samples) < len(whole)
     assert whole[-len(timeline.samples) :] == timeline.samples
     (gap,) = facts.gaps

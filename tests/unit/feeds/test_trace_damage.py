@@ -51,7 +51,6 @@ def flip(path: Path, place: int, bit: int) -> None:
 @pytest.mark.parametrize("ended", [True, False], ids=["whole", "killed"])
 def test_no_flipped_bit_is_read_as_it_stands(tmp_path: Path, ending: str, *, ended: bool) -> None:
     """It is refused, makes no difference, or stands in the few samples after the last checksum of what was cut off."""
-    # GIVEN
     path = write(tmp_path / f"trace.{ending}", *SAMPLES, ended=ended)
     content = path.read_bytes()
     checked = len(SAMPLES) // CHECK_EVERY * CHECK_EVERY - CHECK_EVERY
@@ -62,14 +61,12 @@ def test_no_flipped_bit_is_read_as_it_stands(tmp_path: Path, ending: str, *, end
         path.write_bytes(content)
         flip(path, generator.randrange(len(content)), generator.randrange(8))
 
-        # WHEN
         try:
             timeline, facts = read_trace(path)
         except KvdiagError:
             refused += 1
             continue
 
-        # THEN
         if CUT_OFF in facts.gaps:
             sure = min(len(timeline.samples) // CHECK_EVERY * CHECK_EVERY, checked)
             assert SAMPLES[:sure] == timeline.samples[:sure]
@@ -87,22 +84,18 @@ def test_gzips_own_checksum_is_compared(tmp_path: Path) -> None:
     path.write_bytes(packed)
     assert SAMPLES[:3] == read_trace(path)[0].samples
 
-    # WHEN
     flip(path, len(packed) - 8, 0)
 
-    # THEN
     with pytest.raises(DamagedError):
         read_trace(path)
 
 
 def test_a_torn_trailer_is_no_whole_trace(tmp_path: Path) -> None:
     """Without any checksum nothing says that it is as it was written."""
-    # GIVEN
     path = write(tmp_path / "trace.jsonl", *SAMPLES[:3])
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if not line.startswith(b'{"end"')]
     path.write_bytes(gzip.compress(b"".join(lines) + b'{"end":3}\n')[:-4])
 
-    # THEN
     assert (CUT_OFF,) == read_trace(path)[1].gaps
 
 
@@ -118,7 +111,6 @@ def test_nothing_stands_behind_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["b", "c"])
 def test_a_damaged_segment_is_left_out_with_a_gap(tmp_path: Path, damage: str, which: str) -> None:
     """Those around it are judged, and nothing that they show makes it ok."""
-    # GIVEN
     for name, first in (("a", 0), ("b", 10), ("c", 20), ("d", 30)):
         write(tmp_path / f"{name}.jsonl.gz", *SAMPLES[first : first + 10])
     path = tmp_path / f"{which}.jsonl.gz"
@@ -130,10 +122,8 @@ def test_a_damaged_segment_is_left_out_with_a_gap(tmp_path: Path, damage: str, w
     else:
         path.write_bytes(path.read_bytes()[: size // 2].ljust(size, b"\0"))
 
-    # WHEN
     timeline, facts = read_segments(tmp_path)
 
-    # THEN
     first = {"b": 10, "c": 20}[which]
     assert SAMPLES[:first] + SAMPLES[first + 10 :] == timeline.samples
     assert [("recorder", "failed", True)] == [
@@ -162,10 +152,8 @@ def test_a_daemon_goes_on_without_what_is_damaged_and_says_so(tmp_path: Path, pl
     damaged = min(path for path in tmp_path.iterdir() if path.suffix == ".gz")
     flip(damaged, place % damaged.stat().st_size, 1)
 
-    # WHEN
     before = reload(tmp_path, now_seconds=1100.0, url=FACTS.url)
 
-    # THEN
     assert before is not None
     assert not list((tmp_path / HISTORY).iterdir())
     *samples, last = before.tail

@@ -20,6 +20,7 @@ from kvdiag.feeds.recording.trace import FORMAT, MAX_LINE_BYTES, read_trace
 from kvdiag.model import Timeline
 from kvdiag.model.codec import to_plain
 from tests.builders import runs, worlds
+from tests.builders.answers import containing
 from tests.unit.feeds.small_traces import (
     CUT_OFF,
     FACTS_SEEN,
@@ -38,17 +39,14 @@ from tests.unit.feeds.small_traces import (
 @given(cut=st.integers(0, len(HEADER) + sum(map(len, LINES))))
 def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
     """Of a trace that was cut off anywhere all whole lines are read; without its header it is no trace."""
-    # GIVEN
     path = folder / "torn.jsonl"
     path.write_bytes((HEADER + b"".join(LINES))[:cut])
 
-    # WHEN
     if cut < len(HEADER) - 1:
         assert "TRACE is not a kvdiag trace: its first line is not a header" == refusal(path)
         return
     actual = read_trace(path)
 
-    # THEN
     whole = max(path.read_bytes().count(b"\n") - 1, 0)
     assert (Timeline(samples=SAMPLES[:whole]), CUT_OFF) == actual
 
@@ -57,20 +55,17 @@ def test_torn_line_is_dropped(folder: Path, cut: int) -> None:
 @given(part=st.floats(0.0, 1.0))
 def test_torn_packed_trace_loses_its_end(folder: Path, part: float) -> None:
     """Of a packed trace that was cut off anywhere the lines before the cut are read."""
-    # GIVEN
     path = folder / "torn.jsonl.gz"
     write(path, Timeline(samples=SAMPLES), FACTS_SEEN)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * part)])
 
-    # WHEN
     try:
         timeline, facts = read_trace(path)
     except KvdiagError:
         assert NO_TRACE == refusal(path)
         return
 
-    # THEN
     assert SAMPLES[: len(timeline.samples)] == timeline.samples
     assert facts in (FACTS_SEEN, CUT_OFF)
     assert (facts == FACTS_SEEN) <= (timeline.samples == SAMPLES)
@@ -78,72 +73,64 @@ def test_torn_packed_trace_loses_its_end(folder: Path, part: float) -> None:
 
 
 BAD_LINES = [
-    pytest.param(b"\n", "Expecting value: line 2 column 1 (char 1)", id="empty"),
-    pytest.param(b"hello\n", "Expecting value: line 1 column 1 (char 0)", id="not JSON"),
+    pytest.param(b"\n", "Expecting value", id="empty"),
+    pytest.param(b"hello\n", "Expecting value", id="not JSON"),
     pytest.param(LINES[1][:-20] + b"\n", "Expecting", id="torn, and more behind it"),
-    pytest.param(b"\xff\xff\n", "'utf-8' codec can't decode byte 0xff in position 0", id="not text"),
+    pytest.param(b"\xff\xff\n", "0xff", id="not text"),
     pytest.param(b"[]\n", "not a JSON object", id="a list"),
     pytest.param(b"{}\n", "neither a sample nor a mark", id="an empty object"),
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
-    pytest.param(b'{"end":1}\n', "the trace's end reports another number", id="the end of another trace"),
+    pytest.param(b'{"end":1}\n', "the trace's end", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
-    pytest.param(line(sample=5), "Sample has to be an object, not int", id="a number for a sample"),
+    pytest.param(line(sample=5), "Sample has to be an object", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
-    pytest.param(line(sample={}), "Sample: Sample.__init__() missing 1 required", id="no time"),
-    pytest.param(line(sample={"at_seconds": True}), "Sample.at_seconds has to be float, not bool", id="True for 1"),
+    pytest.param(line(sample={}), "at_seconds", id="no time"),
+    pytest.param(line(sample={"at_seconds": True}), "Sample.at_seconds", id="True for 1"),
     pytest.param(b'{"sample":{"at_seconds":NaN}}\n', "NaN is not a number", id="NaN"),
     pytest.param(b'{"sample":{"at_seconds":-Infinity}}\n', "-Infinity is not a number", id="infinity"),
-    pytest.param(b'{"sample":{"at_seconds":1e999}}\n', "Sample.at_seconds is not a finite number", id="beyond a float"),
-    pytest.param(
-        b'{"sample":{"at_seconds":1' + b"0" * 400 + b"}}\n", "Sample.at_seconds is not a finite number", id="401 digits"
-    ),
+    pytest.param(b'{"sample":{"at_seconds":1e999}}\n', "Sample.at_seconds", id="beyond a float"),
+    pytest.param(b'{"sample":{"at_seconds":1' + b"0" * 400 + b"}}\n", "Sample.at_seconds", id="401 digits"),
     pytest.param(
         b'{"sample":{"at_seconds":1' + b"0" * 5000 + b"}}\n", "Exceeds the limit (4300", id="more digits than are read"
     ),
     pytest.param(b'{"sample":' + b"[" * 60_000 + b"\n", "nested too deeply", id="nested without end"),
     pytest.param(
         line(sample={"at_seconds": 1, "engines": [{"engine": "0", "requests_running": -1}]}),
-        "Engine: requests_running is -1, not within 0..9007199254740992",
+        "requests_running is -1",
         id="an impossible reading",
     ),
     pytest.param(
         line(mark={"at_seconds": 1, "step": "x", "cycle": 0, "phase": "middle"}),
-        "Mark.phase is 'middle', not one of begin, offer, release, end",
+        "Mark.phase is 'middle'",
         id="an unknown phase",
     ),
     pytest.param(b'{"sample":"' + b"x" * MAX_LINE_BYTES + b'"}\n', "longer than 4 MiB", id="a line without end"),
-    pytest.param(line(sample={"at_seconds": 0.5}), "its time is before the previous sample's", id="back in time"),
+    pytest.param(line(sample={"at_seconds": 0.5}), "previous sample", id="back in time"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "problem"), BAD_LINES)
 def test_bad_line_is_named(tmp_path: Path, bad: bytes, problem: str) -> None:
     """A bad line that is not the torn last one is an error with its number and what is wrong, and not skipped."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     path.write_bytes(HEADER + LINES[0] + LINES[1] + bad + LINES[2])
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
-    expected = f"TRACE, line 4: {problem}"
-    assert expected == actual[: len(expected)]
+    assert actual.startswith("TRACE, line 4: ")
+    assert problem in actual
     assert len(actual) < 250
 
 
 def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
     """A mark that is older than the one before it is an error with its number; samples do not matter to it."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     earlier = {**to_plain(MARK), "at_seconds": 1.0}
     path.write_bytes(HEADER + LINES[4] + line(mark=to_plain(MARK)) + line(mark=earlier) + LINES[4])
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
-    assert "TRACE, line 4: its time is before the previous mark's" == actual
+    assert containing("TRACE, line 4: ", "previous mark") == actual
 
 
 @pytest.mark.parametrize(
@@ -160,69 +147,59 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
         pytest.param(line(kvdiag_trace=True, facts={}), NO_TRACE, id="True for version 1"),
         pytest.param(line(kvdiag_trace="1", facts={}), NO_TRACE, id="text for version 1"),
         pytest.param(line(kvdiag_trace=0, facts={}), NO_TRACE, id="version 0"),
-        pytest.param(line(kvdiag_trace=1), "TRACE, line 1: Facts has to be an object, not NoneType", id="no facts"),
+        pytest.param(line(kvdiag_trace=1), "line 1: Facts", id="no facts"),
         pytest.param(
-            line(kvdiag_trace=1, facts={"colour": 1}), "TRACE, line 1: Facts has no field 'colour'", id="unknown fact"
+            line(kvdiag_trace=1, facts={"colour": 1}), "line 1: Facts has no field 'colour'", id="unknown fact"
         ),
         pytest.param(
             line(kvdiag_trace=1, facts={"forced": 1}),
-            "TRACE, line 1: Facts.forced has to be bool, not int",
+            "line 1: Facts.forced",
             id="a fact of another type",
         ),
         pytest.param(
             line(kvdiag_trace=2, kvdiag_version="0.9.0", facts={"colour": 1}),
-            "TRACE is a trace of format 2, this kvdiag reads 1: use kvdiag 0.9.0",
+            "use kvdiag 0.9.0",
             id="newer",
         ),
         pytest.param(
             line(kvdiag_trace=2),
-            "TRACE is a trace of format 2, this kvdiag reads 1: use a newer one",
+            "format 2",
             id="newer, by whom?",
         ),
         pytest.param(gzip.compress(b"")[:10], NO_TRACE, id="a torn empty gzip"),
-        pytest.param(b"\x1f\x8b" + b"garbage" * 9, "cannot read TRACE: Unknown compression method", id="no gzip"),
-        pytest.param(
-            gzip.compress(HEADER)[:-8] + bytes(8), "cannot read TRACE: CRC check failed 0x0 != ", id="gzip, spoilt sum"
-        ),
+        pytest.param(b"\x1f\x8b" + b"garbage" * 9, "Unknown compression method", id="no gzip"),
+        pytest.param(gzip.compress(HEADER)[:-8] + bytes(8), "CRC check failed", id="gzip, spoilt sum"),
     ],
 )
 @pytest.mark.parametrize("more", [b"", LINES[0]], ids=["alone", "with lines"])
 def test_what_is_no_trace_is_told(tmp_path: Path, content: bytes, message: str, more: bytes) -> None:
     """A file that is something else, or from the future, is one line that says so."""
-    # GIVEN
     path = tmp_path / "trace.jsonl"
     packed = content.startswith(b"\x1f\x8b")
     path.write_bytes(content if packed else content + more)
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
-    assert message == actual[: len(message)]
+    assert containing(message) == actual
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that is not there, or a folder, says so."""
-    # WHEN
     actual = [refusal(tmp_path / "nowhere.jsonl"), refusal(tmp_path)]
 
-    # THEN
-    assert ["cannot read TRACE: No such file or directory", "TRACE is not a file"] == actual
+    assert [containing("TRACE", "No such file"), "TRACE is not a file"] == actual
 
 
 def test_packed_bomb_is_refused(tmp_path: Path) -> None:
     """A few kilobytes that unpack to gigabytes are given up at the first line too long, in bounded memory."""
-    # GIVEN
     path = tmp_path / "bomb.jsonl.gz"
     with gzip.open(path, "wb") as file:
         file.write(HEADER)
         for _ in range(64):
             file.write(bytes(2**20))
 
-    # WHEN
     actual = refusal(path)
 
-    # THEN
     assert "TRACE, line 2: longer than 4 MiB" == actual
 
 
@@ -252,7 +229,6 @@ def spoil(value: Any, draw: random.Random) -> Any:
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 6))
 def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
     """A trace of which any values are changed is either refused in one line or judged and printed without an error."""
-    # GIVEN
     draw = random.Random(seed)  # noqa: S311 - any values will do
     facts = to_plain(worlds.facts(worlds.World()))
     entries = [{"sample": to_plain(one)} for one in SPARSE.samples] + [{"mark": to_plain(one)} for one in SPARSE.marks]
@@ -267,7 +243,6 @@ def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
         line(kvdiag_trace=FORMAT, facts=facts) + b"".join(json.dumps(one).encode() + b"\n" for one in entries)
     )
 
-    # WHEN
     try:
         timeline, read_facts = read_trace(path)
     except KvdiagError:
@@ -275,6 +250,5 @@ def test_no_trace_does_harm(folder: Path, seed: int, times: int) -> None:
         return
     diagnosis = diagnose(timeline, read_facts)
 
-    # THEN
     print_diagnosis(diagnosis, "json")
     print_diagnosis(diagnosis, "text")

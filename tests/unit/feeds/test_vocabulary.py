@@ -12,7 +12,6 @@ from tests.unit.feeds.completions import MODEL, with_client
 
 def test_vocabulary_is_the_servers(drill: str) -> None:
     """Token ids for prompts are those that the server's own tokenizer makes of words."""
-    # WHEN
     actual = with_client(drill, lambda client: token_ids(client, MODEL))
 
     # THEN the drill's tokenizer knows bytes
@@ -36,24 +35,19 @@ def test_vocabulary_is_the_servers(drill: str) -> None:
 )
 def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
     """A /tokenize that cannot be had, whatever it answers, leaves ids that are text in every vocabulary."""
-    # WHEN
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL))
         sent_bytes = server.sent_bytes
 
-    # THEN
     assert DEFAULT_TOKEN_IDS == actual
     assert sent_bytes < 50 * 2**20
 
 
 def test_vocabulary_that_never_ends_is_given_up() -> None:
     """A /tokenize that keeps sending a little is given up, and not waited for as long as it sends."""
-    # GIVEN
     answer = endless(head(), b" ", pause_seconds=0.05)
 
-    # WHEN
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL, answer_seconds=0.3))
 
-    # THEN
     assert DEFAULT_TOKEN_IDS == actual

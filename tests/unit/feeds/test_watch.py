@@ -87,10 +87,8 @@ def test_a_set_clock_moves_the_history_with_it() -> None:
     # GIVEN what a clock that nobody touches gives
     untouched, _ = watched(0.0, 0.0)
 
-    # WHEN
     kept, watch = watched(-3600.0, 7200.0)
 
-    # THEN
     assert [round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(untouched[-300:])] == [
         round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(kept[-300:])
     ]
@@ -102,10 +100,8 @@ def test_a_set_clock_moves_the_history_with_it() -> None:
 
 def test_no_tick_is_missed_for_it() -> None:
     """The pace is that of a clock that nobody sets."""
-    # WHEN
     _, watch = watched(-3600.0, 7200.0)
 
-    # THEN
     nvml = next(one for one in watch.snapshot().sources if one.source == "nvml")
     assert (0, True) == (nvml.ticks_missed_total, (nvml.ticks_total or 0) >= 1800)
     assert watch.snapshot().newest.devices is not None
@@ -113,10 +109,8 @@ def test_no_tick_is_missed_for_it() -> None:
 
 def test_a_clock_that_ntp_disciplines_is_not_one_that_was_set() -> None:
     """Fractions of a second are nothing."""
-    # WHEN
     _, watch = watched(0.5, -0.4)
 
-    # THEN
     assert "clock" not in {one.source for one in watch.snapshot().sources}
 
 
@@ -146,7 +140,6 @@ class Slow(Watch):
 def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart_seconds: float) -> None:
     """One that takes 0.57 s comes as often as its share of a core allows, also where somebody wants it more often."""
 
-    # GIVEN
     async def work() -> list[float]:
         clock = Clock(wall=now_seconds, steady=now_seconds)
         watch = Slow(
@@ -164,8 +157,6 @@ def test_a_diagnosis_is_as_seldom_as_it_is_dear(options: dict[str, float], apart
         await asyncio.gather(task, return_exceptions=True)
         return watch.made_seconds
 
-    # WHEN
     made = run(work())
 
-    # THEN
     assert {apart_seconds} == {round(later - earlier, 3) for earlier, later in pairwise(made)}

@@ -166,14 +166,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_a_server_that_sleeps_is_there_and_well() -> None:
     """Asleep its memory falls by 18 GiB, awake it is back: neither is a leak, and no history is lost for it."""
-    # GIVEN
     place = Place()
     asleep: list[bool | None] = []
 
     async def script(watch: Judging) -> None:
         await asyncio.sleep(300)
         for _ in range(2):
-            # WHEN
             place.asleep = True
             await asyncio.sleep(300)
             asleep.extend(one.asleep for one in watch.snapshot().newest.engines or ())
@@ -183,7 +181,6 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
 
     watch = watching(place, script)
 
-    # THEN
     assert [True, True] == asleep
     assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
     assert 1400.0 < watch.history()[-1].at_seconds - watch.history()[0].at_seconds
@@ -192,14 +189,12 @@ def test_a_server_that_sleeps_is_there_and_well() -> None:
 
 def test_another_model_is_another_server() -> None:
     """It goes, and comes back with another model: lost, then served by its own facts and without that one's history."""
-    # GIVEN
     place, states, came_seconds = Place(), [], 0.0
 
     async def script(watch: Judging) -> None:
         nonlocal came_seconds
         await asyncio.sleep(600)
 
-        # WHEN
         place.up = False
         await asyncio.sleep(300)
         states.append((watch.snapshot().state, watch.snapshot().newest.engines))
@@ -210,7 +205,6 @@ def test_another_model_is_another_server() -> None:
 
     watch = watching(place, script)
 
-    # THEN
     known = watch.snapshot().facts
     assert [("lost", None)] == states
     assert ("serving", [2048]) == (watch.snapshot().state, [one.usable_blocks for one in known.pools or ()])
@@ -219,14 +213,12 @@ def test_another_model_is_another_server() -> None:
 
 def test_a_restart_between_two_readings_is_noticed() -> None:
     """It was never seen to be gone, and has the same facts: its counters begin anew, and so does its history."""
-    # GIVEN
     place, restarted_seconds = Place(), 0.0
 
     async def script(watch: Judging) -> None:
         nonlocal restarted_seconds
         await asyncio.sleep(600)
 
-        # WHEN
         place.prompt_tokens = 0
         restarted_seconds = BEGUN_SECONDS + now_seconds()
         await until(lambda: watch.history() != () and watch.history()[0].at_seconds >= restarted_seconds)
@@ -234,26 +226,22 @@ def test_a_restart_between_two_readings_is_noticed() -> None:
 
     watch = watching(place, script)
 
-    # THEN
     assert ("serving", (True, 0)) == (watch.snapshot().state, source(watch.snapshot(), "engine"))
     assert restarted_seconds <= watch.history()[0].at_seconds
 
 
 def test_gpus_come_and_go() -> None:
     """A GPU that is plugged in is shown with its processes at the next reading, one that is gone no more."""
-    # GIVEN
     place, seen = Place(), []
 
     async def script(watch: Judging) -> None:
         for gpus in (1, 3, 2):
-            # WHEN
             place.gpus = gpus
             await asyncio.sleep(60)
             seen.append([one.index for one in watch.snapshot().newest.devices or ()])
 
     watch = watching(place, script)
 
-    # THEN
     assert [[0], [0, 1, 2], [0, 1]] == seen
     assert set() == {one.worst for one in watch.said} & {"suspect", "fault"}
 
@@ -267,7 +255,6 @@ def test_a_slow_driver_is_asked_seldom() -> None:
         await asyncio.sleep(1100)
         slow = list(place.asked)
 
-        # THEN
         assert len(slow) * 5.0 <= 1100 / 10 + 5.0
         assert len(slow) >= 18
         assert any(slow[1:])
@@ -296,7 +283,6 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
     async def script(watch: Judging) -> None:
         await asyncio.sleep(60)
 
-        # WHEN
         place.nonsense = True
         for seconds in (1800, HOUR_SECONDS - 1800):
             await asyncio.sleep(seconds)
@@ -308,7 +294,6 @@ def test_an_hour_of_nonsense_is_counted_and_leaves_nothing() -> None:
 
     watch = watching(place, script, keep=Keep(whole_seconds=60.0, all_seconds=1200.0), pace=600.0)
 
-    # THEN
     ((state, (up, errors)),) = told
     assert ("lost", False) == (state, up)
     assert HOUR_SECONDS * 0.99 <= errors <= HOUR_SECONDS + 2

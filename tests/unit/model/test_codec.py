@@ -20,37 +20,29 @@ VALUES: st.SearchStrategy[Facts | Sample | Mark] = st.one_of(FACTS, SAMPLES, MAR
 @given(value=VALUES)
 def test_every_value_comes_back(value: Facts | Sample | Mark) -> None:
     """A value written as JSON and read again is the same value."""
-    # WHEN
     text = json.dumps(to_plain(value), allow_nan=False)
 
-    # THEN
     assert value == from_plain(type(value), json.loads(text))
 
 
 def test_no_field_is_forgotten() -> None:
     """A device whose memory cannot be read, and a process whose memory the driver does not tell, come back too."""
-    # GIVEN
     process = Process(pid=7, used_bytes=None)
     sample = Sample(
         at_seconds=1.0, devices=(Device(uuid="GPU-1", index=0, name="", memory=None, processes=(process,)),)
     )
 
-    # WHEN
     actual = from_plain(Sample, json.loads(json.dumps(to_plain(sample))))
 
-    # THEN
     assert sample == actual
 
 
 def test_what_is_not_known_is_left_out() -> None:
     """A missing reading takes no room, and a false one does not count as missing."""
-    # GIVEN
     sample = Sample(at_seconds=1.5, engines=(Engine(engine="0", requests_running=0, asleep=False),))
 
-    # WHEN
     actual = to_plain(sample)
 
-    # THEN
     expected = {
         "at_seconds": 1.5,
         "engines": [{"engine": "0", "requests_running": 0, "asleep": False}],
@@ -71,78 +63,72 @@ POOL: dict[str, Any] = {
 
 def test_none_may_also_be_written_out() -> None:
     """`null` for a reading that may be missing is that it is missing."""
-    # WHEN
     actual = from_plain(Sample, {**SAMPLE, "engines": None, "load": None})
 
-    # THEN
     assert Sample(at_seconds=1.0) == actual
 
 
 def test_whole_number_is_a_float_too() -> None:
     """JSON does not tell 5 from 5.0; a field that takes fractions takes both."""
-    # WHEN
     actual = from_plain(Sample, {"at_seconds": 5}).at_seconds
 
-    # THEN
     assert (5.0, float) == (actual, type(actual))
 
 
 @pytest.mark.parametrize(
-    ("kind", "plain", "message"),
+    ("kind", "plain", "named"),
     [
-        (Sample, [], "Sample has to be an object, not list"),
-        (Sample, None, "Sample has to be an object, not NoneType"),
-        (Sample, "x", "Sample has to be an object, not str"),
-        (Sample, {}, "Sample: Sample.__init__() missing 1 required keyword-only argument: 'at_seconds'"),
+        (Sample, [], "Sample has to be an object"),
+        (Sample, None, "Sample has to be an object"),
+        (Sample, "x", "Sample has to be an object"),
+        (Sample, {}, "'at_seconds'"),
         (Sample, {**SAMPLE, "colour": 1}, "Sample has no field 'colour'"),
         (Sample, {**SAMPLE, "x" * 100: 1}, f"Sample has no field '{'x' * 40}'"),
-        (Sample, {"at_seconds": True}, "Sample.at_seconds has to be float, not bool"),
-        (Sample, {"at_seconds": "1"}, "Sample.at_seconds has to be float, not str"),
-        (Sample, {"at_seconds": None}, "Sample.at_seconds has to be float, not NoneType"),
-        (Sample, {"at_seconds": -1}, "Sample: at_seconds is -1.0, not a time"),
-        (Sample, {"at_seconds": 10**400}, "Sample.at_seconds is not a finite number"),
-        (Sample, {"at_seconds": float("inf")}, "Sample.at_seconds is not a finite number"),
-        (Sample, {"at_seconds": float("nan")}, "Sample.at_seconds is not a finite number"),
-        (Sample, {**SAMPLE, "engines": {}}, "Sample.engines has to be a list, not dict"),
-        (Sample, {**SAMPLE, "engines": [[]]}, "Engine has to be an object, not list"),
-        (Sample, {**SAMPLE, "gaps": None}, "Sample.gaps has to be a list, not NoneType"),
-        (Sample, {**SAMPLE, "load": 3}, "Load has to be an object, not int"),
-        (Load, {"requests": True}, "Load.requests has to be int, not bool"),
-        (Load, {"requests": 1.0}, "Load.requests has to be int, not float"),
-        (Load, {"requests": 1, "resident_tokens": [2, False]}, "Load.resident_tokens has to be int, not bool"),
+        (Sample, {"at_seconds": True}, "Sample.at_seconds"),
+        (Sample, {"at_seconds": "1"}, "Sample.at_seconds"),
+        (Sample, {"at_seconds": None}, "Sample.at_seconds"),
+        (Sample, {"at_seconds": -1}, "Sample: at_seconds is -1.0"),
+        (Sample, {"at_seconds": 10**400}, "Sample.at_seconds"),
+        (Sample, {"at_seconds": float("inf")}, "Sample.at_seconds"),
+        (Sample, {"at_seconds": float("nan")}, "Sample.at_seconds"),
+        (Sample, {**SAMPLE, "engines": {}}, "Sample.engines"),
+        (Sample, {**SAMPLE, "engines": [[]]}, "Engine has to be an object"),
+        (Sample, {**SAMPLE, "gaps": None}, "Sample.gaps"),
+        (Sample, {**SAMPLE, "load": 3}, "Load has to be an object"),
+        (Load, {"requests": True}, "Load.requests"),
+        (Load, {"requests": 1.0}, "Load.requests"),
+        (Load, {"requests": 1, "resident_tokens": [2, False]}, "Load.resident_tokens"),
         (Load, {"requests": 1, "resident_tokens": [2, 3]}, "Load: 2 resident requests of 1 open"),
-        (Engine, {"engine": "0", "asleep": 0}, "Engine.asleep has to be bool, not int"),
-        (Engine, {"engine": 0}, "Engine.engine has to be str, not int"),
-        (Engine, {"engine": "0", "kv_usage_ratio": 1.5}, "Engine: kv_usage_ratio is 1.5, not within 0..1"),
-        (Gap, {"source": "x", "kind": "gone", "reason": ""}, "Gap.kind is 'gone', not one of absent, failed"),
+        (Engine, {"engine": "0", "asleep": 0}, "Engine.asleep"),
+        (Engine, {"engine": 0}, "Engine.engine"),
+        (Engine, {"engine": "0", "kv_usage_ratio": 1.5}, "Engine: kv_usage_ratio is 1.5"),
+        (Gap, {"source": "x", "kind": "gone", "reason": ""}, "Gap.kind is 'gone'"),
         (
             Gap,
             {"source": "x", "kind": ["absent"], "reason": ""},
-            "Gap.kind is \"['absent']\", not one of absent, failed",
+            "Gap.kind",
         ),
         (
             Mark,
             {**SAMPLE, "step": "s", "cycle": 0, "phase": 0},
-            "Mark.phase is '0', not one of begin, offer, release, end",
+            "Mark.phase is '0'",
         ),
-        (Memory, {"total_bytes": 5, "free_bytes": 6}, "Memory: free_bytes is 6, not within 0..5"),
-        (Process, {"pid": 2**40, "used_bytes": None}, "Process: pid is 1099511627776, not within 0..4294967296"),
+        (Memory, {"total_bytes": 5, "free_bytes": 6}, "Memory: free_bytes is 6"),
+        (Process, {"pid": 2**40, "used_bytes": None}, "Process: pid is 1099511627776"),
         (Device, {"uuid": "", "index": 0, "name": "", "memory": None}, "Device: no uuid"),
-        (KvPool, {**POOL, "usable_blocks": 200}, "KvPool: 200 usable, 99 in the gauge, 100 in all"),
-        (Facts, {"url": 5}, "Facts.url has to be str, not int"),
-        (Facts, {"weights_bytes": -1}, "Facts: weights_bytes is -1, not within 0..1125899906842624"),
-        (Facts, {"max_model_len_tokens": -1}, "Facts: max_model_len_tokens is -1, not within 0..9007199254740992"),
-        (Facts, {"server_pids": [2**40]}, "Facts: server_pids is 1099511627776, not within 0..4294967296"),
+        (KvPool, {**POOL, "usable_blocks": 200}, "KvPool: 200 usable"),
+        (Facts, {"url": 5}, "Facts.url"),
+        (Facts, {"weights_bytes": -1}, "Facts: weights_bytes is -1"),
+        (Facts, {"max_model_len_tokens": -1}, "Facts: max_model_len_tokens is -1"),
+        (Facts, {"server_pids": [2**40]}, "Facts: server_pids is 1099511627776"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(kind: type[Any], plain: object, message: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(kind: type[Any], plain: object, named: str) -> None:
     """A value that is missing, unknown, of another type or impossible is refused, and the error names it."""
-    # WHEN
     with pytest.raises(ValueError, match=r".") as caught:
         from_plain(kind, plain)
 
-    # THEN
-    assert message == str(caught.value)
+    assert named in str(caught.value)
 
 
 JSON = st.recursive(
@@ -156,13 +142,11 @@ JSON = st.recursive(
 @given(kind=st.sampled_from([Facts, Sample, Mark, KvPool, Engine, Device, Load]), plain=JSON)
 def test_no_json_does_harm(kind: type[Any], plain: object) -> None:
     """Whatever a JSON file holds is either the value that was asked for, or refused with one kind of error."""
-    # WHEN
     try:
         actual = from_plain(kind, plain)
     except ValueError:
         return
 
-    # THEN
     assert isinstance(actual, kind)
 
 

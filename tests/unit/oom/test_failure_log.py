@@ -18,10 +18,8 @@ def text(name: str) -> str:
 
 def test_first_failure_counts_and_the_others_are_its_consequences() -> None:
     """The rank whose graphs did not fit is named, though another rank's capture and the engine fail as well."""
-    # WHEN
     actual = read_failures(text("vllm-0.32-capture.log"))
 
-    # THEN
     assert actual is not None
     assert ("torch", 136 * 2**20, 1) == (actual.shortage.kind, actual.shortage.asked_bytes, actual.shortage.device)
     assert ("Worker_TP1", 1, "graph_capture", "traceback", 2) == (
@@ -35,10 +33,8 @@ def test_first_failure_counts_and_the_others_are_its_consequences() -> None:
 
 def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
     """The largest request of the step and the engine's last statistics are the ones before the failure."""
-    # WHEN
     actual = read_failures(text("vllm-0.11-logprobs.log"))
 
-    # THEN
     expected = Work(
         scheduled_tokens=6014,
         requests=3,
@@ -53,10 +49,8 @@ def test_step_that_failed_is_known_where_the_engine_dumps_it() -> None:
 
 def test_ranks_that_print_at_once_are_told_apart() -> None:
     """The rest of a message that another rank's lines have cut in two is found."""
-    # WHEN
     actual = read_failures(text("vllm-0.8-sampler.log"))
 
-    # THEN
     assert actual is not None
     assert (1, int(605.88 * 2**20), 1024) == (actual.rank, actual.shortage.free_bytes, actual.max_num_seqs)
     assert "warmup" == actual.phase
@@ -76,10 +70,8 @@ def test_ranks_that_print_at_once_are_told_apart() -> None:
 )
 def test_phase_is_that_of_the_traceback(before: str, phase: str) -> None:
     """What was going on is what the outermost telling function says."""
-    # WHEN
     actual = read_failures(f"Traceback (most recent call last):\n{before}{OOM}")
 
-    # THEN
     assert actual is not None
     assert (phase, "traceback") == (actual.phase, actual.phase_told_by)
 
@@ -97,10 +89,8 @@ def test_phase_is_that_of_the_traceback(before: str, phase: str) -> None:
 )
 def test_without_a_traceback_it_is_how_far_the_log_had_come(line: str, phase: str | None) -> None:
     """The last thing that the engine said on its way up tells where it died."""
-    # WHEN
     actual = read_failures(f"INFO {line}\nfar\n" + "." * 900 + f"\n{OOM}")
 
-    # THEN
     assert actual is not None
     assert phase == actual.phase
 
@@ -110,11 +100,9 @@ def test_without_a_traceback_it_is_how_far_the_log_had_come(line: str, phase: st
 )
 def test_prefill_and_decode_are_told_apart_by_the_step(tokens: str, phase: str) -> None:
     """Many tokens of one request are a prompt; a few are its next ones."""
-    # WHEN
     dump = f"Dumping scheduler output for model execution: SchedulerOutput(num_scheduled_tokens={tokens})"
     actual = read_failures(f'Traceback (most recent call last):\n File "x", line 1, in execute_model\n{OOM}\n{dump}')
 
-    # THEN
     assert actual is not None
     assert phase == actual.phase
 
@@ -124,15 +112,12 @@ def test_prefill_and_decode_are_told_apart_by_the_step(tokens: str, phase: str) 
 )
 def test_no_text_is_gone_back_over(unit: str) -> None:
     """Four times the text takes some four times as long, whatever it says; a pattern that goes back takes sixteen."""
-    # GIVEN
     took = []
 
-    # WHEN
     for size in (2**17, 2**19):
         text = f"{OOM} {unit * (size // len(unit))}"
         began = time.process_time()
         read_failures(text)
         took.append(time.process_time() - began)
 
-    # THEN
     assert took[1] < 10.0 * max(took[0], 0.02)

@@ -36,32 +36,26 @@ def read(text: str) -> LoggedFailure:
 )
 def test_process_and_rank_are_those_of_the_line(line: str, process: str, rank: int | None) -> None:
     """As vLLM, Ray, torchrun and SGLang write them, in colour or not."""
-    # WHEN
     found = read(f"first\n{line}")
 
-    # THEN
     assert (process, rank, 2, 2 * GIB) == (found.process, found.rank, found.line, found.shortage.asked_bytes)
 
 
 def test_wrapped_line_is_the_process_before_it() -> None:
     """A line with neither level nor name goes on with the one before it; one with a level is the main one's."""
-    # GIVEN
     wrapped = read("(Worker_TP1 pid=7) ERROR 01-02 03:04:05 [x.py:7] CUDA out of memory.\nTried to allocate 2.00 GiB.")
     main = read(f"(Worker_TP1 pid=7) hello\nINFO 01-02 03:04:05 [x.py:7] hello\n{OOM}")
 
-    # THEN
     assert ("Worker_TP1", 2 * GIB) == (wrapped.process, wrapped.shortage.asked_bytes)
     assert "" == main.process
 
 
 def test_first_by_line_counts_and_the_rest_are_later() -> None:
     """Whichever process comes first in the log, its failures and the others' after it are counted."""
-    # WHEN
     found = read(
         "\n".join(("(B pid=1) hello", f"(A pid=2) {OOM}", "." * 500, f"(B pid=1) {OOM}", "." * 500, f"(A pid=2) {OOM}"))
     )
 
-    # THEN
     assert ("A", 2, 2) == (found.process, found.line, found.later)
 
 
@@ -72,13 +66,11 @@ def test_line_is_found_among_many_short_ones() -> None:
 
 def test_processes_of_one_name_are_told_apart_by_their_pids() -> None:
     """Workers of two engines have the same names, and print at once."""
-    # WHEN
     found = read(
         "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
         "(Worker pid=1) Tried to allocate 2.00 GiB."
     )
 
-    # THEN
     assert 2 * GIB == found.shortage.asked_bytes
 
 
@@ -167,7 +159,6 @@ def test_dump_counts_within_three_thousand_lines(before: int, after: int, told: 
     dump = f"{DUMP}total_num_scheduled_tokens=9"
     lines = [dump, *["."] * (before - 1), OOM] if before else [OOM, *["."] * (after - 1), dump]
 
-    # THEN
     assert told == (read("\n".join(lines)).work is not None)
 
 
@@ -235,12 +226,10 @@ def test_names_of_one_message_are_one_failure(text: str, kind: str, later: int) 
 
 def test_librarys_message_has_the_figures_before_it() -> None:
     """NCCL and the driver's wrappers tell the device and the size on the same line first; torch's after."""
-    # WHEN
     before = read("Failed to CUDA calloc async 608 bytes on device 3: Cuda failure 2 'out of memory'")
     line = read("on GPU 5\ndevice 3, malloc 64 MiB: CUDA error: out of memory")
     cuda = read("on GPU 5\ndevice 3, malloc 64 MiB: Cuda failure 2 'out of memory'")
 
-    # THEN
     assert ("library", 3) == (before.shortage.kind, before.shortage.device)
     assert (64 * MIB, 3) == (line.shortage.asked_bytes, line.shortage.device)
     assert ("library", 64 * MIB, 3) == (cuda.shortage.kind, cuda.shortage.asked_bytes, cuda.shortage.device)
@@ -254,12 +243,9 @@ def test_figures_of_the_next_message_are_not_the_firsts() -> None:
 
 def test_processes_beyond_those_that_are_told_apart_are_nobody_s() -> None:
     """A log of more processes than are kept apart names none of the later ones, rather than the wrong one."""
-    # GIVEN
     told_apart = [f"(Worker pid={pid}) it works" for pid in range(1, MAX_STREAMS + 1)]
     beyond = ["(First rank=7 pid=900001) it works", f"(Second rank=8 pid=900002) {OOM}"]
 
-    # WHEN
     actual = read("\n".join([*told_apart, *beyond]))
 
-    # THEN
     assert ("", None, MAX_STREAMS + 2) == (actual.process, actual.rank, actual.line)

@@ -38,19 +38,15 @@ def test_every_form_is_read(text: str, expected: dict[str, Any]) -> None:
 )
 def test_wrapped_lines_are_one_message(width: int, prefix: str) -> None:
     """A terminal or a logger that breaks lines, in words and in numbers, changes nothing."""
-    # GIVEN
     lines = [prefix + NEW[at : at + width] for at in range(0, len(NEW), width)]
 
-    # THEN
     assert told(NEW) == told("\n".join(lines))
 
 
 def test_json_logs_and_representations_are_read() -> None:
     """Line ends that a logger has escaped, and quotes round a message, are no part of it."""
-    # GIVEN
     escaped = '{"level":"error","message":"' + ASYNC.replace("\n", "\\n") + '"}'
 
-    # THEN
     assert told(ASYNC) == told(escaped)
     assert told(NEW) == told(f"ERROR 10-11 12:27:29 engine.py:157] OutOfMemoryError('{NEW}')")
 
@@ -74,10 +70,8 @@ def test_hints_and_users_words_are_no_failure(text: str) -> None:
 
 def test_impossible_figures_are_left_out() -> None:
     """More free, or held, than the device has is a damaged message."""
-    # WHEN
     actual = parse_shortage("torch", NEW.replace("79.11 GiB", "0.01 GiB").replace("786.00 MiB", "9999999999 PiB"))
 
-    # THEN
     assert (None, None, None, None) == (
         actual.asked_bytes,
         actual.free_bytes,
@@ -103,21 +97,17 @@ def test_the_own_process_is_the_one_that_can_hold_what_torch_does(
     listed = f"Process 1 has {first}.00 GiB memory in use. Process 2 has {second}.00 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} "
 
-    # WHEN
     actual = told(f"{text}Of the allocated memory {', and '.join(parts)}.")
 
-    # THEN
     assert (first * GIB, ((2, second * GIB),)) == (actual["process_bytes"], actual["others"])
 
 
 @pytest.mark.parametrize("parts", ["31.00 GiB is allocated by PyTorch", "29.00 GiB is allocated by PyTorch"])
 def test_own_process_is_left_open_where_none_or_two_can_be_it(parts: str) -> None:
     """Then all that are listed are others, as far as is known."""
-    # GIVEN
     listed = "Process 1 has 30.00 GiB memory in use. Process 2 has 30.50 GiB memory in use."
     text = f"CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.00 GiB. {listed} {parts}"
 
-    # THEN
     assert ((1, 30 * GIB), (2, gib(30.5))) == told(text)["others"]
     assert "process_bytes" not in told(text)
 
@@ -142,10 +132,8 @@ WORDS = st.sampled_from(
 @given(st.lists(st.one_of(WORDS, st.text(max_size=40)), max_size=40).map("".join))
 def test_garbage_is_read_or_not_and_never_fails(text: str) -> None:
     """Whatever stands in a log, reading it raises nothing, and every figure is one that can be."""
-    # WHEN
     found = read_failures(text)
 
-    # THEN
     for name in () if found is None else Shortage.__slots__:
         value = getattr(found.shortage, name) if found is not None else None
         assert value is None or not isinstance(value, int) or 0 <= value <= 2**60

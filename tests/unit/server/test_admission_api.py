@@ -10,6 +10,7 @@ import pytest
 
 from kvdiag.model import Facts, Sample, Snapshot
 from kvdiag.server.admission_api import MOST_PROMISES, ON_ITS_WAY_SECONDS, Admissions
+from tests.builders.answers import containing
 from tests.builders.values import holding, pool
 from tests.unit.server.shell import shell
 
@@ -101,17 +102,15 @@ def test_a_crowd_is_bounded() -> None:
     for _ in range(MOST_PROMISES):
         desk.answer(query, now, NOW_SECONDS)
     told = desk.answer(query, now, NOW_SECONDS)
-    assert ("wait", "unknown: too many queries; retry later") == (told["decision"], told["reason"])
+    assert ("wait", containing("too many")) == (told["decision"], told["reason"])
 
 
 def test_over_http() -> None:
     """The advice with its numbers, kept by nobody; a bad question is a 400 that says what to give."""
-    # WHEN
     with shell(shown(100, running=1)) as serving:
         good = serving.ask("GET /api/v1/admission?prompt_tokens=160&max_tokens=160")
         bad = serving.ask("GET /api/v1/admission?prompt_tokens=160")
 
-    # THEN
     told = json.loads(good.body)
     assert (200, "no-store", "admit") == (good.status, good.headers["cache-control"], told["decision"])
     assert (1000, 900, 20) == (told["usable_blocks"], told["free_blocks"], told["request_blocks"])

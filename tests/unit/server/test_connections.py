@@ -16,17 +16,14 @@ from tests.unit.server.shell import Shell, asked, kept, shell
 def test_slow_clients_hold_nobody_up() -> None:
     """A client that never ends its request is closed after a while, and others are answered meanwhile."""
 
-    # GIVEN
     async def slow_and_quick(serving: Shell) -> tuple[int, int]:
         slow = asyncio.create_task(serving.exchange(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: "))
         quick = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return quick.status, (await slow).status
 
-    # WHEN
     with shell(snapshot(), request_seconds=0.3) as serving:
         actual = asyncio.run(slow_and_quick(serving))
 
-    # THEN
     assert (200, 0) == actual
 
 
@@ -44,12 +41,10 @@ def test_connections_are_bounded() -> None:
             third = 0
         return third, [(await one).status for one in waiting]
 
-    # WHEN
     with shell(snapshot(), request_seconds=1.0, slow_seconds=1_000.0, most_connections=2) as serving:
         actual = asyncio.run(crowd(serving))
         afterwards = serving.ask("GET /metrics?name[]=kvdiag_connections_refused_total")
 
-    # THEN
     assert ((0, [0, 0]), 200) == (actual, afterwards.status)
     name, _, count = afterwards.body.splitlines()[-1].partition(b" ")
     # Whoever else on this machine has tried this port meanwhile was refused too.
@@ -58,12 +53,10 @@ def test_connections_are_bounded() -> None:
 
 def test_a_connection_serves_many_requests(serving: Shell) -> None:
     """A scraper asks again on the connection that it has, whatever was answered before."""
-    # WHEN
     with kept(serving) as connection:
         local = connection.sock.getsockname()
         actual = [asked(connection, path) for path in ("/metrics", "/nothing", "/", "/metrics")]
 
-        # THEN
         assert [200, 404, 200, 200] == actual
         assert local == connection.sock.getsockname()
 
@@ -83,10 +76,8 @@ def test_a_connection_serves_many_requests(serving: Shell) -> None:
 )
 def test_a_connection_is_closed_where_no_request_can_follow(serving: Shell, head: bytes) -> None:
     """Nothing after a request with a body, or after what is none, is taken for a request."""
-    # WHEN
     answer = asyncio.run(serving.exchange(head + b"\r\n\r\n" + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"))
 
-    # THEN
     assert "close" == answer.headers["connection"]
     assert b"kvdiag_" not in answer.body
 
@@ -97,7 +88,6 @@ def test_an_idle_connection_is_closed_after_a_while() -> None:
     async def until_closed(serving: Shell, more: bytes) -> bytes:
         return (await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n" + more)).body
 
-    # WHEN
     with shell(snapshot(), request_seconds=0.3, idle_seconds=0.3) as serving:
         idle = asyncio.run(until_closed(serving, b""))
     with shell(snapshot(), request_seconds=0.3, idle_seconds=1_000.0) as serving:
@@ -116,11 +106,9 @@ def test_idle_connections_make_room() -> None:
         assert 200 == asked(first)
         assert eventually(lambda: len(serving.web._idle) == 2)  # noqa: SLF001
 
-        # WHEN
         with kept(serving) as third:
             newcomer = asked(third)
 
-        # THEN
         assert (200, 200, 0) == (newcomer, asked(first), asked(second))
 
 
@@ -141,10 +129,8 @@ def test_answers_under_way_end_in_silence() -> None:
         connection.request("GET", "/-/ready")
         assert looked_at.wait(20)
 
-        # WHEN
         asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
 
-        # THEN
         with pytest.raises(ConnectionError):
             connection.getresponse()
     assert [] == mistakes
@@ -152,7 +138,6 @@ def test_answers_under_way_end_in_silence() -> None:
 
 def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
     """A client that sends hundreds of requests without a pause has all of them answered, and others have their turn."""
-    # GIVEN
     requests = (
         b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500
         + b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -164,8 +149,6 @@ def test_many_requests_at_once_hold_nobody_up(serving: Shell) -> None:
         other = await serving.exchange(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return (await greedy).body.count(b"HTTP/1.1 200 OK"), other.status == 200
 
-    # WHEN
     actual = asyncio.run(both())
 
-    # THEN
     assert (500, True) == actual

@@ -50,20 +50,17 @@ def answered(serving: Shell, path: str, *hosts: str) -> int:
 @pytest.mark.parametrize("host", OWN)
 def test_clients_of_this_machine_are_answered(serving: Shell, host: str) -> None:
     """By every name and address of loopback, and with the port of whoever forwards to ours."""
-    # THEN
     assert 200 == answered(serving, "/-/ready", host)
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_another_host_is_refused(serving: Shell, host: str) -> None:
     """On every page."""
-    # THEN
     assert [421] * 3 == [answered(serving, path, host) for path in ("/", "/metrics", "/api/v1/ledger")]
 
 
 def test_a_second_host_header_does_not_help(serving: Shell) -> None:
     """Two are no valid request, whichever comes first (RFC 9112, 3.2)."""
-    # THEN
     assert 400 == answered(serving, "/", "localhost", "evil.example")
     assert 400 == answered(serving, "/", "evil.example", "localhost")
 
@@ -87,7 +84,6 @@ def test_a_port_with_passwords_or_for_other_machines_takes_any_host() -> None:
         finally:
             await web.stop()
 
-    # THEN
     assert b"200" == asyncio.run(status("127.0.0.1", Access(allow=allow)))
     assert b"200" == asyncio.run(status("0.0.0.0", Access()))  # noqa: S104 - what is tested
     assert b"421" == asyncio.run(status("127.0.0.1", Access(headers=(("X-Frame-Options", "deny"),))))

@@ -49,13 +49,11 @@ def test_handshakes_are_bounded(tmp_path: Path) -> None:
         afterwards = (asked(connection), asked(connection))
         connection.close()
 
-    # THEN
     assert ("at the door", (200, 200)) == (actual, afterwards)
 
 
 def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
     """Whoever hangs up in the middle of handshakes, again and again, does not make the daemon grow."""
-    # GIVEN
     collected: list[int] = []
 
     def look(phase: str, told: dict[str, int]) -> None:
@@ -66,12 +64,10 @@ def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
         gc.disable()
         gc.callbacks.append(look)
         try:
-            # WHEN
             for _ in range(2 * MOST_BROKEN_HANDSHAKES):
                 with socket.create_connection(("127.0.0.1", serving.port)) as broken:
                     broken.sendall(b"\x16")
 
-            # THEN
             assert eventually(lambda: len(collected) >= 1)
         finally:
             gc.callbacks.remove(look)
@@ -80,7 +76,6 @@ def test_what_broken_handshakes_leave_is_collected(tmp_path: Path) -> None:
 
 def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
     """Each takes a quarter of a MiB: those that wait make room before the daemon is as large as its container."""
-    # GIVEN
     certificate = make_certificate(tmp_path)
     trust = ssl.create_default_context(cafile=certificate.certificate)
     with shell(snapshot(), tls=certificate.server_context) as serving, ExitStack() as stack:
@@ -92,14 +87,12 @@ def test_connections_with_tls_are_fewer(tmp_path: Path) -> None:
         # WHEN one more comes than there are places
         answers = [asked(another()) for _ in range(MAX_TLS_CONNECTIONS + 1)]
 
-        # THEN
         assert {200} == set(answers)
         assert eventually(lambda: len(serving.web._connections) == MAX_TLS_CONNECTIONS)  # noqa: SLF001 - no client can see it
 
 
 def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
     """Who has not said anything yet when the port closes is hung up on at once, which is no mistake to be logged."""
-    # GIVEN
     mistakes: list[dict[str, object]] = []
     with (
         shell(snapshot(), make_certificate(tmp_path).server_context, request_seconds=1_000.0) as serving,
@@ -109,10 +102,8 @@ def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert eventually(lambda: len(places) == 1)
 
-        # WHEN
         asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
 
-        # THEN
         assert b"" == silent.recv(1)
     assert [] == mistakes
 
@@ -131,7 +122,6 @@ def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert eventually(lambda: len(places) == 2)
 
-        # WHEN
         def served() -> bool:
             try:
                 with (
@@ -143,7 +133,6 @@ def test_slow_requests_make_room(encrypted: bool, tmp_path: Path) -> None:
             except OSError:
                 return False  # they are not slow yet
 
-        # THEN
         assert eventually(served)
         for each in slow:
             each.close()

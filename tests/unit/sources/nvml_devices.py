@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.model import Device, Gap, GapKind, Memory, Process
+from tests.builders.answers import containing
 from tests.stand_ins.nvml.stand_in import Gpu, Running, Slice
 
 GIB = 2**30
@@ -63,6 +64,6 @@ def unread(gpu: Gpu, index: int, *, processes: tuple[Process, ...] | None = None
     return Device(uuid=gpu.uuid, index=index, name=gpu.name, memory=None, processes=processes)
 
 
-def gap(kind: GapKind, reason: str) -> Gap:
-    """A gap as the source words it."""
-    return Gap(source="nvml", kind=kind, reason=reason)
+def gap(kind: GapKind, *parts: str) -> Gap:
+    """A gap whose reason has these parts: the GPU, and NVML's own words."""
+    return Gap(source="nvml", kind=kind, reason=containing(*parts))

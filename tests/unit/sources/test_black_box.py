@@ -50,10 +50,8 @@ def changed(**changes: Any) -> bytes:
 
 def test_failure_and_what_torch_held_are_read() -> None:
     """The box is an account with exact figures, also of a torch that does not name its device."""
-    # WHEN
     actual = parse(changed())
 
-    # THEN
     figures = actual.shortage
     assert (1000.5, "VLLM::Worker_TP1 42") == (actual.at_seconds, actual.process)
     assert (1, GIB, GIB // 2, 80 * GIB, 70 * GIB, 2 * GIB) == (
@@ -92,14 +90,11 @@ def test_what_is_no_black_box_is_refused(content: bytes) -> None:
 
 def test_impossible_statistics_leave_the_failure() -> None:
     """What torch held is left out where it cannot be; what was asked for and was there stays."""
-    # GIVEN
     document = json.loads(json.dumps(BOX["document"]))
     document["devices"][0]["statistics"]["allocated_bytes"]["current"] = 99 * GIB
 
-    # WHEN
     actual = parse(changed(document=document))
 
-    # THEN
     assert (GIB, None, None) == (actual.shortage.asked_bytes, actual.shortage.allocated_bytes, actual.allocator)
 
 
@@ -119,7 +114,6 @@ def test_any_document_is_read_or_refused(document: Any) -> None:
 
 def test_folder_is_untrusted(tmp_path: Path) -> None:
     """Links, pipes, strangers' names and damaged files are gaps or nothing; the good box is read."""
-    # GIVEN
     (tmp_path / NAME).write_bytes(changed())
     (tmp_path / "oom-42-7-1.json").symlink_to(tmp_path / NAME)
     os.mkfifo(tmp_path / "oom-42-7-2.json")
@@ -128,10 +122,8 @@ def test_folder_is_untrusted(tmp_path: Path) -> None:
     (tmp_path / "oom-other.json").write_bytes(changed())
     (tmp_path / "oom-42-7-5.json").mkdir()
 
-    # WHEN
     accounts, gaps = read_folder(tmp_path)
 
-    # THEN
     assert [f"the black box {NAME}"] == [account.origin for account in accounts]
     assert 5 == len(gaps)
 

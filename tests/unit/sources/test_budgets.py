@@ -40,7 +40,6 @@ def asked(answer: hostile.Answer, ask: Callable[[HttpReader], Awaitable[T]], clo
 @pytest.mark.parametrize("count", [20_000, 250_000], ids=["within the bytes", "14 MiB"])
 def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> None:
     """It is asked for once a minute, and every reading in between gives the reason."""
-    # GIVEN
     now_seconds = [0.0]
     text = "".join(LINE.format(number) for number in range(count))
     taken = 0
@@ -59,12 +58,10 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
             told.append((taken, engines, gap.kind, gap.reason.endswith("60 s after the last")))
         return told
 
-    # WHEN
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prometheus_text, "MAX_PAGE_SERIES", 15_000)
         actual = asked(answer, read, lambda: now_seconds[0])
 
-    # THEN
     assert [
         (1, None, "failed", False),
         (1, None, "failed", True),
@@ -75,7 +72,6 @@ def test_a_page_of_too_many_series_is_a_gap_and_is_left_alone(count: int) -> Non
 
 def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
     """Once for each piece of it at least, so that none of them waits for the whole page."""
-    # GIVEN
     text = "".join(LINE.format(number) for number in range(10_000))
     turns = 0
 
@@ -93,18 +89,15 @@ def test_other_tasks_have_their_turn_while_a_page_is_parsed() -> None:
         task.cancel()
         return turns
 
-    # WHEN
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm, "MAX_PARSE_SECONDS", 600.0)
         actual = asked(reply(text), read, lambda: 0.0)
 
-    # THEN
     assert len(text) // PIECE_CHARACTERS <= actual
 
 
 def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the piece that goes beyond the budget, not after the page."""
-    # GIVEN
     monkeypatch.setattr(vllm, "MAX_PARSE_SECONDS", 0.0)
     pieces = 0
 
@@ -116,7 +109,6 @@ def test_a_page_that_takes_too_much_of_the_processor_is_given_up(monkeypatch: py
             yield
         return {}
 
-    # THEN
     with pytest.raises(TooLargeError):
         asyncio.run(vllm.in_turns(parsing()))
     assert 1 == pieces
@@ -141,19 +133,16 @@ def test_a_page_beyond_its_budget_is_refused(text: str, reason: str) -> None:
 )
 def test_pieces_come_to_the_same_as_the_whole(kinds: list[str], lines: int) -> None:
     """A counter's samples are named by its type, which stands above them, in another piece or not."""
-    # GIVEN
     page = "".join(
         f"# HELP x{number} Text.\n# TYPE x{number} {kind}\n" + f'x{number}{{a="{"b" * 60}"}} 1\n' * lines
         for number, kind in enumerate(kinds)
     )
     whole = [(one.name, one.labels) for family in text_string_to_metric_families(page) for one in family.samples]
 
-    # WHEN
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prometheus_text, "PIECE_CHARACTERS", 300)
         actual = [(name, one.labels) for name, series in parse_page(page).items() for one in series]
 
-    # THEN
     assert whole == actual
 
 

@@ -126,17 +126,14 @@ def test_another_format_is_refused() -> None:
 
 def test_name_and_password_are_sent() -> None:
     """From the options, or from the address, in which they are not shown again."""
-    # GIVEN
     heads: list[bytes] = []
     with Hostile(lambda peer: heads.append(peer.request_head)) as server:
         address = server.url.removeprefix("http://")
 
-        # WHEN
         for url, options in ((server.url, {"user": "u", "password": "p:w"}), (f"http://u:p%3Aw@{address}", {})):
             with pytest.raises(Unreadable):
                 ask(url, **options)
 
-    # THEN
     assert 2 == sum(b"\r\nauthorization: basic dtpwonc=\r\n" in head.lower() + b"\r\n" for head in heads)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from kvdiag.model import Gap, HostProcess
 from kvdiag.sources.host import SOURCE, commands, find_server, limit_bytes, read
+from tests.builders.answers import containing
 from tests.fixtures.hostile import refused_port
 from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, listening, unseen
 
@@ -20,31 +21,25 @@ from tests.unit.sources.host_programs import LAUNCHER, LONG_SECONDS, SERVER, lis
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", socket.gethostname()])
 def test_listener_is_found_with_its_children(host: str) -> None:
     """The process that listens on the port and its workers are the server; whoever started it is not."""
-    # WHEN
     with listening(SERVER) as server:
         actual = find_server(f"http://{host}:{server.port}", "vllm")
 
-    # THEN
     assert (tuple(sorted(server.pids)), ()) == actual
 
 
 def test_a_listener_of_another_address_is_not_the_server() -> None:
     """Anybody can listen on the same port of another loopback address."""
-    # WHEN
     with listening(SERVER) as server:
         actual, _ = find_server(f"http://127.0.0.2:{server.port}", "vllm")
 
-    # THEN
     assert actual is None
 
 
 def test_launcher_of_the_same_program_belongs_to_the_server() -> None:
     """With several API servers the one that started them is theirs, where it runs vLLM by the same interpreter."""
-    # WHEN
     with listening(LAUNCHER, "vllm", "serve") as server:
         actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
 
-    # THEN
     assert server.launcher is not None
     assert (tuple(sorted((server.launcher, *server.pids))), ()) == actual
 
@@ -60,11 +55,9 @@ def test_command_lines_are_read() -> None:
 
 def test_starter_of_another_program_stays_out() -> None:
     """A script that starts a server and is no vLLM itself is not counted in."""
-    # WHEN
     with listening(LAUNCHER, "benchmark") as server:
         actual = find_server(f"http://127.0.0.1:{server.port}", "vllm")
 
-    # THEN
     assert (tuple(sorted(server.pids)), ()) == actual
 
 
@@ -78,21 +71,17 @@ def test_starter_of_another_program_stays_out() -> None:
 )
 def test_remote_server_is_a_gap(url: str, host: str) -> None:
     """Processes of another host cannot be seen, and the gap says whose."""
-    # WHEN
     actual = find_server(url, "vllm")
 
-    # THEN
     assert (None, (unseen(f"{host} is another host: its processes are not visible here"),)) == actual
 
 
 def test_port_without_listener_is_a_gap() -> None:
     """A port that is forwarded from elsewhere, or belongs to another PID namespace, has no process here."""
-    # WHEN
     with refused_port() as port:
         actual = find_server(f"http://127.0.0.1:{port}", "vllm")
 
-    # THEN
-    assert (None, (unseen(f"no process in this PID namespace listens on port {port}"),)) == actual
+    assert (None, (unseen(containing(f"port {port}")),)) == actual
 
 
 def test_memory_of_the_living_is_read() -> None:
@@ -101,10 +90,8 @@ def test_memory_of_the_living_is_read() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
 
-    # WHEN
     found, gaps = read([os.getpid(), ended.pid])
 
-    # THEN
     assert found is not None
     assert [(os.getpid(), psutil.Process().name()[:64])] == [(one.pid, one.name) for one in found]
     assert all(0 < (one.anonymous_bytes or 0) < one.resident_bytes for one in found)
@@ -113,32 +100,26 @@ def test_memory_of_the_living_is_read() -> None:
 
 def test_server_that_has_ended_is_a_gap() -> None:
     """When none of its processes lives any more, the reading has failed."""
-    # GIVEN
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait(LONG_SECONDS)
 
-    # WHEN
     actual = read([ended.pid])
 
-    # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
+    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
     assert (None, (gap,)) == actual
 
 
 def test_impossible_process_id_is_passed_over() -> None:
     """A process id that no host gives, as a trace could hold, is no process."""
-    # WHEN
     actual = read([2**31, 2**40, -1])
 
-    # THEN
-    gap = Gap(source=SOURCE, kind="failed", reason="all of the server's processes have exited")
+    gap = Gap(source=SOURCE, kind="failed", reason=containing("have exited"))
     assert (None, (gap,)) == actual
 
 
 def test_own_memory_grows_with_what_is_held() -> None:
     """Memory that a process takes shows in its resident and its anonymous bytes."""
 
-    # GIVEN
     def own() -> HostProcess:
         found, _ = read([os.getpid()])
         assert found is not None
@@ -146,11 +127,9 @@ def test_own_memory_grows_with_what_is_held() -> None:
 
     before = own()
 
-    # WHEN
     held = bytearray(b"x") * (64 * 2**20)
     after = own()
 
-    # THEN
     assert after.resident_bytes - before.resident_bytes > len(held) // 2
     assert (after.anonymous_bytes or 0) - (before.anonymous_bytes or 0) > len(held) // 2
 
@@ -171,14 +150,12 @@ def test_limit_is_the_least_of_machine_and_cgroups(
     limits: dict[str, str], expected: int | None, tmp_path: Path
 ) -> None:
     """A container's limit counts where it is below the machine's memory; what is no limit does not."""
-    # GIVEN
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "cgroup").write_text("1:name=systemd:/other\n0::/pod\n")
     (tmp_path / "sys/fs/cgroup/pod").mkdir(parents=True)
     for name, text in limits.items():
         (tmp_path / "sys/fs/cgroup" / name).write_text(text)
 
-    # THEN
     machine = psutil.virtual_memory().total
     assert min(machine, expected or machine) == limit_bytes([7], tmp_path)
     assert machine == limit_bytes([8], tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.sources.host import MAX_CONFIG_BYTES, SOURCE, model_config, weights_bytes
+from tests.builders.answers import containing
 from tests.unit.sources.host_programs import unseen
 
 
@@ -32,7 +33,7 @@ from tests.unit.sources.host_programs import unseen
                 "consolidated.safetensors": 160,
             },
             160,
-            id="shards, and the same again consolidated",
+            id="shards and consolidated",
         ),
         pytest.param({"consolidated-00001.safetensors": 90, "params.json": 5}, 90, id="consolidated alone"),
         pytest.param({"model.safetensors": 100, "pytorch_model.bin": 100}, 100, id="two formats of the same"),
@@ -43,34 +44,28 @@ from tests.unit.sources.host_programs import unseen
 )
 def test_weights_are_counted_once(tmp_path: Path, files: dict[str, int], expected: int) -> None:
     """The checkpoint's files are summed up, each weight once, and nothing else of the folder."""
-    # GIVEN
     for name, size in files.items():
         (tmp_path / name).write_bytes(bytes(size))
 
-    # WHEN
     actual = weights_bytes(str(tmp_path))
 
-    # THEN
     assert (expected, ()) == actual
 
 
 def test_weights_behind_links_are_counted(tmp_path: Path) -> None:
     """A snapshot of the Hugging Face cache, whose files are links into another folder, has its full size."""
-    # GIVEN
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "d34db33f").write_bytes(bytes(100))
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blobs" / "d34db33f")
     (tmp_path / "snapshot" / "dangling.safetensors").symlink_to(tmp_path / "nowhere")
 
-    # WHEN
     actual = weights_bytes(str(tmp_path / "snapshot"))
 
-    # THEN
     assert (100, ()) == actual
 
 
-INVISIBLE = "the model's files are not visible here: the weights' size is unknown"
+INVISIBLE = "not visible here"
 
 
 @pytest.mark.parametrize(
@@ -84,46 +79,38 @@ INVISIBLE = "the model's files are not visible here: the weights' size is unknow
         pytest.param("/models/\0", INVISIBLE, id="a path with a NUL"),
         pytest.param(
             "/" + "x" * 5000,
-            "the model's files cannot be read: File name too long",
-            id="a name that no file system takes",
+            "File name too long",
+            id="a name too long",
         ),
         pytest.param("/\ud800", INVISIBLE, id="a path that cannot be encoded"),
-        pytest.param("/proc/1/root/models", "the model's", id="a folder that may not be looked into"),
-        pytest.param("/proc/1/map_files", "the model's", id="a folder that may not be listed"),
+        pytest.param("/proc/1/root/models", "the model's", id="a folder without permission"),
+        pytest.param("/proc/1/map_files", "the model's", id="a folder without listing"),
     ],
 )
 def test_weights_that_cannot_be_seen_are_a_gap(root: str | None, reason: str) -> None:
     """Whatever the server names as its model's folder, a size that cannot be had is a gap and never an error."""
-    # WHEN
     size, gaps = weights_bytes(root)
 
-    # THEN
     assert None is size
-    assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, gap.reason.startswith(reason)) for gap in gaps]
+    assert [(SOURCE, "absent", True)] == [(gap.source, gap.kind, reason in gap.reason) for gap in gaps]
 
 
 def test_folder_without_weights_is_a_gap(tmp_path: Path) -> None:
     """A folder that holds no weights says so."""
-    # GIVEN
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").mkdir()
 
-    # WHEN
     actual = weights_bytes(str(tmp_path))
 
-    # THEN
-    assert (None, (unseen("the model's folder has no weight files: the weights' size is unknown"),)) == actual
+    assert (None, (unseen(containing("no weight files")),)) == actual
 
 
 def test_config_is_read_as_json(tmp_path: Path) -> None:
     """Of the model's config.json the fields that are known are kept, without white space."""
-    # GIVEN
     (tmp_path / "config.json").write_text('{\n "model_type": "llama", "num_hidden_layers":  4, "token": 1 }\n')
 
-    # WHEN
     actual = model_config(str(tmp_path))
 
-    # THEN
     assert '{"model_type": "llama", "num_hidden_layers": 4}' == actual
 
 
@@ -141,33 +128,25 @@ def test_config_is_read_as_json(tmp_path: Path) -> None:
 )
 def test_config_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None:
     """A config.json that is not JSON, or longer than any, is not kept."""
-    # GIVEN
     (tmp_path / "config.json").write_bytes(content)
 
-    # WHEN
     actual = model_config(str(tmp_path))
 
-    # THEN
     assert None is actual
 
 
 @pytest.mark.parametrize("root", [None, "", "meta-llama/Llama-3.1-8B", "/models/not/here", "/\0", "/" + "x" * 5000])
 def test_config_that_cannot_be_seen_is_left_out(root: str | None) -> None:
     """Whatever the server names as its model's folder, a config that cannot be had is none and never an error."""
-    # WHEN
     actual = model_config(root)
 
-    # THEN
     assert None is actual
 
 
 def test_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     """A pipe in the config's place, which would be read for ever, is left alone."""
-    # GIVEN
     os.mkfifo(tmp_path / "config.json")
 
-    # WHEN
     actual = model_config(str(tmp_path))
 
-    # THEN
     assert None is actual

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from kvdiag.sources.http import MAX_ANSWER_BYTES, Answer, HttpReader, Unreadable
+from tests.builders.answers import containing
 from tests.fixtures import hostile
 from tests.fixtures.certificates import Certificate, make_certificate
 from tests.fixtures.hostile import Hostile, endless, head, raw, refused_port, reply, reply_json, silent
@@ -50,31 +51,25 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 def test_answer_is_read_whole() -> None:
     """A well-behaved answer comes with its text, its type and who sent it."""
-    # GIVEN
     page = reply("vllm:x 1.0 é\n", content_type="Text/Plain; version=0.0.4", Server="uvicorn")
 
-    # WHEN
     with Hostile({"/metrics/": page}) as server:
         actual = read(server.url)
 
-    # THEN
     assert Answer(text="vllm:x 1.0 é\n", content_type="text/plain; version=0.0.4", server="uvicorn") == actual
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     """Bytes that are not UTF-8 do not keep the rest from being read, whatever charset the server claims."""
-    # GIVEN
     page = reply(b"a\xff\xfeb", content_type="text/plain; charset=base64")
 
-    # WHEN
     with Hostile(page) as server:
         actual = read(server.url)
 
-    # THEN
     assert Answer(text="a\ufffd\ufffdb", content_type="text/plain; charset=base64", server=None) == actual
 
 
-CHECK = "check the URL, is a vLLM server there?"
+CHECK = "check the URL"
 GZIP_BOMB = gzip.compress(bytes(64 * MIB))
 CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 
@@ -85,7 +80,7 @@ ANSWERS = [
         (
             "failed",
             401,
-            "401 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+            "--api-key",
         ),
         id="401",
     ),
@@ -94,7 +89,7 @@ ANSWERS = [
         (
             "failed",
             403,
-            "403 on /metrics/: the server requires an API key: pass --api-key together with the server's address",
+            "--api-key",
         ),
         id="403",
     ),
@@ -128,12 +123,12 @@ ANSWERS = [
     ),
     pytest.param(
         reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"),
-        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
+        ("failed", None, "is compressed (…)"),
         id="gzip",
     ),
     pytest.param(
         reply(zlib.compress(GZIP_BOMB), Content_Encoding="gzip, deflate"),
-        ("failed", None, "the answer on /metrics/ is compressed (…) although that was not requested"),
+        ("failed", None, "is compressed (…)"),
         id="gzip bomb in a gzip bomb",
     ),
 ]
@@ -142,12 +137,11 @@ ANSWERS = [
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS)
 def test_useless_answer_is_told_in_one_line(answer: hostile.Answer, expected: tuple[str, int | None, str]) -> None:
     """Whatever else a server answers, the reason is one line that names what to look at."""
-    # WHEN
     with Hostile(answer) as server:
         actual = read(server.url)
 
-    # THEN
-    assert expected == actual
+    kind, status, reason = expected
+    assert (kind, status, containing(reason)) == actual
 
 
 SLOW_ANSWERS = [
@@ -168,12 +162,10 @@ SLOW_ANSWERS = [
 @pytest.mark.parametrize("answer", SLOW_ANSWERS)
 def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
     """A server that keeps sending a little, or nothing, is given up at the deadline for the whole answer."""
-    # WHEN
     with Hostile(answer) as server:
         actual = read(server.url, seconds=SHORT_SECONDS)
 
-    # THEN
-    assert ("failed", None, "no whole answer within 0.5 s on /metrics/") == actual
+    assert ("failed", None, containing("0.5 s on /metrics/")) == actual
 
 
 @pytest.mark.parametrize(
@@ -185,92 +177,73 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
 )
 def test_huge_page_is_left_unread(first: bytes) -> None:
     """Of a page of 100 MB no more is taken than the limit and what the sockets hold."""
-    # GIVEN
     page = endless(first, b"# HELP x\n" * 8192, limit_bytes=100 * MIB)
 
-    # WHEN
     with Hostile(page) as server:
         actual = read(server.url)
         sent_bytes = server.sent_bytes
 
-    # THEN
-    assert ("failed", None, f"more than {MAX_ANSWER_BYTES >> 20} MiB on /metrics/: not a metrics page") == actual
+    assert ("failed", None, containing(f"{MAX_ANSWER_BYTES >> 20} MiB on /metrics/")) == actual
     assert sent_bytes < MAX_ANSWER_BYTES + 16 * MIB
 
 
 def test_largest_page_is_read() -> None:
     """A page of exactly the limit is still a page."""
-    # GIVEN
     text = "#" * MAX_ANSWER_BYTES
 
-    # WHEN
     with Hostile(reply(text)) as server:
         actual = read(server.url)
 
-    # THEN
     assert Answer(text=text, content_type="text/plain", server=None) == actual
 
 
 def test_refused_connection_is_told() -> None:
     """A port that nobody serves says that the server may be down."""
-    # WHEN
     with refused_port() as port:
         actual = read(f"http://127.0.0.1:{port}")
 
-    # THEN
-    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+    assert ("failed", None, containing("cannot connect")) == actual
 
 
 def test_unknown_host_is_told() -> None:
     """A name that does not exist says that the URL may be wrong."""
-    # WHEN
     actual = read("http://kvdiag.invalid:8000")
 
-    # THEN
-    assert ("failed", None, "cannot connect (…): is the server up, and the URL right?") == actual
+    assert ("failed", None, containing("cannot connect")) == actual
 
 
 def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
     """A certificate of an unknown authority names the option that makes it known."""
-    # WHEN
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url)
 
-    # THEN
-    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    expected = ("failed", None, containing("--ca-file"))
     assert expected == actual
 
 
 def test_trusted_certificate_is_accepted(certificate: Certificate) -> None:
     """With its authority given, or unchecked, the same server is read."""
-    # GIVEN
     trusting = ssl.create_default_context(cafile=certificate.certificate)
 
-    # WHEN
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = [read(server.url, verify=trusting), read(server.url, verify=False)]
 
-    # THEN
     assert [Answer(text="x 1\n", content_type="text/plain", server=None)] * 2 == actual
 
 
 def test_https_to_a_plain_port_is_told() -> None:
     """TLS spoken to a server that has none asks whether it has."""
-    # WHEN
     with Hostile(reply("x 1\n")) as server:
         actual = read(server.url.replace("http", "https"))
 
-    # THEN
-    assert ("failed", None, "TLS failed (…): is it https at all?") == actual
+    assert ("failed", None, containing("TLS failed")) == actual
 
 
 def test_http_to_a_tls_port_is_told(certificate: Certificate) -> None:
     """Plain HTTP spoken to a server that wants TLS is a broken answer, not a crash."""
-    # WHEN
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url.replace("https", "http"))
 
-    # THEN
     assert ("failed", None, "the connection broke off (…)") == actual
 
 
@@ -285,68 +258,55 @@ def test_http_to_a_tls_port_is_told(certificate: Certificate) -> None:
 )
 def test_what_is_not_json_is_told(text: str) -> None:
     """An answer that should be JSON and is not is one kind of error."""
-    # GIVEN
     answer = Answer(text=text, content_type="application/json", server=None)
 
-    # WHEN
     with pytest.raises(Unreadable) as caught:
         HttpReader.decode(answer)
 
-    # THEN
-    assert f"the answer is not JSON: {CHECK}" == str(caught.value)
+    assert containing("not JSON", CHECK) == str(caught.value)
 
 
 def test_json_is_decoded() -> None:
     """A JSON answer comes as its value."""
 
-    # GIVEN
     async def get(url: str) -> object:
         async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=TRUST) as client:
             return await HttpReader(client, LONG_SECONDS).json("/version")
 
-    # WHEN
     with Hostile({"/version": reply_json({"version": "0.32.0"})}) as server:
         actual = asyncio.run(get(server.url))
 
-    # THEN
     assert {"version": "0.32.0"} == actual
 
 
 def test_packing_is_not_asked_for() -> None:
     """The request says that a packed answer is not wanted."""
-    # GIVEN
     heads: list[bytes] = []
 
     def answer(peer: hostile.Peer) -> None:
         heads.append(peer.request_head)
         reply("x 1\n")(peer)
 
-    # WHEN
     with Hostile(answer) as server:
         read(server.url)
 
-    # THEN
     (asked,) = heads
     assert b"accept-encoding: identity" in asked.lower().split(b"\r\n")
 
 
 def test_certificate_of_the_same_name_is_not_trusted(certificate: Certificate, tmp_path: Path) -> None:
     """A server's certificate is not trusted for having the same name as one that is."""
-    # GIVEN
     other = ssl.create_default_context(cafile=make_certificate(tmp_path).certificate)
 
-    # WHEN
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url, verify=other)
 
-    # THEN
-    expected = ("failed", None, "TLS: the server's certificate is not trusted: pass its authority with --ca-file")
+    expected = ("failed", None, containing("--ca-file"))
     assert expected == actual
 
 
 def test_what_is_asked_again_is_asked_alike_but_for_cookies() -> None:
     """A gateway that keeps clients at one replica by a cookie sees it again, though requests are built once."""
-    # GIVEN
     heads: list[bytes] = []
 
     def answer(peer: hostile.Peer) -> None:
@@ -359,11 +319,9 @@ def test_what_is_asked_again_is_asked_alike_but_for_cookies() -> None:
             for number in range(5):
                 await reader.get("/metrics/", params=[("name[]", "a" if number != 1 else "b")])
 
-    # WHEN
     with Hostile(answer) as server:
         asyncio.run(work(server.url))
 
-    # THEN
     assert heads[0] == heads[2]
     assert heads[0] != heads[1]
     assert [False, False, False, True, True] == [b"Cookie: replica=7" in one for one in heads]

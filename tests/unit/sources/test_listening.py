@@ -22,6 +22,5 @@ def test_open_ports_are_found_and_others_left_alone(monkeypatch: pytest.MonkeyPa
             each.listen()
         monkeypatch.setattr(listening_ports, "PORTS", (ports[1], ports[3], ports[0]))
 
-        # THEN
         assert (f"http://127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[0]}") == candidates(own_port=1)
         assert (f"http://127.0.0.1:{ports[1]}",) == candidates(own_port=ports[0])

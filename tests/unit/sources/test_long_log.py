@@ -24,15 +24,12 @@ def filler(mebibytes: int) -> bytes:
 @pytest.mark.parametrize("packed", [False, True])
 def test_failure_in_the_middle_of_a_long_log_is_kept(tmp_path: Path, packed: bool) -> None:
     """The start, the failure wherever it is, and the end are kept; what is between them is not."""
-    # GIVEN
     content = b"the start\n" + QUOTED + filler(12) + OOM + filler(12) + b"the end\n"
     path = tmp_path / "server.log"
     path.write_bytes(gzip.compress(content, 1) if packed else content)
 
-    # WHEN
     kept, whole = read_long_log(path)
 
-    # THEN
     assert not whole
     assert len(kept) < 12 * 2**20
     assert [True, True, True] == [part in kept for part in (b"the start\n", OOM, b"the end\n")]
@@ -40,17 +37,14 @@ def test_failure_in_the_middle_of_a_long_log_is_kept(tmp_path: Path, packed: boo
 
 def test_short_log_is_kept_whole(tmp_path: Path) -> None:
     """Nothing is added to it or taken from it."""
-    # GIVEN
     content = filler(5) + OOM
     (tmp_path / "log").write_bytes(content)
 
-    # THEN
     assert (content, True) == read_long_log(tmp_path / "log")
 
 
 def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """What another command writes is waited for."""
-    # GIVEN
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -63,10 +57,8 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     thread = threading.Timer(0.2, write)
     thread.start()
 
-    # WHEN
     actual = read_long_log(pipe)
 
-    # THEN
     thread.join()
     os.close(reader)
     assert (OOM, True) == actual
@@ -74,13 +66,11 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
 
 def test_silent_pipe_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that never writes does not hold kvdiag for ever."""
-    # GIVEN
     monkeypatch.setattr(log_file, "SILENT_SECONDS", 0.1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)
 
-    # THEN
     with pytest.raises(KvdiagError, match="has sent nothing"):
         read_long_log(pipe)
     os.close(held)

@@ -19,9 +19,8 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.model import Facts
-from kvdiag.sources.host import model_config, model_folder, read
+from kvdiag.sources.host import model_config, model_folder, program, read
 from kvdiag.sources.http import HttpReader
-from kvdiag.sources.titles import program
 from tests.fixtures.hostile import LONG_SECONDS, Hostile, reply_json
 from tests.unit.commands.refusals import MODEL, SERVER
 from tests.unit.sources.host_programs import WAIT, listening
@@ -74,11 +73,9 @@ def test_only_a_folder_that_the_server_uses_is_followed(
     link.symlink_to(folder)
     given = [one.format(link if arguments[0] in ("open", "mapped") else folder) for one in arguments]
 
-    # WHEN
     with listening(HOLDER, *given) as server:
         found = model_folder(str(folder), server.pids)
 
-    # THEN
     assert (str(folder) if expected else None) == found
 
 
@@ -87,7 +84,6 @@ def test_only_a_folder_that_the_server_uses_is_followed(
 )
 def test_what_is_no_folder_is_not_followed(root: str | None) -> None:
     """Whatever the server names."""
-    # THEN
     assert model_folder(root, (os.getpid(),)) is None
 
 
@@ -113,13 +109,11 @@ def gathered(root: Path) -> Facts:
 )
 def test_secrets_of_the_user_are_not_recorded(tmp_path: Path, document: Any, held: bool) -> None:
     """A server that names ~/.docker as its model's folder gets nothing of it into a trace."""
-    # GIVEN
     secret = tmp_path / ".docker"
     secret.mkdir(mode=0o700)
     (secret / "config.json").write_text(json.dumps(document))
     (secret / "config.json").chmod(0o600)
 
-    # WHEN
     if held:
         with (secret / "config.json").open("rb"):
             facts = gathered(secret)
@@ -128,42 +122,35 @@ def test_secrets_of_the_user_are_not_recorded(tmp_path: Path, document: Any, hel
     with TraceWriter(tmp_path / "trace.jsonl", facts):
         pass
 
-    # THEN
     assert AUTH not in (tmp_path / "trace.jsonl").read_text()
     assert (held and "architectures" in document) == (facts.model_config is not None)
 
 
 def test_the_models_config_is_read_where_the_server_has_it_open(folder: Path) -> None:
     """As before."""
-    # WHEN
     with (folder / "model.safetensors").open("rb"):
         facts = gathered(folder)
 
-    # THEN
     assert (CONFIG, 100) == (json.loads(facts.model_config or ""), facts.weights_bytes)
 
 
 def test_a_config_that_is_a_link_out_of_its_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
     """Who writes the model's folder says no more than the server where kvdiag looks."""
-    # GIVEN
     (tmp_path / "other").mkdir()
     (folder / "config.json").rename(tmp_path / "other" / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "other" / "config.json")
 
-    # THEN
     assert model_config(str(folder)) is None
 
 
 def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path: Path) -> None:
     """Its files are links to the blobs beside the snapshots."""
-    # GIVEN
     model = tmp_path / "models--a--b"
     (model / "blobs").mkdir(parents=True)
     (model / "snapshots" / "1234").mkdir(parents=True)
     (model / "blobs" / "d34db33f").write_text(json.dumps(CONFIG))
     (model / "snapshots" / "1234" / "config.json").symlink_to("../../blobs/d34db33f")
 
-    # THEN
     assert CONFIG == json.loads(model_config(str(model / "snapshots" / "1234")) or "")
 
 
@@ -181,13 +168,11 @@ def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path: Path) -> None:
 )
 def test_of_a_title_only_the_program_is_kept(title: str, expected: str) -> None:
     """Its first word, without what is assigned in it."""
-    # THEN
     assert expected == program(title)
 
 
 def test_a_process_that_shows_its_command_as_its_title_does_not_have_it_recorded() -> None:
     """As setproctitle does: psutil takes the whole title for a name where the kernel cut it off."""
-    # GIVEN
     code = (
         "import ctypes, sys; libc = ctypes.CDLL(None); libc.prctl(15, sys.argv[0].encode()[:15], 0, 0, 0); "
         "print(flush=True); sys.stdin.read()"
@@ -204,9 +189,7 @@ def test_a_process_that_shows_its_command_as_its_title_does_not_have_it_recorded
         process.stdout.readline()
         assert "sk-1234" in psutil.Process(process.pid).name()
 
-        # WHEN
         found, _ = read((process.pid,))
         process.communicate(timeout=LONG_SECONDS)
 
-    # THEN
     assert ["vllm"] == [one.name for one in found or ()]

@@ -12,6 +12,7 @@ import pytest
 
 from kvdiag.model import FailedAllocation
 from kvdiag.sources.agents import TorchAllocatorSource
+from tests.builders.answers import containing
 from tests.unit.sources.publications import PUBLICATION, SELF
 
 MIB = 2**20
@@ -55,14 +56,11 @@ def failure(source: TorchAllocatorSource) -> FailedAllocation | None:
 
 def test_newest_box_of_a_living_process_is_told_with_its_age(folder: Path) -> None:
     """What was asked for, what was free and the blocks of that moment, from the newest of its boxes."""
-    # GIVEN
     write(folder, f"oom-{OWN}-0.json", box(asked_bytes=512 * MIB, ago_seconds=60.0))
     write(folder, f"oom-{OWN}-1.json", box(asked_bytes=900 * MIB, ago_seconds=600.0))
 
-    # WHEN
     actual = failure(TorchAllocatorSource(folder))
 
-    # THEN
     assert actual is not None
     assert (512 * MIB, 200 * MIB) == (actual.asked_bytes, actual.free_bytes)
     assert 60.0 <= actual.age_seconds < 90.0
@@ -72,30 +70,24 @@ def test_newest_box_of_a_living_process_is_told_with_its_age(folder: Path) -> No
 
 def test_box_that_takes_anothers_place_is_read(folder: Path) -> None:
     """A process keeps its last few: the same name comes again with another failure."""
-    # GIVEN
     source = TorchAllocatorSource(folder)
     write(folder, f"oom-{OWN}-0.json", box())
     first = failure(source)
 
-    # WHEN
     write(folder, f"oom-{OWN}-0.json", box(asked_bytes=700 * MIB, ago_seconds=1.0))
     os.utime(folder / f"oom-{OWN}-0.json", ns=(1, time.time_ns() + 10**9))
     second = failure(source)
 
-    # THEN
     assert [512 * MIB, 700 * MIB] == [one.asked_bytes for one in (first, second) if one is not None]
 
 
 def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
     """A process that has gone, or another of the same id, is for the post-mortem."""
-    # GIVEN
     write(folder, f"oom-{SELF['pid']}-{SELF['start_ticks'] + 1}-0.json", box())
     write(folder, f"oom-{SELF['pid'] + 1}-{SELF['start_ticks']}-0.json", "not looked at")
 
-    # WHEN
     found, gaps = TorchAllocatorSource(folder).read()
 
-    # THEN
     assert found is not None
     assert (None, ()) == (found[0].failure, gaps)
 
@@ -104,26 +96,21 @@ def test_boxes_of_other_processes_are_left_alone(folder: Path) -> None:
     ("told", "reason"),
     [
         ("text", "not a JSON object"),
-        ({**box(), "asked_bytes": -1}, "asked_bytes is -1, not a number within 0..9223372036854775808"),
+        ({**box(), "asked_bytes": -1}, "asked_bytes is -1"),
     ],
 )
 def test_damaged_box_is_a_gap_and_the_process_is_read(folder: Path, told: object, reason: str) -> None:
     """It costs itself alone."""
-    # GIVEN
     write(folder, f"oom-{OWN}-0.json", told)
 
-    # WHEN
     found, gaps = TorchAllocatorSource(folder).read()
 
-    # THEN
     assert found is not None
-    assert (None, [f"oom-{OWN}-0.json: {reason}"]) == (found[0].failure, [gap.reason for gap in gaps])
+    assert (None, [containing(f"oom-{OWN}-0.json: ", reason)]) == (found[0].failure, [gap.reason for gap in gaps])
 
 
 def test_box_without_sizes_that_can_be_is_no_failure(folder: Path) -> None:
     """More than any device has was asked for: a bug of the caller, and no word on holes."""
-    # GIVEN
     write(folder, f"oom-{OWN}-0.json", box(asked_bytes=2**62))
 
-    # WHEN / THEN
     assert failure(TorchAllocatorSource(folder)) is None

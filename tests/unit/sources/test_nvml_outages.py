@@ -23,12 +23,10 @@ LONG_SECONDS = 30.0
 )
 def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text: str) -> None:
     """A GPU lost in mid-run stays without memory, leaves the other alone, and is read again once it is back."""
-    # GIVEN
     well = State(gpus=(FULL, EMPTY))
     stand_in.show(well)
     before = client.read()
 
-    # WHEN
     stand_in.show(replace(well, failures=(Failure("nvmlDeviceGet*", code, uuid=FULL.uuid),)))
     lost = client.read()
     client.wait(LAST_RETRY_SECONDS)
@@ -37,10 +35,8 @@ def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text:
     client.wait(LAST_RETRY_SECONDS)
     actual = (before, lost, still_lost, client.read())
 
-    # THEN
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = f"GPU 0 (GPU-full) is unreachable ({text}); look for its Xid in `dmesg`, then reset it"
-    torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", reason),))
+    torn = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text, "Xid"),))
     expected = (whole, torn, torn, whole)
     assert expected == actual
 
@@ -48,46 +44,37 @@ def test_lost_gpu_comes_back(stand_in: StandIn, client: Client, code: int, text:
 @pytest.mark.nvml_stand_in
 def test_lost_gpu_is_left_alone_for_a_while(stand_in: StandIn, client: Client) -> None:
     """A lost GPU is not asked again at once: polling what fell off the bus holds the driver's lock for all."""
-    # GIVEN
     well = State(gpus=(FULL, EMPTY))
     stand_in.show(replace(well, failures=(Failure(MEMORY, 15, uuid=FULL.uuid),)))
     lost = client.read()
 
-    # WHEN
     stand_in.show(well)
     actual = client.read()
 
-    # THEN
     assert lost == actual
 
 
 @pytest.mark.nvml_stand_in
 def test_gpu_lost_before_it_has_a_name(stand_in: StandIn, client: Client) -> None:
     """A GPU that never told its uuid is a gap that names its index, until it tells."""
-    # GIVEN
     well = State(gpus=(FULL, EMPTY))
     stand_in.show(replace(well, failures=(Failure("nvmlDeviceGetHandleByIndex*", 15, uuid=EMPTY.uuid),)))
 
-    # WHEN
     nameless = client.read()
     stand_in.show(well)
     client.wait(LAST_RETRY_SECONDS)
     actual = (nameless, client.read())
 
-    # THEN
-    reason = "GPU 1 is unreachable (GPU is lost); look for its Xid in `dmesg`, then reset it"
-    expected = (((seen(FULL, 0),), (gap("failed", reason),)), ((seen(FULL, 0), seen(EMPTY, 1)), ()))
+    expected = (((seen(FULL, 0),), (gap("failed", "GPU 1", "GPU is lost"),)), ((seen(FULL, 0), seen(EMPTY, 1)), ()))
     assert expected == actual
 
 
 @pytest.mark.nvml_stand_in
 def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> None:
     """A driver call that hangs is noticed in time, also when asked again, and read afresh once it came back."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL,)))
     before = client.ask(LONG_SECONDS)
 
-    # WHEN
     stand_in.show(State(gpus=(FULL,), delays=(Delay(MEMORY, HANG_SECONDS),)))
     for _ in range(2):
         with pytest.raises(ReadTimeout):
@@ -96,7 +83,6 @@ def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> Non
     stand_in.show(State(gpus=(fuller,)))
     actual = (before, client.ask(LONG_SECONDS))
 
-    # THEN
     expected = (((seen(FULL, 0),), ()), ((seen(fuller, 0),), ()))
     assert expected == actual
 
@@ -104,17 +90,14 @@ def test_hang_is_noticed_and_gets_over(stand_in: StandIn, client: Client) -> Non
 @pytest.mark.nvml_stand_in
 def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
     """A process with a hung driver call closes its source and ends, without waiting for either."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL,), delays=(Delay(MEMORY, 1000 * LONG_SECONDS),)))
 
-    # WHEN
     with Client(stand_in.environment()) as client:
         with pytest.raises(ReadTimeout):
             client.ask(0.1)
         client.close()
         actual = client.end()
 
-    # THEN
     expected = 0
     assert expected == actual
 
@@ -123,30 +106,24 @@ def test_hang_does_not_keep_the_process(stand_in: StandIn) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (4, "the NVIDIA driver refuses this user; check the permissions of /dev/nvidia*"),
-        (9, "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`"),
-        (
-            18,
-            "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot",
-        ),
-        (20, "the NVIDIA driver fails (Insufficient Memory); see `nvidia-smi`"),
-        (999, "the NVIDIA driver answers Unknown Error; recreate a container that lost its GPUs"),
+        (4, "/dev/nvidia*"),
+        (9, "kernel module is not loaded"),
+        (18, "driver was replaced"),
+        (20, "Insufficient Memory"),
+        (999, "Unknown Error"),
     ],
     ids=str,
 )
 def test_driver_that_does_not_start(stand_in: StandIn, client: Client, code: int, reason: str) -> None:
     """A driver that fails at the start is one gap that says what to do, and heals by itself."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlInit*", code),)))
 
-    # WHEN
     down = client.read()
     stand_in.show(State(gpus=(FULL,)))
     still_down = client.read()
     client.wait(LAST_RETRY_SECONDS)
     actual = (down, still_down, client.read())
 
-    # THEN
     nothing = (None, (gap("failed", reason),))
     expected = (nothing, nothing, ((seen(FULL, 0),), ()))
     assert expected == actual
@@ -156,36 +133,29 @@ def test_driver_that_does_not_start(stand_in: StandIn, client: Client, code: int
 @pytest.mark.parametrize("function", ["nvml*", MEMORY])
 def test_driver_lost_in_mid_run(stand_in: StandIn, client: Client, function: str) -> None:
     """A driver that is replaced under a running source takes all devices with it, until its library fits again."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL, EMPTY)))
     before = client.read()
 
-    # WHEN
     stand_in.show(State(gpus=(FULL, EMPTY), failures=(Failure(function, 18),)))
     lost = client.read()
     stand_in.show(State(gpus=(FULL, EMPTY)))
     client.wait(LAST_RETRY_SECONDS)
     actual = (before, lost, client.read())
 
-    # THEN
     whole = ((seen(FULL, 0), seen(EMPTY, 1)), ())
-    reason = "the NVIDIA driver was replaced while its old library is in use; restart this container, or reboot"
-    expected = (whole, (None, (gap("failed", reason),)), whole)
+    expected = (whole, (None, (gap("failed", "driver was replaced"),)), whole)
     assert expected == actual
 
 
 @pytest.mark.nvml_stand_in
 def test_reloaded_driver_costs_no_reading(stand_in: StandIn, client: Client) -> None:
     """A driver that was reloaded is started anew within the same read, and its GPUs are identified anew."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL, EMPTY)))
     client.read()
 
-    # WHEN
     stand_in.show(State(gpus=(EMPTY,), generation=2))
     actual = client.read()
 
-    # THEN
     expected = ((seen(EMPTY, 0),), ())
     assert expected == actual
 
@@ -193,23 +163,19 @@ def test_reloaded_driver_costs_no_reading(stand_in: StandIn, client: Client) -> 
 @pytest.mark.nvml_stand_in
 def test_closed_source_starts_anew(stand_in: StandIn, client: Client) -> None:
     """After close NVML is started again by the next read."""
-    # GIVEN
     stand_in.show(State(gpus=(FULL,)))
     client.read()
 
-    # WHEN
     client.close()
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlInit*", 9),)))
     actual = client.read()
 
-    # THEN
-    expected = (None, (gap("failed", "the NVIDIA kernel module is not loaded; look for the cause in `dmesg`"),))
+    expected = (None, (gap("failed", "kernel module is not loaded"),))
     assert expected == actual
 
 
 def test_absent_driver_is_asked_ever_more_rarely() -> None:
     """NVML that does not start is tried again after 1 s, then after pauses that double up to a minute."""
-    # GIVEN
     now_seconds = 0.0
     tried: list[float] = []
 
@@ -222,19 +188,16 @@ def test_absent_driver_is_asked_ever_more_rarely() -> None:
 
     source = NvmlSource(SimpleNamespace(NVMLError=Error, nvmlInit=init), clock=lambda: now_seconds)
 
-    # WHEN
     for second in range(250):
         now_seconds = float(second)
         source.read(processes=False)
 
-    # THEN
     expected = [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0]
     assert expected == tried
 
 
 def test_pauses_begin_anew_after_an_outage() -> None:
     """Once NVML has answered again the next outage is tried after a second, however long the last one was."""
-    # GIVEN
     now_seconds = 0.0
     tried: list[float] = []
 
@@ -256,11 +219,9 @@ def test_pauses_begin_anew_after_an_outage() -> None:
         SimpleNamespace(NVMLError=Error, nvmlInit=init, nvmlDeviceGetCount=count), clock=lambda: now_seconds
     )
 
-    # WHEN
     for second in range(13):
         now_seconds = float(second)
         source.read(processes=False)
 
-    # THEN
     expected = [0.0, 1.0, 3.0, 7.0, 9.0, 10.0, 12.0]
     assert expected == tried

@@ -34,34 +34,27 @@ class Gate:
 
 def test_answer_is_handed_on() -> None:
     """What the read returns for the question's arguments is what the caller gets."""
-    # GIVEN
     patient = ThreadedReader(divmod_of, "division")
 
-    # WHEN
     actual = asyncio.run(patient.ask(LONG_SECONDS, dividend=17, divisor=5))
 
-    # THEN
     expected = (3, 2)
     assert expected == actual
 
 
 def test_error_travels_to_the_caller() -> None:
     """What the read raises is raised where it was asked, and the next question is answered."""
-    # GIVEN
     patient = ThreadedReader(divmod_of, "division")
 
-    # WHEN
     with pytest.raises(ZeroDivisionError):
         asyncio.run(patient.ask(LONG_SECONDS, dividend=17, divisor=0))
 
-    # THEN
     expected = (1, 0)
     assert expected == asyncio.run(patient.ask(LONG_SECONDS, dividend=5, divisor=5))
 
 
 def test_hang_is_noticed_and_never_asked_twice() -> None:
     """While a read hangs each question says since when, and no second read is started beside it."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
 
@@ -73,10 +66,8 @@ def test_hang_is_noticed_and_never_asked_twice() -> None:
             busy.append(caught.value)
         return busy
 
-    # WHEN
     first, second = asyncio.run(ask_twice())
 
-    # THEN
     expected = ("gate", "gate", 1)
     assert expected == (first.name, second.name, gate.runs)
     assert 0.0 < first.since_seconds < second.since_seconds
@@ -85,7 +76,6 @@ def test_hang_is_noticed_and_never_asked_twice() -> None:
 
 def test_answer_after_a_hang_is_fresh() -> None:
     """Once a hung read came back its late answer is dropped, and the next question gets one of its own."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
 
@@ -95,33 +85,27 @@ def test_answer_after_a_hang_is_fresh() -> None:
         gate.open()
         return await patient.ask(LONG_SECONDS, answer="fresh")
 
-    # WHEN
     actual = asyncio.run(ask_across_a_hang())
 
-    # THEN
     expected = "fresh 2"
     assert expected == actual
 
 
 def test_answer_after_a_hang_across_loops() -> None:
     """A read that hung in one event loop and came back after its end does not disturb the next loop's question."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
     with pytest.raises(ReadTimeout):
         asyncio.run(patient.ask(SHORT_SECONDS))
 
-    # WHEN
     gate.open()
 
-    # THEN
     expected = "answer 2"
     assert expected == asyncio.run(patient.ask(LONG_SECONDS))
 
 
 def test_cancelled_question_leaves_it_usable() -> None:
     """A task that is cancelled while it waits takes nothing with it: the next question is answered afresh."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
 
@@ -134,17 +118,14 @@ def test_cancelled_question_leaves_it_usable() -> None:
         gate.open()
         return await patient.ask(LONG_SECONDS, answer="asked")
 
-    # WHEN
     actual = asyncio.run(cancel_then_ask())
 
-    # THEN
     expected = "asked 2"
     assert expected == actual
 
 
 def test_questions_of_two_tasks_take_turns() -> None:
     """Two tasks that ask at once both get an answer, each of a read of its own."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
     gate.open()
@@ -152,17 +133,14 @@ def test_questions_of_two_tasks_take_turns() -> None:
     async def ask_at_once() -> tuple[str, str]:
         return await asyncio.gather(patient.ask(LONG_SECONDS), patient.ask(LONG_SECONDS))
 
-    # WHEN
     actual = asyncio.run(ask_at_once())
 
-    # THEN
     expected = ["answer 1", "answer 2"]
     assert expected == sorted(actual)
 
 
 def test_event_loop_goes_on_while_a_read_hangs() -> None:
     """Other tasks of the loop run while a read has not come back."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
 
@@ -172,26 +150,21 @@ def test_event_loop_goes_on_while_a_read_hangs() -> None:
         gate.open()
         return await answer
 
-    # WHEN
     actual = asyncio.run(open_from_the_loop())
 
-    # THEN
     expected = "answer 1"
     assert expected == actual
 
 
 def test_closed_one_takes_no_question() -> None:
     """After close a question is the caller's mistake, also where the thread still hangs."""
-    # GIVEN
     gate = Gate()
     patient = ThreadedReader(gate.read, "gate")
     with pytest.raises(ReadTimeout):
         asyncio.run(patient.ask(SHORT_SECONDS))
 
-    # WHEN
     patient.close()
 
-    # THEN
     with pytest.raises(RuntimeError, match="gate is closed"):
         asyncio.run(patient.ask(SHORT_SECONDS))
     gate.open()
@@ -199,7 +172,6 @@ def test_closed_one_takes_no_question() -> None:
 
 def test_hung_read_does_not_keep_the_process() -> None:
     """A process whose read hangs for ever ends at once, in silence."""
-    # GIVEN
     script = """
 import asyncio, threading
 from kvdiag.sources.worker_thread import ThreadedReader, ReadTimeout
@@ -210,12 +182,10 @@ except ReadTimeout as busy:
     print(busy.name)
 """
 
-    # WHEN
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_SECONDS, check=False
     )
 
-    # THEN
     expected = (0, "for ever\n", "")
     assert expected == (ended.returncode, ended.stdout, ended.stderr)
 
@@ -238,12 +208,10 @@ async def main():
 asyncio.run(main())
 """
 
-    # WHEN
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_SECONDS, check=False
     )
 
-    # THEN
     expected = "[(3, 1), (2, 1), ZeroDivisionError('integer division or modulo by zero')] False\n"
     assert (0, expected, "") == (ended.returncode, ended.stdout, ended.stderr)
 

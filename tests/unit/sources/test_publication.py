@@ -15,13 +15,13 @@ from kvdiag.agent import document
 from kvdiag.model import Allocator, Device, Process
 from kvdiag.sources import agent_publication
 from kvdiag.sources.agent_publication import devices_inside, parse
+from tests.builders.answers import containing
 from tests.unit.agent.subject import environment, installed, run
 from tests.unit.sources.publications import MIB, PUBLICATION, READ, SELF, UUID, changed
 
 
 def test_what_the_agent_writes_is_what_is_read(tmp_path: Path) -> None:
     """A file that the agent itself has written is understood, its split included."""
-    # GIVEN
     program = (
         "import os, torch, kvdiag_agent.thread as thread; from torch.world import *; torch.cuda.init()\n"
         "WORLD.segment((512 * MIB, ACTIVE), (60 * MIB, FREE)); WORLD.expandable = True\n"
@@ -30,10 +30,8 @@ def test_what_the_agent_writes_is_what_is_read(tmp_path: Path) -> None:
     run(program, environment(installed(tmp_path / "agent"), tmp_path / "published"))
     (file,) = (tmp_path / "published").iterdir()
 
-    # WHEN
     (actual,) = parse(file.read_text()).allocators
 
-    # THEN
     assert document.FORMAT == agent_publication.FORMAT
     assert (UUID, 512 * MIB, 572 * MIB, True) == (
         actual.device_uuid,
@@ -51,10 +49,8 @@ def test_what_the_agent_writes_is_what_is_read(tmp_path: Path) -> None:
 )
 def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
     """CUDA's identifier is NVML's without the kind before it."""
-    # GIVEN
     device = Device(uuid=uuid, index=3, name="NVIDIA Test", memory=None)
 
-    # WHEN / THEN
     assert expected == READ.is_on(device)
 
 
@@ -62,42 +58,35 @@ def test_allocator_is_paired_with_its_gpu(uuid: str, expected: bool) -> None:
     ("processes", "expected"),
     [
         pytest.param([[7, 5], [SELF["pid"], 9]], 9, id="its own id"),
-        pytest.param([[3_000_000, 9]], 9, id="a lone process under the host's id"),
-        pytest.param([[3_000_000, 9], [3_000_001, 5]], None, id="several under ids that are not known"),
+        pytest.param([[3_000_000, 9]], 9, id="a lone process, host id"),
+        pytest.param([[3_000_000, 9], [3_000_001, 5]], None, id="several unknown ids"),
         pytest.param([[SELF["pid"], None]], None, id="not told"),
         pytest.param([], None, id="none listed"),
     ],
 )
 def test_own_bytes_are_found_among_the_drivers_processes(processes: list[Any], expected: int | None) -> None:
     """The process is the one of its own id, or the only one; otherwise its bytes are not known."""
-    # WHEN
     (actual,) = parse(json.dumps(changed("devices.0.driver.processes", processes))).allocators
 
-    # THEN
     assert expected == actual.process_bytes
 
 
 def test_torch_may_count_more_than_its_process_holds() -> None:
     """Under sleep mode or a pluggable allocator torch's figure is not the device's, and nothing is left beside it."""
-    # GIVEN
     (asleep,) = parse(json.dumps(changed("devices.0.driver.processes", [[SELF["pid"], 900 * MIB]]))).allocators
 
-    # WHEN / THEN
     assert (True, None) == (asleep.outside_driver, asleep.outside_torch_bytes)
     assert (False, 500 * MIB) == (READ.outside_driver, READ.outside_torch_bytes)
 
 
 def test_gpu_that_is_told_twice_counts_once() -> None:
     """Else everything that it holds would be in the ledger twice."""
-    # GIVEN
     again = {**PUBLICATION["devices"][0], "uuid": UUID.upper()}
 
-    # WHEN
     actual = parse(json.dumps({**PUBLICATION, "devices": [*PUBLICATION["devices"], again]}))
 
-    # THEN
     assert 1 == len(actual.allocators)
-    assert (f"GPU {UUID.upper()} is reported twice, and counted once",) == actual.problems
+    assert (containing(f"GPU {UUID.upper()}"),) == actual.problems
 
 
 def test_gpus_are_known_from_inside() -> None:
@@ -106,10 +95,8 @@ def test_gpus_are_known_from_inside() -> None:
     second = replace(READ, device_uuid="0", pid=8, age_seconds=0.5)
     mute = replace(READ, device_uuid="5", memory=None)
 
-    # WHEN
     actual = devices_inside((READ, second, mute))
 
-    # THEN
     assert actual is not None
     assert [("GPU-0", 0), (f"GPU-{UUID}", 1)] == [(device.uuid, device.index) for device in actual]
     assert {READ.memory} == {device.memory for device in actual}
@@ -141,12 +128,10 @@ def paths(value: object, before: str = "") -> list[str]:
 @given(path=st.sampled_from(paths(PUBLICATION)), value=JUNK, cut=st.none() | st.integers(0, 1500))
 def test_no_file_does_harm(path: str, value: object, cut: int | None) -> None:
     """With anything in any place, or cut anywhere, a file is a publication or a ValueError."""
-    # WHEN
     try:
         actual = parse(json.dumps(changed(path, value))[:cut])
     except ValueError:
         return
 
-    # THEN
     assert all(isinstance(each, Allocator) for each in actual.allocators)
     assert all(problem.isprintable() for problem in actual.problems)

@@ -21,7 +21,7 @@ from tests.unit.sources.publications import PUBLICATION, READ, SELF, changed
 from tests.unit.sources.test_newest_boxes import OWN, box
 
 STRANGER = 54_321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture
@@ -59,15 +59,12 @@ def publish(folder: Path, who: dict[str, int], *, owner: int) -> Path:
 )
 def test_a_strangers_word_on_our_process_is_refused(folder: Path, folder_owner: int, mode: int, group: int) -> None:
     """Whoever is not the process's user does not speak for it."""
-    # GIVEN
     os.chown(publish(folder, PUBLICATION["process"], owner=STRANGER), STRANGER, STRANGER)
     os.chown(folder, folder_owner, group)
     folder.chmod(mode)
 
-    # WHEN
     found, gaps = read(folder)
 
-    # THEN
     assert found is None
     assert any(f"user {STRANGER}" in gap for gap in gaps)
 
@@ -75,14 +72,11 @@ def test_a_strangers_word_on_our_process_is_refused(folder: Path, folder_owner: 
 @as_root
 def test_a_stranger_is_believed_on_its_own_process(folder: Path, strangers: dict[str, int]) -> None:
     """Its file, in its folder."""
-    # GIVEN
     publish(folder, strangers, owner=STRANGER)
     os.chown(folder, STRANGER, STRANGER)
 
-    # WHEN
     found, gaps = read(folder)
 
-    # THEN
     assert ([(strangers["pid"], True, None)], []) == (
         [(each.pid, each.pid_seen, each.unverified) for each in found or ()],
         gaps,
@@ -92,63 +86,49 @@ def test_a_stranger_is_believed_on_its_own_process(folder: Path, strangers: dict
 @as_root
 def test_our_file_in_a_strangers_folder_is_not_vouched_for(folder: Path) -> None:
     """It could have been kept, moved or put back there."""
-    # GIVEN
     write(folder)
     os.chown(folder, STRANGER, STRANGER)
 
     # WHEN: as another reader than root, whose folder every folder could be
     found, _ = read(folder)
 
-    # THEN
     assert ((replace(READ, unverified=True),)) == found
 
 
 def test_a_file_that_its_group_may_write_is_unverified(folder: Path) -> None:
     """Anybody in the group could have written it."""
-    # GIVEN
     write(folder).chmod(0o660)
 
-    # WHEN
     found, _ = read(folder)
 
-    # THEN
     assert (replace(READ, unverified=True),) == found
 
 
 def test_a_process_that_is_not_seen_is_unverified(folder: Path) -> None:
     """A claim to be in another PID namespace proves nothing."""
-    # GIVEN
     write(folder, changed("process.pid_namespace", 1))
 
-    # WHEN
     found, _ = read(folder)
 
-    # THEN
     assert (replace(READ, pid_seen=False, unverified=True),) == found
 
 
 def test_a_file_of_the_future_is_refused(folder: Path) -> None:
     """It would be young for ever."""
-    # GIVEN
     os.utime(write(folder), (time.time() + FUTURE_SECONDS + 60,) * 2)
 
-    # WHEN
     found, gaps = read(folder)
 
-    # THEN
     assert found is None
     assert "in the future" in gaps[0]
 
 
 def test_a_second_name_of_another_file_is_refused(folder: Path, tmp_path: Path) -> None:
     """What is laid there as a hard link is not the agent's."""
-    # GIVEN
     (folder / NAME).hardlink_to(write(tmp_path))
 
-    # WHEN
     found, gaps = read(folder)
 
-    # THEN
     assert found is None
     assert "hard link" in gaps[0]
 
@@ -171,13 +151,10 @@ def failure(folder: Path) -> tuple[object, list[str]]:
 @as_root
 def test_a_strangers_black_box_is_refused(folder: Path) -> None:
     """It would have our process have failed."""
-    # GIVEN
     write_box(folder, box(), owner=STRANGER)
 
-    # WHEN
     found, (gap,) = failure(folder)
 
-    # THEN
     assert found is None
     assert f"user {STRANGER}" in gap
 
@@ -185,27 +162,21 @@ def test_a_strangers_black_box_is_refused(folder: Path) -> None:
 @as_root
 def test_a_black_box_speaks_of_the_process_in_its_name(folder: Path, strangers: dict[str, int]) -> None:
     """A stranger whose own process is believed cannot say that another's has failed."""
-    # GIVEN
     name = f"oom-{strangers['pid']}-{strangers['start_ticks']}-0.json"
     publish(folder, strangers, owner=STRANGER)
     write_box(folder, box(), owner=STRANGER, name=name)
 
-    # WHEN
     found, gaps = TorchAllocatorSource(folder).read()
 
-    # THEN
     assert {SELF["pid"]: None, strangers["pid"]: None} == {each.pid: each.failure for each in found or ()}
     assert [f"{name}: it says that it is process {SELF['pid']}'s"] == [gap.reason for gap in gaps]
 
 
 def test_a_black_box_of_the_future_is_refused(folder: Path) -> None:
     """Its failure would be a recent one for ever."""
-    # GIVEN
     write_box(folder, box(ago_seconds=-3600.0))
 
-    # WHEN
     found, (gap,) = failure(folder)
 
-    # THEN
     assert found is None
     assert "in the future" in gap

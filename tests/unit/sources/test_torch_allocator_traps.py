@@ -13,6 +13,7 @@ import pytest
 from kvdiag.sources import agents
 from kvdiag.sources.agent_folder import MAX_FILE_BYTES
 from kvdiag.sources.agents import MAX_FILES
+from tests.builders.answers import containing
 from tests.unit.sources.agent_files import read, write
 from tests.unit.sources.publications import PUBLICATION, READ, changed
 
@@ -59,16 +60,16 @@ def nested(path: Path) -> None:
 TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (fifo, "not a file"),
     "folder": (Path.mkdir, "not a file"),
-    "link": (link, "cannot be opened: Too many levels of symbolic links"),
-    "link to itself": (link_to_itself, "cannot be opened: Too many levels of symbolic links"),
-    "huge": (huge, f"of {MAX_FILE_BYTES + len(json.dumps(PUBLICATION))} bytes, where {MAX_FILE_BYTES} are the most"),
-    "sparse": (sparse, f"of {2**40} bytes, where {MAX_FILE_BYTES} are the most"),
-    "open to all": (open_to_all, "it is world-writable, so its author is unknown"),
+    "link": (link, "symbolic links"),
+    "link to itself": (link_to_itself, "symbolic links"),
+    "huge": (huge, f"{MAX_FILE_BYTES + len(json.dumps(PUBLICATION))} bytes"),
+    "sparse": (sparse, f"{2**40} bytes"),
+    "open to all": (open_to_all, "world-writable"),
     "nested": (nested, "nested too deeply"),
-    "empty": (lambda path: write(path.parent, "", path.name), "Expecting value: line 1 column 1 (char 0)"),
+    "empty": (lambda path: write(path.parent, "", path.name), "Expecting value"),
     "torn": (
         lambda path: write(path.parent, json.dumps(PUBLICATION)[:9], path.name),
-        "Unterminated string starting at: line 1 column 2 (char 1)",
+        "Unterminated string",
     ),
     "nan": (lambda path: write(path.parent, '{"kvdiag_agent": NaN}', path.name), "NaN is not a number"),
     "list": (lambda path: write(path.parent, "[]", path.name), "not a JSON object"),
@@ -78,15 +79,13 @@ TRAPS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("lay", "reason"), TRAPS.values(), ids=TRAPS)
 def test_trap_is_a_gap(tmp_path: Path, lay: Callable[[Path], object], reason: str) -> None:
     """What is no plain publication is said and not waited for, and the file beside it is read."""
-    # GIVEN
     lay(tmp_path / "agent-1-1.json")
     write(tmp_path)
 
-    # WHEN / THEN
-    assert ((READ,), [f"failed: agent-1-1.json: {reason}"]) == read(tmp_path)
+    assert ((READ,), [containing("failed: agent-1-1.json: ", reason)]) == read(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize(
     ("folder_mode", "group", "believed"),
     [
@@ -114,17 +113,14 @@ def test_strangers_file_is_believed_only_where_strangers_cannot_write(
     os.chown(write(tmp_path, changed("process.pid_namespace", 1)), STRANGER, group)
     tmp_path.chmod(folder_mode)
 
-    # WHEN
     found, gaps = read(tmp_path)
 
-    # THEN
     assert believed == (found == (replace(READ, pid_seen=False, unverified=True),))
     assert believed != any(f"user {STRANGER}" in gap for gap in gaps)
 
 
 def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:
     """Only names that an agent gives are opened."""
-    # GIVEN
     for name in (
         "agent-1.json",
         "agent-x-1.json",
@@ -136,20 +132,16 @@ def test_names_of_other_files_are_passed_over(tmp_path: Path) -> None:
         write(tmp_path, "{", name)
     write(tmp_path)
 
-    # WHEN / THEN
     assert ((READ,), []) == read(tmp_path)
 
 
 def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     """Of more files than a server has processes only so many are read, and that is said."""
-    # GIVEN
     for number in range(MAX_FILES + 5):
         write(tmp_path, "{", f"agent-1-{number:04}.json")
 
-    # WHEN
     _, gaps = read(tmp_path)
 
-    # THEN
     assert (MAX_FILES + 1, f"failed: {MAX_FILES + 5} agent files, only the first {MAX_FILES} are read") == (
         len(gaps),
         gaps[0],
@@ -158,18 +150,15 @@ def test_number_of_files_is_bounded(tmp_path: Path) -> None:
 
 def test_request_touches_nothing_else(tmp_path: Path) -> None:
     """A link or a pipe in the request's place is left alone, and not waited for."""
-    # GIVEN
     write(tmp_path, changed("devices.0.fragmentation", None))
     (tmp_path / "victim").touch()
     os.utime(tmp_path / "victim", (1.0, 1.0))
 
-    # WHEN
     (tmp_path / agents.SPLIT_REQUEST).symlink_to("victim")
     linked, _ = read(tmp_path)
     (tmp_path / agents.SPLIT_REQUEST).unlink()
     os.mkfifo(tmp_path / agents.SPLIT_REQUEST)
     piped, _ = read(tmp_path)
 
-    # THEN
     assert 1.0 == (tmp_path / "victim").stat().st_mtime
     assert linked == piped == (replace(READ, split=None),)

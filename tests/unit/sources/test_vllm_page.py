@@ -54,12 +54,10 @@ def said(parse: object, text: str) -> Page | str:
 @pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.stem)
 def test_values_that_changed_are_read(path: Path) -> None:
     """Every real page with other values, after the page itself."""
-    # GIVEN
     text = path.read_text(encoding="utf-8")
     lines = [line if line[:1] in ("", "#") else f"{line.rpartition(' ')[0]} 7.25" for line in text.split("\n")]
     parser = PageParser()
 
-    # THEN
     assert parse_page(text) == parser.parse(text)
     assert parse_page("\n".join(lines)) == parser.parse("\n".join(lines))
     assert parse_page(text) == parser.parse(text)
@@ -84,11 +82,9 @@ def test_values_that_changed_are_read(path: Path) -> None:
 )
 def test_whatever_comes_next_is_parsed_as_if_nothing_had_been_before(later: str) -> None:
     """Other labels, types, timestamps and lines, and what is no page; and then the first page again."""
-    # GIVEN
     parser = PageParser()
     parser.parse(SHORT)
 
-    # THEN
     assert said(parse_page, later) == said(parser.parse, later)
     assert said(parse_page, SHORT) == said(parser.parse, SHORT)
 
@@ -118,14 +114,11 @@ def test_what_is_not_plain_is_parsed_whole_each_time(first: str, second: str) ->
 
 def test_nothing_is_kept_of_a_page_of_megabytes() -> None:
     """No server's own page is so long: it is parsed, and forgotten."""
-    # GIVEN
     parser = PageParser()
     text = "".join(f"a{number} 1\n" for number in range(40_000))
 
-    # WHEN
     page = parser.parse(text)
 
-    # THEN
     assert 40_000 == len(page)
     assert sum(map(sys.getsizeof, vars(parser).values())) < 2_000
 
@@ -133,12 +126,10 @@ def test_nothing_is_kept_of_a_page_of_megabytes() -> None:
 @given(CHANGES, st.lists(st.sampled_from(["3.0", "-7", "NaN", "1e300", "4 1700000000000", "x"]), max_size=4))
 def test_a_page_in_which_only_values_change(change: list[tuple[int, int, str]], values: list[str]) -> None:
     """Whatever else is in it, and however often."""
-    # GIVEN
     parser, text = PageParser(), SHORT
     for place, cut, piece in change:
         text = text[:place] + piece + text[place + cut :]
 
-    # THEN
     for value in ("3.0", *values):
         changed = text.replace("4.0", value)
         assert said(parse_page, changed) == said(parser.parse, changed)

@@ -32,7 +32,6 @@ from tests.unit.engines.vllm.vllm_pages import SCRAPES
 )
 def test_what_is_no_page_is_refused(text: str) -> None:
     """Text that is not in the format is one kind of error, told at once."""
-    # WHEN
     with pytest.raises(ValueError, match=r".") as caught:
         parse_page(text)
 
@@ -75,13 +74,11 @@ def spoilt_pages(draw: st.DrawFn) -> str:
 @example(text="vllm:kv_cache_usage_perc " + "9" * 400, version=None)
 def test_no_text_does_harm(text: str, version: str | None) -> None:
     """Whatever a server sends is either refused as no page, or parsed without another error."""
-    # GIVEN
     try:
         page = parse_page(text)
     except ValueError:
         return
 
-    # WHEN
     engines, gaps = parse_engines(page)
     pools, pool_gaps = parse_pools(page, version)
 

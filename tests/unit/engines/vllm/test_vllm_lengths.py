@@ -24,7 +24,6 @@ def page(*rows: tuple[str, str, str], more: str = "") -> str:
 
 def test_a_real_page_after_load() -> None:
     """A page of vLLM 0.32 under load: its requests wrote no more than their buckets say."""
-    # WHEN
     text = (SCRAPES / "vllm-0.32.0-cpu-load.prom").read_text()
     lengths = parse_lengths(parse_page(text))
     # THEN as many are counted as the page says, with the mean of their prompts

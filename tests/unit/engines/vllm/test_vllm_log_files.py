@@ -31,23 +31,19 @@ def test_what_tells_no_memory_is_refused(text: str) -> None:
 
 def test_binary_and_torn_lines_do_no_harm(tmp_path: Path) -> None:
     """Bytes that are no text, a figure cut in half, and a last line without its end."""
-    # GIVEN
     path = tmp_path / "torn.log"
     path.write_bytes(
         b"\xff\xfe\x00\x80INFO [g.py:1] Available KV cache mem\nINFO [g.py:1] Available KV cache memory: 18.69 GiB\r\n"
         b"INFO [k.py:1] GPU KV cache size: 136,080 tokens\nINFO [k.py:1] Maximum concurrency for 40,960 tok"
     )
 
-    # WHEN
     report = read_log(path)
 
-    # THEN
     assert (gib(18.69), 136_080, None) == (report.ranks[0].pool, report.tokens, report.concurrency)
 
 
 def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
     """A start at the head, gigabytes of requests, and a note that the middle was not seen."""
-    # GIVEN
     path = tmp_path / "long.log"
     with path.open("wb") as file:
         file.write((LOGS / "vllm-0.9.1-V1-reconstructed.log").read_bytes())
@@ -55,16 +51,13 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(b"\nINFO [x.py:1] the end\n")
 
-    # WHEN
     report = read_log(path)
 
-    # THEN
     assert (136_080, True) == (report.tokens, "first and last 4 MiB" in report.notes[-1])
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """A log that another command writes: the tail is kept, the middle dropped."""
-    # GIVEN
     path = tmp_path / "pipe"
     os.mkfifo(path)
     start = (LOGS / "vllm-0.9.1-V1-reconstructed.log").read_bytes()
@@ -72,11 +65,9 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     writer = threading.Thread(target=path.write_bytes, args=(content,))
     writer.start()
 
-    # WHEN
     report = read_log(path)
     writer.join()
 
-    # THEN
     assert 136_080 == report.tokens
 
 

@@ -11,17 +11,14 @@ from tests.unit.engines.vllm.vllm_logs import AUDIT, CONSUMED, LOGS, gib
 
 def test_ranks_are_kept_apart_and_the_smallest_pool_decides() -> None:
     """Reported by each rank is there under its name; the engine gives all of them what the smallest affords."""
-    # GIVEN
     lines = [
         "(Worker_PP0_TP0 pid=11) INFO [g.py:1] Available KV cache memory: 17.79 GiB",
         "(Worker_PP0_TP1 pid=12) INFO [g.py:1] Available KV cache memory: 17.73 GiB",
         "(Worker_PP1_TP0 pid=13) INFO [g.py:1] Available KV cache memory: 19.02 GiB",
     ]
 
-    # WHEN
     report = parse_log("\n".join(lines))
 
-    # THEN
     assert [("Worker_PP0_TP0", 0), ("Worker_PP0_TP1", 0), ("Worker_PP1_TP0", 1)] == [
         (one.name, one.stage) for one in report.ranks
     ]
@@ -30,13 +27,10 @@ def test_ranks_are_kept_apart_and_the_smallest_pool_decides() -> None:
 
 def test_workers_of_one_name_are_told_apart_by_their_process() -> None:
     """V0's workers are all called VllmWorkerProcess, and its main process has no name."""
-    # GIVEN
     names = ["", "(VllmWorkerProcess pid=521) ", "(VllmWorkerProcess pid=507) "]
 
-    # WHEN
     report = parse_log("\n".join(f"{name}INFO 04-12 08:21:19 [worker.py:267] {AUDIT}" for name in names))
 
-    # THEN
     assert ["main process", "VllmWorkerProcess 1 of 2", "VllmWorkerProcess 2 of 2"] == [
         one.name for one in report.ranks
     ]
@@ -44,7 +38,6 @@ def test_workers_of_one_name_are_told_apart_by_their_process() -> None:
 
 def test_of_data_parallel_engines_the_smallest_is_taken() -> None:
     """Each engine has a pool of its own; figures of two are never mixed."""
-    # GIVEN
     lines = [
         "(EngineCore_DP0 pid=1) INFO [g.py:1] Available KV cache memory: 9.0 GiB",
         "(EngineCore_DP1 pid=2) INFO [g.py:1] Available KV cache memory: 8.0 GiB",
@@ -52,24 +45,19 @@ def test_of_data_parallel_engines_the_smallest_is_taken() -> None:
         "(EngineCore_DP1 pid=2) INFO [k.py:1] GPU KV cache size: 8,000 tokens",
     ]
 
-    # WHEN
     report = parse_log("\n".join(lines))
 
-    # THEN
     assert (8000, ["EngineCore_DP1"]) == (report.tokens, [one.name for one in report.ranks])
     assert "2 data-parallel engines" in report.notes[0]
 
 
 def test_the_last_start_counts() -> None:
     """A server that was restarted into the same file, with other settings the second time."""
-    # GIVEN
     first = (LOGS / "vllm-0.9.1-V1-reconstructed.log").read_text()
     second = (LOGS / "vllm-0.18.0-V1-reconstructed.log").read_text()
 
-    # WHEN
     report = parse_log(first + second)
 
-    # THEN
     assert ("0.18.0", 245_360) == (report.settings.version, report.tokens)
     assert (None, None) == (report.settings.max_num_batched_tokens, report.num_blocks)
     assert "the log has 2 starts; the last one is used" in report.notes
@@ -103,7 +91,6 @@ def test_a_sentence_that_is_wrapped_is_read_as_one() -> None:
 
 def test_the_model_is_told_and_not_its_drafter() -> None:
     """A drafter's architecture and length are printed after the model's own."""
-    # GIVEN
     lines = [
         "INFO [model.py:1] Resolved architecture: Qwen3_5ForConditionalGeneration",
         "INFO [model.py:1] Using max model len 262144",
@@ -112,24 +99,19 @@ def test_the_model_is_told_and_not_its_drafter() -> None:
         "INFO [k.py:1] GPU KV cache size: 8,000 tokens",
     ]
 
-    # WHEN
     told = parse_log("\n".join(lines)).settings
 
-    # THEN
     assert ("Qwen3_5ForConditionalGeneration", 65_536) == (told.architecture, told.max_model_len_tokens)
 
 
 def test_blocks_set_while_graphs_are_estimated_are_not_the_servers() -> None:
     """The estimate runs on a handful of blocks, and says so with the same words as --num-gpu-blocks-override."""
-    # GIVEN
     override = "Overriding num_gpu_blocks={} with num_gpu_blocks_override={}"
     pool = "INFO [g.py:1] Available KV cache memory: 13.1 GiB\n"
 
-    # WHEN
     estimated = parse_log(f"INFO [k.py:1] {override.format(0, 16)}\n{pool}")
     chosen = parse_log(f"{pool}INFO [k.py:1] {override.format(900, 512)}")
 
-    # THEN
     assert (None, 512) == (estimated.settings.blocks_override, chosen.settings.blocks_override)
 
 

@@ -10,22 +10,19 @@ from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.vllm.metrics import MAX_SERIES, parse_caches, parse_pools
 from kvdiag.model import Gap, KvPool
 from kvdiag.sources.prometheus_text import parse_page
+from tests.builders.answers import containing
 from tests.unit.engines.vllm.vllm_pages import engine_page
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        pytest.param(
-            'num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None', block_size is '16'", id="0.8: None"
-        ),
-        pytest.param('block_size="16"', "num_gpu_blocks is None, block_size is '16'", id="no blocks"),
-        pytest.param('num_gpu_blocks="100"', "num_gpu_blocks is '100', block_size is None", id="no block size"),
+        pytest.param('num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None'", id="0.8: None"),
+        pytest.param('block_size="16"', "num_gpu_blocks is None", id="no blocks"),
+        pytest.param('num_gpu_blocks="100"', "block_size is None", id="no block size"),
         pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: total_blocks is 1", id="the null block alone"),
         pytest.param('num_gpu_blocks="100",block_size="0"', "KvPool: block_tokens is 0", id="empty blocks"),
-        pytest.param(
-            'num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5', block_size is '16'", id="negative"
-        ),
+        pytest.param('num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5'", id="negative"),
         pytest.param(
             f'num_gpu_blocks="{"9" * 5000}",block_size="16"',
             f"num_gpu_blocks is '{'9' * 39}, block_size is '16'",
@@ -35,57 +32,46 @@ from tests.unit.engines.vllm.vllm_pages import engine_page
 )
 def test_pool_that_cannot_be_is_a_gap(config: str, reason: str) -> None:
     """A pool whose labels make no pool is missing, and a gap quotes them, shortened."""
-    # GIVEN
     page = parse_page(engine_page("vllm:prefix_cache_queries_total 0.0", config=config))
 
-    # WHEN
     actual = parse_pools(page, "0.32.0")
 
-    # THEN
-    told = Gap(source=SOURCE, kind="failed", reason=f"vllm:cache_config_info of engine 0 cannot be used: {reason}")
+    told = Gap(source=SOURCE, kind="failed", reason=containing("vllm:cache_config_info of engine 0", reason))
     assert ((), (told,)) == actual
 
 
 def test_one_broken_pool_leaves_the_others() -> None:
     """Of two engines' lines, the one that cannot be read is a gap and the other a pool of its half."""
-    # GIVEN
     page = parse_page(
         'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
         'vllm:cache_config_info{engine="1",num_gpu_blocks="None",block_size="16"} 1\n'
         "vllm:prefix_cache_queries_total 0\n"
     )
 
-    # WHEN
     pools, gaps = parse_pools(page, "0.32.0")
 
-    # THEN
     expected = KvPool(engine="0", block_tokens=16, total_blocks=100, usable_blocks=99, usage_blocks=99)
-    reason = "vllm:cache_config_info of engine 1 cannot be used: num_gpu_blocks is 'None', block_size is '16'"
+    reason = containing("vllm:cache_config_info of engine 1", "'None'", "'16'")
     assert ((expected,), (Gap(source=SOURCE, kind="failed", reason=reason),)) == (pools, gaps)
 
 
 def test_pool_told_twice_is_a_gap() -> None:
     """Two different lines for one engine are two servers behind one address: neither is taken."""
-    # GIVEN
     page = parse_page(
         'vllm:cache_config_info{engine="0",num_gpu_blocks="200",block_size="16"} 1\n'
         'vllm:cache_config_info{engine="0",num_gpu_blocks="900",block_size="16"} 1\n'
     )
 
-    # WHEN
     actual = parse_pools(page, "0.32.0")
 
-    # THEN
-    reason = "vllm:cache_config_info appears 2 times for engine 0: does this endpoint merge several servers?"
+    reason = containing("vllm:cache_config_info", "2 times", "engine 0")
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
 
 @pytest.mark.parametrize(
     ("labels", "changes"),
     [
-        pytest.param(
-            'num_gpu_blocks_override="40"', {"pool_bytes": None}, id="overridden: the size asked for is not it"
-        ),
+        pytest.param('num_gpu_blocks_override="40"', {"pool_bytes": None}, id="overridden"),
         pytest.param('num_gpu_blocks_override="None"', {}, id="not overridden"),
         pytest.param('effective_attention_block_size="64"', {"block_tokens": 64}, id="context parallel"),
         pytest.param('effective_attention_block_size="None"', {}, id="effective size not told"),
@@ -105,41 +91,32 @@ def test_pool_told_twice_is_a_gap() -> None:
 )
 def test_label_is_read_or_left_out(labels: str, changes: dict[str, object]) -> None:
     """Each label of the pool's line becomes its field; a value that says nothing leaves the field out."""
-    # GIVEN
     config = f'num_gpu_blocks="100",block_size="16",kv_cache_memory_bytes="1073741824",{labels}'
     page = parse_page(engine_page("vllm:prefix_cache_queries_total 0", config=config))
 
-    # WHEN
     actual = parse_pools(page, "0.32.0")
 
-    # THEN
     usual = KvPool(engine="0", block_tokens=16, total_blocks=100, usable_blocks=99, usage_blocks=99, pool_bytes=2**30)
     assert ((replace(usual, **changes),), ()) == actual  # type: ignore[arg-type]
 
 
 def test_v1_of_which_only_the_pool_is_seen_has_its_null_block() -> None:
     """Where a filter or multiprocess mode leaves just the pool's line, the version tells that a null block is there."""
-    # GIVEN
     page = parse_page(engine_page(config='num_gpu_blocks="100",block_size="16"'))
 
-    # WHEN
     (pool,), _ = parse_pools(page, "0.32.0")
 
-    # THEN
     assert (99, 99) == (pool.usable_blocks, pool.usage_blocks)
 
 
 def test_hostile_number_of_pools_is_refused() -> None:
     """A page with more pools than any server has is a gap."""
-    # GIVEN
     count = 5_000
     line = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="9",block_size="16"}} 1\n'
     page = parse_page("".join(line.format(number) for number in range(count)))
 
-    # WHEN
     actual = parse_pools(page, "0.32.0")
 
-    # THEN
     reason = f"vllm:cache_config_info has {count} series, more than {MAX_SERIES}: not a page of one server"
     assert ((), (Gap(source=SOURCE, kind="failed", reason=reason),)) == actual
 
@@ -159,7 +136,6 @@ def test_hostile_number_of_pools_is_refused() -> None:
 )
 def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expected: list[int]) -> None:
     """The size of the offloading buffer, where all engines say the same and it is a size at all."""
-    # GIVEN
     lines = "\n".join(
         f'vllm:cache_config_info{{engine="{number}"'
         + ("" if size is None else f',kv_offloading_size="{size}"')
@@ -167,5 +143,4 @@ def test_bounds_of_host_caches_stand_on_the_page(sizes: list[str | None], expect
         for number, size in enumerate(sizes)
     )
 
-    # THEN
     assert expected == [cache.limit_bytes for cache in parse_caches(parse_page(f"{lines}\n"))]

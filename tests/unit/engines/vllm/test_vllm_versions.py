@@ -192,13 +192,10 @@ KNOWN = (
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.page)
 def test_every_version_reads_alike(known: Known) -> None:
     """The page of each version gives its engines' figures and its pools, and nothing is missed."""
-    # GIVEN
     page = page_of(known.page)
 
-    # WHEN
     actual = (parse_engines(page), parse_pools(page, known.version))
 
-    # THEN
     assert ((known.engines, ()), (known.pools, ())) == actual
 
 
@@ -209,10 +206,8 @@ def test_unknown_version_is_told_by_the_page(known: Known) -> None:
     both_names = known.page in ("vllm-0.10.2-V1-rendered", "vllm-0.11.2-V1-hidden-rendered")
     expected = (EARLY_V1_POOL,) if both_names else known.pools
 
-    # WHEN
     actual = [parse_pools(page_of(known.page), version) for version in (None, "", "dev", "v", "0", "1" * 5000)]
 
-    # THEN
     assert [(expected, ())] * 6 == actual
 
 
@@ -233,10 +228,8 @@ def test_unknown_version_is_told_by_the_page(known: Known) -> None:
 )
 def test_version_is_three_numbers(version: str | None, expected: tuple[int, int, int] | None) -> None:
     """Major, minor and patch are what counts of a version; anything else is none."""
-    # WHEN
     actual = parse_version(version)
 
-    # THEN
     assert expected == actual
 
 
@@ -255,11 +248,8 @@ def test_version_is_three_numbers(version: str | None, expected: tuple[int, int,
 )
 def test_usage_counts_blocks_as_its_version_does(page: str, version: str, usage_ratio: float, expected: int) -> None:
     """The usage gauge gives the blocks that requests hold, whether or not its version counts the null block."""
-    # GIVEN
     (pool,), _ = parse_pools(page_of(page), version)
 
-    # WHEN
     actual = pool.used_blocks(usage_ratio)
 
-    # THEN
     assert expected == actual
