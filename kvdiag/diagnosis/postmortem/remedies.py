@@ -32,7 +32,7 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if total is None:
         return f"lower --gpu-memory-utilization by {size} / the device's total"
     ratio = short_bytes / total
-    of = f"({size} of {format_bytes(total)})"
+    of = f"({short_bytes} bytes, {size}, of {format_bytes(total)})"
     by = f"lower --gpu-memory-utilization by {math.ceil(ratio * 1e4) / 1e4:.4f} or more {of}"
     if old is not None:
         new = max(_floor(old - ratio), _STEP)
@@ -51,11 +51,11 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
         return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
     ratio = missing_bytes / total
     if old is None:
-        return f"raise --gpu-memory-utilization by {ratio:.4f} ({size}), if that much is free"
+        return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}), if that much is free"
     new = math.ceil((old + ratio) * 100 - 1e-9) / 100
     if new > DEFAULT_LIMITS.max_fraction_ratio:
         return None
-    return f"raise --gpu-memory-utilization by {ratio:.4f} ({size}): {old:g} -> {new:g}"
+    return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}): {old:g} -> {new:g}"
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:

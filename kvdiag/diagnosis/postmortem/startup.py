@@ -52,7 +52,7 @@ def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
         who = "other processes use" if found.sure else "neither torch nor a CUDA context explains"
         summary = f"{asked_for(case)}; {who} {size}"
         remedy = joined(
-            f"stop or move the processes that use {size}",
+            f"stop or move the processes that use {found.size_bytes} bytes ({size})",
             lower_fraction(case, told.short_bytes),
         )
     status: Status = "fault" if found.sure else "suspect"

@@ -31,7 +31,7 @@ def test_growth_that_stopped_is_explained() -> None:
     expected = Finding(
         id="benign.warmup",
         status="ok",
-        summary="GPU 0: 360 MiB came with the first requests, and then growth stopped: warm-up, not a leak",
+        summary="GPU 0: grew 360 MiB with the first requests, then stopped: warm-up, not a leak",
         evidence=(
             Evidence(name="first_touch_growth", value=360 * MIB, unit="bytes", source="nvml"),
             Evidence(name="growth_over_judged_cycles", value=0, unit="bytes", source="nvml"),
@@ -54,7 +54,7 @@ def test_a_server_that_never_grew_is_ok() -> None:
     ("world", "reason"),
     [
         (World(nvml=NO_NVML), f"{NO_NVML.reason}"),
-        (World(lost_in="single_request"), "too few equal cycles with device readings after each"),
+        (World(lost_in="single_request"), "too few equal cycles with device samples; pause traffic for the run"),
         (World(device_growth_bytes=6 * MIB), STILL_GROWING),
     ],
     ids=["no NVML", "too few cycles", "still growing"],
@@ -148,9 +148,9 @@ def figures(found: Finding) -> list[tuple[str, object, str, str]]:
     ("before", "first", "told"),
     [
         (0, (PAGE - 1, 0), "device memory did not grow at all"),
-        (0, (PAGE, 0), "GPU 0: 2.00 MiB came with the first requests, and then growth stopped: warm-up, not a leak"),
-        (PAGE, (0, 0), "GPU 0: 2.00 MiB came with the first requests, and then growth stopped: warm-up, not a leak"),
-        (PAGE, (3 * PAGE, PAGE), "GPU 0: 10.0 MiB came with the first requests, and then growth stopped: warm-up"),
+        (0, (PAGE, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
+        (PAGE, (0, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
+        (PAGE, (3 * PAGE, PAGE), "GPU 0: grew 10.0 MiB with the first requests, then stopped: warm-up"),
         (-PAGE, (PAGE, 0), "device memory did not grow at all"),
     ],
     ids=["less than a page", "a page", "with the unjudged requests", "with all of them", "given back before"],
@@ -174,8 +174,8 @@ def test_the_gpu_to_which_most_came_is_told() -> None:
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
 
-    assert of_cycles(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: 6.00 MiB came with")
-    assert of_cycles(growing(*steps)).summary.startswith("GPU 0: 4.00 MiB came with")
+    assert of_cycles(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: grew 6.00 MiB with")
+    assert of_cycles(growing(*steps)).summary.startswith("GPU 0: grew 4.00 MiB with")
 
 
 def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
@@ -221,7 +221,7 @@ def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     actual = then(growing(LATE), later)
 
     # A page at first and four later
-    told = {"ok": "GPU 0: 10.0 MiB came with the first requests", "unknown": STILL_GROWING}
+    told = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": STILL_GROWING}
     assert actual.summary.startswith(told[status])
     assert status == actual.status
 
@@ -231,7 +231,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     # GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
     little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
 
-    assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: 20.0 MiB came with")
+    assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: grew 20.0 MiB with")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     [
         (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), "no device memory was read"),
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
-        (cycles([gpus(0)] * 5), "too few equal cycles with device readings after each"),
+        (cycles([gpus(0)] * 5), "too few equal cycles with device samples; pause traffic for the run"),
     ],
     ids=["no device", "no NVML", "four cycles"],
 )
@@ -269,4 +269,4 @@ def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
     # A GPU that told nothing in the baseline, and one that tells nothing in the lead-in
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
 
-    assert of_cycles(dark).summary.startswith("GPU 0: 2.00 MiB came with")
+    assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")

@@ -42,7 +42,8 @@ def test_growth_with_every_request_is_a_fault() -> None:
         Finding(
             id=TORCH,
             status="fault",
-            summary=f"GPU 0: the server's process grows 6.00 MiB with each request and is not released; {undecided}",
+            summary=f"GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released; "
+            f"{undecided}",
             evidence=(
                 Evidence(name="gpu", value=0, unit="index", source="nvml"),
                 Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
@@ -74,10 +75,13 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     [
         (World(nvml=NO_NVML), NO_NVML.reason),
         (World(nvml=GPU_LOST), GPU_LOST.reason),
-        (World(memory_told=False), "5 equal cycles with device readings after each are needed"),
-        (World(lost_in="single_request"), "5 equal cycles with device readings after each are needed"),
-        (World(busy=True), "5 equal cycles with device readings after each are needed"),
-        (World(failing={"single_request": "HTTP 500"}), "5 equal cycles with device readings after each are needed"),
+        (World(memory_told=False), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(lost_in="single_request"), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(busy=True), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (
+            World(failing={"single_request": "HTTP 500"}),
+            "fewer than 5 equal cycles with device samples; pause traffic for the run",
+        ),
     ],
     ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],
 )
@@ -226,7 +230,7 @@ def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
     actual = verdicts(world)
 
     assert both("unknown") == statuses(actual)
-    assert "grows while nothing runs, too" in actual[1].summary
+    assert "also grows while idle" in actual[1].summary
 
 
 def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:

@@ -58,7 +58,7 @@ def test_a_server_that_grows_has_its_figures() -> None:
     """Three pages after each of six judged cycles, and two first ones; nothing more is known without an agent."""
     torch, beside = by_device(*((gpu(size),) for size in levels(STEADY, 3 * PAGE)))
 
-    grows = "GPU 0: the server's process grows 6.00 MiB with each request and is not released"
+    grows = "GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released"
     assert ("fault", f"{grows}; {UNDECIDED}") == (torch.status, torch.summary)
     assert [
         ("gpu", 0, "index", "nvml"),
@@ -105,7 +105,10 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
         readings = zip(levels(STEADY, own * PAGE), levels(STEADY, other * PAGE, base=GIB), strict=True)
         return by_device(*((gpu(size), gpu(4 * GIB, index=1, others=taken)) for size, taken in readings))
 
-    assert ("fault", True) == (of(1, 30)[0].status, of(1, 30)[0].summary.startswith("GPU 0: the server's process"))
+    assert ("fault", True) == (
+        of(1, 30)[0].status,
+        of(1, 30)[0].summary.startswith("GPU 0: memory of the server's process"),
+    )
     neighbour = of(0, 30)
     sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
     assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
@@ -117,7 +120,7 @@ def test_the_gpu_that_grows_most_is_told() -> None:
     readings = zip(levels(STEADY, PAGE), levels(STEADY, 2 * PAGE), strict=True)
     torch, _ = by_device(*((gpu(one), gpu(other, index=1)) for one, other in readings))
 
-    assert torch.summary.startswith("GPU 1: the server's process grows 4.00 MiB with each request")
+    assert torch.summary.startswith("GPU 1: memory of the server's process grows 4.00 MiB with each request")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
 
     assert status == torch.status
     words = {
-        "unknown": "GPU 0 grows while nothing runs, too (2.00 MiB before any request)",
+        "unknown": "GPU 0 also grows while idle (2.00 MiB before any request)",
         "fault": "GPU 0: device memory (whose process is not visible) grows 2.00 MiB with each request",
     }
     assert words[status] in torch.summary
@@ -147,11 +150,11 @@ def test_growth_of_nobody_known_counts_where_idle_time_shows_none(idle: int | No
         (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
         (
             Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),), devices=(gpu(GIB),)),)),
-            "5 equal cycles with device readings after each are needed, or 1 h of samples",
+            "fewer than 5 equal cycles with device samples; pause traffic for the run, or take 1 h of samples",
         ),
         (
             cycles([Sample(at_seconds=0.0, devices=(gpu(GIB),))] * 5),
-            "5 equal cycles with device readings after each are needed",
+            "fewer than 5 equal cycles with device samples; pause traffic for the run",
         ),
     ],
     ids=["nothing", "no NVML", "no steps", "four cycles"],

@@ -295,7 +295,7 @@ def test_a_server_of_one_gpu_has_no_others() -> None:
 
 LEAK = after_requests(MIB)
 
-NO_CYCLES = "5 equal cycles with device readings after each are needed"
+NO_CYCLES = "fewer than 5 equal cycles with device samples; pause traffic for the run"
 
 
 def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding]:
