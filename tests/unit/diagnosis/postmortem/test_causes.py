@@ -99,7 +99,7 @@ def test_without_all_figures_nothing_is_said_of_others(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "free", "unallocated", "state"),
+    ("asked", "free", "unallocated", "state"),
     [
         (GIB, GIB, GIB, "unknown"),
         (GIB, GIB - 1, GIB, "confirmed"),
