@@ -62,7 +62,7 @@ def test_listed_others_count_without_the_devices_size() -> None:
     listed: dict[str, Any] = {
         "total_bytes": None,
         "free_bytes": None,
-        "other_processes": ((7, 200 * MIB), (8, 100 * MIB)),
+        "others": ((7, 200 * MIB), (8, 100 * MIB)),
     }
     assert Foreign(size_bytes=300 * MIB, sure=True) == others_of(**listed)
 
