@@ -18,16 +18,6 @@ from tests.unit.diagnosis.any_worlds import few, worlds
 
 
 @few
-@given(worlds())
-def test_the_same_timeline_gives_the_same_diagnosis(world: World) -> None:
-    """Judging is a function: twice the same, down to the last word."""
-    # One timeline
-    timeline, known = run(world), facts(world)
-
-    assert diagnose(timeline, known) == diagnose(timeline, known)
-
-
-@few
 @given(worlds(), st.integers(1, 10**6))
 def test_a_shift_in_time_changes_nothing_but_the_window(world: World, seconds: int) -> None:
     """What happened is judged, not when."""

@@ -6,7 +6,6 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Finding
-from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
@@ -51,10 +50,7 @@ class TestActivation:
 
     def test_settings_are_reckoned_in_bytes(self) -> None:
         """The fraction is lowered by shortage over total, what that costs is told, and the batch is scaled."""
-        actual = finding(self.ID, account(phase="prefill"), report=REPORT)
-
-        expected = ANY_TEXT
-        assert expected == actual.remedy
+        assert finding(self.ID, account(phase="prefill"), report=REPORT).remedy
 
     def test_pool_that_was_set_by_hand_is_lowered_by_hand(self) -> None:
         """With --kv-cache-memory-bytes the fraction decides nothing."""
@@ -303,9 +299,7 @@ def test_sources_that_contradict_are_said_to() -> None:
         )
     )
 
-    (gap,) = actual.gaps
-    expected = ANY_TEXT
-    assert expected == gap.reason
+    assert 1 == len(actual.gaps)
 
 
 def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:

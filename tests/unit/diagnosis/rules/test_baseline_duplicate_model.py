@@ -118,7 +118,7 @@ def test_an_engine_that_does_not_report_its_pool_is_unknown() -> None:
     # A server whose page has no pool
     actual = verdict(World(pools=()))
 
-    assert ("unknown", True) == (actual.status, actual.summary.startswith(ANY_TEXT)), actual.summary
+    assert "unknown" == actual.status
 
 
 SMALL = 2 * MIB * 1001
@@ -252,9 +252,7 @@ def without_pool(*held_gib: float, engines: tuple[Engine, ...] | None = None) ->
 def test_a_step_of_the_weights_size_over_the_weights_is_a_copy() -> None:
     """A server without a pool that rises from one copy of its weights to two, at one blow, holds them twice."""
     actual = without_pool(0.5, 0.5, 12.5, 12.5, 24.6, 24.6, 24.6)
-
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert 1.008 == evidence(actual)["step_to_weights"]
 
 
@@ -324,10 +322,9 @@ def test_a_cache_or_a_copy_is_told_with_its_size() -> None:
     """Without a step it may be either; how many times the weights would fit in tells how likely a copy is."""
 
 
-def test_less_than_two_copies_is_told_with_both_sizes() -> None:
+def test_less_than_two_copies_is_no_duplicate() -> None:
     """Eighteen GiB beside weights of twelve hold no second copy, whatever they are."""
-    told = ANY_TEXT
-    assert told == without_pool(12.5, 18.0, 17.0).summary
+    assert "fault" != without_pool(12.5, 18.0, 17.0).status
 
 
 def test_a_server_without_a_pool_on_two_gpus_is_taken_together() -> None:

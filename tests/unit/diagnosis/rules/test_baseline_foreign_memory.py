@@ -179,9 +179,7 @@ def test_readings_before_the_servers_processes_are_there_decide_nothing() -> Non
 def test_a_neighbour_that_let_go_is_told() -> None:
     """What was there while the server sized its pool has cost it, although it is gone by now."""
     actual = over_minutes((ORPHAN, OWN), (ORPHAN, OWN), (OWN,), (OWN,))
-
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert {"foreign_bytes": 6 * GIB, "foreign_bytes_now": 0, "ended_seconds_ago": 120.0} == {
         name: value for name, value in evidence(actual).items() if name != "gpu"
     }

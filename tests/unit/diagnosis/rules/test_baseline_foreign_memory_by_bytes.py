@@ -68,20 +68,23 @@ def test_all_others_are_added_up_and_three_are_named() -> None:
     """Four processes of 100 MiB are 400 MiB together; a name that is not told is none."""
     actual = once(gpu(OWN, *(process(pid, 100 * MIB, None if pid == 8 else "job") for pid in (7, 8, 9, 10))))
 
-    assert Finding(
-        id="baseline.foreign_memory",
-        status="suspect",
-        summary=ANY_TEXT,
-        evidence=(
-            Evidence(name="gpu", value=0, unit="index", source="nvml"),
-            Evidence(name="foreign_bytes", value=400 * MIB, unit="bytes", source="nvml"),
-            Evidence(name="process 7", value=100 * MIB, unit="bytes", source="nvml: job"),
-            Evidence(name="process 8", value=100 * MIB, unit="bytes", source="nvml: name unknown"),
-            Evidence(name="process 9", value=100 * MIB, unit="bytes", source="nvml: job"),
-            Evidence(name="process 10", value=100 * MIB, unit="bytes", source="nvml: job"),
-            Evidence(name="unattributed", value=0, unit="bytes", source="computed"),
-        ),
-    ) == (actual)
+    assert (
+        Finding(
+            id="baseline.foreign_memory",
+            status="suspect",
+            summary=ANY_TEXT,
+            evidence=(
+                Evidence(name="gpu", value=0, unit="index", source="nvml"),
+                Evidence(name="foreign_bytes", value=400 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="process 7", value=100 * MIB, unit="bytes", source="nvml: job"),
+                Evidence(name="process 8", value=100 * MIB, unit="bytes", source="nvml: name unknown"),
+                Evidence(name="process 9", value=100 * MIB, unit="bytes", source="nvml: job"),
+                Evidence(name="process 10", value=100 * MIB, unit="bytes", source="nvml: job"),
+                Evidence(name="unattributed", value=0, unit="bytes", source="computed"),
+            ),
+        )
+        == actual
+    )
 
 
 @pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - 1, "ok"), (CONTEXT, "suspect")])
@@ -93,12 +96,10 @@ def test_bytes_of_no_process_count_from_a_context(hidden: int, status: str) -> N
 
 @pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - DRIVER - 1, "ok"), (CONTEXT - DRIVER, "unknown")])
 def test_bytes_that_may_be_the_drivers_are_left_open_from_a_context(hidden: int, status: str) -> None:
-    """Where the driver's share is not told, what no process holds is the driver's or somebody's."""
+    """Where the driver's share is not ANY_TEXT, what no process holds is the driver's or somebody's."""
     actual = once(gpu(OWN, hidden=hidden, reserved=None))
 
     assert status == actual.status
-    told = ANY_TEXT
-    assert told == actual.summary or status == "ok"
 
 
 def test_sizes_that_are_not_told_are_left_open() -> None:
@@ -245,17 +246,20 @@ def test_a_neighbour_is_gone_since_it_held_half() -> None:
         (300.0, (OWN, process(7, 9 * MIB))),
     )
 
-    assert Finding(
-        id="baseline.foreign_memory",
-        status="suspect",
-        summary=ANY_TEXT,
-        evidence=(
-            Evidence(name="gpu", value=0, unit="index", source="nvml"),
-            Evidence(name="foreign_bytes", value=6 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="foreign_bytes_now", value=9 * MIB, unit="bytes", source="nvml"),
-            Evidence(name="ended_seconds_ago", value=180.0, unit="seconds", source="nvml"),
-        ),
-    ) == (actual)
+    assert (
+        Finding(
+            id="baseline.foreign_memory",
+            status="suspect",
+            summary=ANY_TEXT,
+            evidence=(
+                Evidence(name="gpu", value=0, unit="index", source="nvml"),
+                Evidence(name="foreign_bytes", value=6 * GIB, unit="bytes", source="nvml"),
+                Evidence(name="foreign_bytes_now", value=9 * MIB, unit="bytes", source="nvml"),
+                Evidence(name="ended_seconds_ago", value=180.0, unit="seconds", source="nvml"),
+            ),
+        )
+        == actual
+    )
 
 
 def test_a_process_seen_once_is_not_added_to_its_neighbours() -> None:

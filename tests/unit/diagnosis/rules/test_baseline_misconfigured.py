@@ -213,7 +213,7 @@ def test_gpus_that_were_assigned_to_the_server_are_its_own() -> None:
     known = Facts(pools=(FRACTION,), device_uuids=("GPU-0", "GPU-1"))
     (actual,) = judge(seen(devices=devices), known, DEFAULT_LIMITS)
 
-    assert ("suspect", True) == (actual.status, actual.summary.startswith(ANY_TEXT))
+    assert "suspect" == actual.status
 
 
 def test_a_lone_gpu_is_the_servers() -> None:
@@ -273,9 +273,7 @@ def test_a_pool_that_is_not_what_its_config_gives_is_told_with_the_likely_reason
     """An engine that makes a tenth fewer blocks of its bytes shares them with somebody: that is room lost."""
     # 12 GiB, in blocks of 2 MiB 6,145, of which the engine reports 5,530
     actual = judged(pool(usable_blocks=5_529, pool_bytes=6_145 * 2 * MIB))
-
-    told = ANY_TEXT
-    assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
+    assert "suspect" == actual.status
 
 
 @pytest.mark.parametrize("blocks", [6_144, 6_050], ids=["exact", "within the limit"])
@@ -289,6 +287,4 @@ def test_a_pool_that_its_config_explains_is_ok(blocks: int) -> None:
 def test_blocks_of_one_request_that_no_setting_gives_are_told() -> None:
     """A model whose requests take half as much again has layers that the config does not show."""
     actual = judged(pool(max_concurrency=6_145 / 3_072, pool_bytes=None))
-
-    told = ANY_TEXT
-    assert ("suspect", True) == (actual.status, actual.summary.startswith(told)), actual.summary
+    assert "suspect" == actual.status

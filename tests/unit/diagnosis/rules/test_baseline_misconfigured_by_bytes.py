@@ -115,27 +115,30 @@ def test_every_figure_that_was_looked_at_is_shown() -> None:
     first, second = holding(70 * GIB), holding(60 * GIB, GIB, index=1)
     actual = at_idle(first, device(5, processes=(process(8, GIB),)), second)
 
-    assert Finding(
-        id="baseline.misconfigured",
-        status="ok",
-        summary=ANY_TEXT,
-        evidence=(
-            Evidence(name="capacity", value=98_320, unit="tokens", source="engine"),
-            Evidence(name="max_model_len", value=32_768, unit="tokens", source="engine"),
-            Evidence(name="max_concurrency_at_max_model_len", value=6145 / 2048, unit="requests", source="engine"),
-            Evidence(name="memory_fraction", value=0.92, unit="ratio", source="engine"),
-            Evidence(name="gpu_0_free", value=10 * GIB - DRIVER, unit="bytes", source="nvml"),
-            Evidence(name="gpu_0_used_by_server", value=70 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="gpu_0_used_by_processes", value=70 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="gpu_0_budget", value=BUDGET, unit="bytes", source="computed"),
-            Evidence(name="gpu_0_driver_reserved", value=DRIVER, unit="bytes", source="nvml"),
-            Evidence(name="gpu_1_free", value=19 * GIB - DRIVER, unit="bytes", source="nvml"),
-            Evidence(name="gpu_1_used_by_server", value=61 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="gpu_1_used_by_processes", value=61 * GIB, unit="bytes", source="nvml"),
-            Evidence(name="gpu_1_budget", value=BUDGET, unit="bytes", source="computed"),
-            Evidence(name="gpu_1_driver_reserved", value=DRIVER, unit="bytes", source="nvml"),
-        ),
-    ) == (actual)
+    assert (
+        Finding(
+            id="baseline.misconfigured",
+            status="ok",
+            summary=ANY_TEXT,
+            evidence=(
+                Evidence(name="capacity", value=98_320, unit="tokens", source="engine"),
+                Evidence(name="max_model_len", value=32_768, unit="tokens", source="engine"),
+                Evidence(name="max_concurrency_at_max_model_len", value=6145 / 2048, unit="requests", source="engine"),
+                Evidence(name="memory_fraction", value=0.92, unit="ratio", source="engine"),
+                Evidence(name="gpu_0_free", value=10 * GIB - DRIVER, unit="bytes", source="nvml"),
+                Evidence(name="gpu_0_used_by_server", value=70 * GIB, unit="bytes", source="nvml"),
+                Evidence(name="gpu_0_used_by_processes", value=70 * GIB, unit="bytes", source="nvml"),
+                Evidence(name="gpu_0_budget", value=BUDGET, unit="bytes", source="computed"),
+                Evidence(name="gpu_0_driver_reserved", value=DRIVER, unit="bytes", source="nvml"),
+                Evidence(name="gpu_1_free", value=19 * GIB - DRIVER, unit="bytes", source="nvml"),
+                Evidence(name="gpu_1_used_by_server", value=61 * GIB, unit="bytes", source="nvml"),
+                Evidence(name="gpu_1_used_by_processes", value=61 * GIB, unit="bytes", source="nvml"),
+                Evidence(name="gpu_1_budget", value=BUDGET, unit="bytes", source="computed"),
+                Evidence(name="gpu_1_driver_reserved", value=DRIVER, unit="bytes", source="nvml"),
+            ),
+        )
+        == actual
+    )
 
 
 def test_figures_that_are_not_told_are_shown_as_missing() -> None:
@@ -183,11 +186,9 @@ def test_the_smallest_of_several_pools_decides() -> None:
 
 
 def test_problems_of_one_weight_are_told_together_and_lesser_ones_are_not() -> None:
-    """Two GPUs that do not fit are both told; beside a pool that cannot serve neither is."""
+    """Two GPUs that do not fit are both ANY_TEXT; beside a pool that cannot serve neither is."""
     under, beyond = holding(30 * GIB), replace(holding(BUDGET + 4 * GIB), uuid="GPU-1", index=1)
-
-    told = ANY_TEXT
-    assert ("suspect", told) == (at_idle(under, beyond).status, at_idle(under, beyond).summary)
+    assert "suspect" == at_idle(under, beyond).status
     small = replace(SERVER, pools=(replace(FRACTION, capacity_tokens=100),))
     fault = at_idle(under, beyond, of=small)
     assert "fault" == fault.status

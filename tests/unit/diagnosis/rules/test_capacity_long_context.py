@@ -59,9 +59,7 @@ def test_a_long_request_that_ran_is_ok() -> None:
 def test_a_long_request_that_was_not_seen_to_end_is_unknown(world: World) -> None:
     """A request that never ran, failed for another reason, or was not watched proves nothing."""
     actual = verdict(world)
-
-    summary = ANY_TEXT
-    assert Finding(id="capacity.long_context", status="unknown", summary=summary) == actual
+    assert Finding(id="capacity.long_context", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_an_allocation_that_found_no_hole_is_not_the_contexts_size() -> None:
@@ -122,9 +120,7 @@ STUCK = holding(6144, running=1, waiting=5)
 def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> None:
     """It needs a block more than there is, and everything behind it waits."""
     actual = each_minute(*[holding(300, running=3)] * 2, *[STUCK] * 6)
-
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     assert {"stalled": 300.0, "max_waiting": 5}.items() <= evidence(actual).items()
 
 
@@ -215,8 +211,7 @@ def test_a_stuck_request_has_its_figures() -> None:
     (actual,) = judge(Timeline(samples=samples), Facts(pools=pools), DEFAULT_LIMITS)
 
     # A thousand blocks of 16 tokens
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     assert [
         ("capacity", 16_000, "tokens", "engine"),
         ("running", 1, "requests", "engine"),
@@ -240,14 +235,12 @@ def test_a_stuck_request_that_goes_on_is_told_with_the_time_until_then() -> None
     ids=["just fits", "a token less", "length not told", "capacity not told"],
 )
 def test_the_longest_request_has_to_fit_the_pool(capacity: int | None, longest: int | None, status: str) -> None:
-    """To the token, and only where both are told."""
+    """To the token, and only where both are ANY_TEXT."""
     # A second engine that tells no capacity, or more
     pools = (pool(capacity_tokens=capacity), pool("1", capacity_tokens=None), pool("2", capacity_tokens=98_320))
     actual = at((0.0, engine()), of=Facts(pools=pools, max_model_len_tokens=longest))
 
     assert status == actual.status
-    told = ANY_TEXT
-    assert told == actual.summary or status == "unknown"
 
 
 def ran(*prompts: int, requests: int | None = 1, seen: int = 2, error: str | None = None) -> Finding:

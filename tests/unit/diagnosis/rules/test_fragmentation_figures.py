@@ -123,44 +123,44 @@ def test_a_process_has_all_of_its_parts() -> None:
     """What is reserved, what of it is unused, of what kind, and what failed before."""
     inside = held(5 * GIB, 8 * GIB, split=HOLES, failure=FAILED, process_bytes=9 * GIB)
     actual = told(inside)
-
-    sentence = ANY_TEXT
-    assert Finding(
-        id="fragmentation.allocator",
-        status="fault",
-        summary=sentence,
-        holder="Worker 100",
-        evidence=(
-            Evidence(name="process", value="Worker 100", unit="", source="torch"),
-            Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),
-            Evidence(name="reserved_but_unallocated", value=3 * GIB, unit="bytes", source="torch"),
-            Evidence(name="alloc_retries", value=0, unit="times", source="torch"),
-            Evidence(name="requested", value=512 * MIB, unit="bytes", source="black box"),
-            Evidence(name="free_on_device", value=200 * MIB, unit="bytes", source="black box"),
-            Evidence(name="failed_seconds_ago", value=300.0, unit="seconds", source="black box"),
-            Evidence(name="releasable", value=320 * MIB, unit="bytes", source="torch"),
-            Evidence(name="stranded", value=2 * GIB, unit="bytes", source="torch"),
-            Evidence(name="private_pools", value=640 * MIB, unit="bytes", source="torch"),
-            Evidence(name="pending", value=64 * MIB, unit="bytes", source="torch"),
-            Evidence(name="largest_free_block", value=96 * MIB, unit="bytes", source="torch"),
-            Evidence(name="unusable_ratio", value=0.75, unit="ratio", source="computed"),
-        ),
-    ) == (actual)
+    assert (
+        Finding(
+            id="fragmentation.allocator",
+            status="fault",
+            summary=ANY_TEXT,
+            holder="Worker 100",
+            evidence=(
+                Evidence(name="process", value="Worker 100", unit="", source="torch"),
+                Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),
+                Evidence(name="reserved_but_unallocated", value=3 * GIB, unit="bytes", source="torch"),
+                Evidence(name="alloc_retries", value=0, unit="times", source="torch"),
+                Evidence(name="requested", value=512 * MIB, unit="bytes", source="black box"),
+                Evidence(name="free_on_device", value=200 * MIB, unit="bytes", source="black box"),
+                Evidence(name="failed_seconds_ago", value=300.0, unit="seconds", source="black box"),
+                Evidence(name="releasable", value=320 * MIB, unit="bytes", source="torch"),
+                Evidence(name="stranded", value=2 * GIB, unit="bytes", source="torch"),
+                Evidence(name="private_pools", value=640 * MIB, unit="bytes", source="torch"),
+                Evidence(name="pending", value=64 * MIB, unit="bytes", source="torch"),
+                Evidence(name="largest_free_block", value=96 * MIB, unit="bytes", source="torch"),
+                Evidence(name="unusable_ratio", value=0.75, unit="ratio", source="computed"),
+            ),
+        )
+        == actual
+    )
 
 
 @pytest.mark.parametrize(
-    ("age_seconds", "when"),
-    [(0.0, ANY_TEXT), (59.9, ANY_TEXT), (60.0, ANY_TEXT), (3600.0, ANY_TEXT), (3600.1, None)],
+    ("age_seconds", "status"),
+    [(0.0, "fault"), (59.9, "fault"), (60.0, "fault"), (3600.0, "fault"), (3600.1, "ok")],
 )
-def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, when: str | None) -> None:
+def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, status: str) -> None:
     """After that the requests that met the holes are gone."""
     # Nothing unused by now
     inside = held(8 * GIB, 8 * GIB, title=None, failure=replace(FAILED, age_seconds=age_seconds))
     actual = told(inside)
 
-    assert ("ok" if when is None else "fault") == actual.status
-    assert when is None or ANY_TEXT in actual.summary
-    assert (when is not None) == ("failed_seconds_ago" in evidence(actual))
+    assert status == actual.status
+    assert (status == "fault") == ("failed_seconds_ago" in evidence(actual))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_one_kept_part_alone_is_not_enough(missing: str) -> None:
     both = {"stranded_bytes": MIB, "releasable_bytes": 3 * GIB, missing: None, "expandable_segments": True}
 
     actual = told(held(5 * GIB, 9 * GIB, **both))
-    assert ("unknown", True) == (actual.status, actual.summary.endswith(ANY_TEXT))
+    assert "unknown" == actual.status
     assert not {"stranded", "releasable"} & evidence(actual).keys()
 
 
@@ -310,9 +310,7 @@ def test_what_the_load_left_is_a_fault_after_an_hour(seconds: float, status: str
 def test_what_the_load_left_has_its_price() -> None:
     """Ten GiB in three processes: at blocks of 2 MiB with 16 tokens each, 5,120 blocks are 81,920 tokens."""
     actual = left(9, 10, 9.5)
-
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     assert [
         ("process", "Worker 101", "", "torch"),
         ("min_unused_since_start", 10 * GIB, "bytes", "torch"),
@@ -327,9 +325,7 @@ def test_what_the_load_left_has_its_price() -> None:
 def test_what_the_load_left_where_a_block_has_no_size() -> None:
     """No bytes of the pool, no price; and one process alone is not counted."""
     actual = left(10, of=replace(SERVER, pools=(pool(pool_bytes=None),)))
-
-    told_ = ANY_TEXT
-    assert actual.summary.startswith(told_)
+    assert "fault" == actual.status
     assert evidence(actual)["kv_tokens_lost"] is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, Finding, Memory, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from tests.builders.answers import evidence
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, allocator, device, engine, split
 from tests.builders.worlds import World, facts
@@ -106,9 +106,7 @@ def test_cache_of_the_load_that_no_request_used_in_an_hour_is_a_fault() -> None:
 def test_cache_of_the_load_that_no_request_uses_is_suspect() -> None:
     """Torch keeps 24 GiB from the loading of the weights: the pool was sized without them, and nobody else has them."""
     actual = served()
-
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert {"min_unused_since_start": 24 * GIB, "kv_tokens_lost": 196_608}.items() <= evidence(actual).items()
 
 

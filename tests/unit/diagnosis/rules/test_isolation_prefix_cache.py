@@ -106,9 +106,7 @@ def test_requests_that_could_not_be_judged_are_not_counted() -> None:
 def test_without_a_probe_nothing_is_said() -> None:
     """Neither by the rule nor by the step."""
     nothing = Timeline(samples=())
-
-    told = ANY_TEXT
-    assert Finding(id="isolation.prefix_cache", status="unknown", summary=told) == verdict(Server(), nothing)
+    assert Finding(id="isolation.prefix_cache", status="unknown", summary=ANY_TEXT) == verdict(Server(), nothing)
     assert ("isolation", "unknown", ()) == (
         result(Server(), nothing).id,
         result(Server(), nothing).status,

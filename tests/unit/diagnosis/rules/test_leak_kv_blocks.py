@@ -303,9 +303,7 @@ def cancelled(blocks: int, readings: int) -> list[Engine]:
 def test_blocks_that_a_timeout_gives_back_again_and_again_are_a_fault() -> None:
     """After each of two mass cancels half of the pool is held for eight minutes, and is there again afterwards."""
     actual = of_readings(*cancelled(3072, 17), *cancelled(3072, 17))
-
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     figures = {"late_frees": 2, "longest_late_free": 480.0, "max_blocks_freed_late": 3072, "blocks_at_last_idle": 0}
     assert figures.items() <= evidence(actual).items()
 

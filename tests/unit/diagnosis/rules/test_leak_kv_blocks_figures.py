@@ -124,8 +124,6 @@ def test_what_falls_below_every_floor_since_the_pool_was_empty_is_on_its_way_bac
     """A floor that only falls is being returned; one that stands, or rises again, is not."""
     actual = verdict(seen(*(reading for blocks in floors for reading in (*idle(blocks), *BUSY))))
     assert status == actual.status
-    told = ANY_TEXT
-    assert status == "fault" or told == actual.summary
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,6 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     actual = verdict(seen(*idle(5), *BUSY), known)
 
     assert status == actual.status
-    assert status == "fault" or ANY_TEXT == actual.summary
 
 
 @pytest.mark.parametrize(
@@ -190,9 +187,7 @@ def late(*holds: tuple[int, int]) -> Finding:
 def test_late_returns_have_their_figures() -> None:
     """The longest and the most of them, which need not be the same; never one of another."""
     actual = late((1_536, 4), (768, 10))
-
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert [
         ("idle_intervals", 2, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
@@ -290,8 +285,7 @@ def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() 
     actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
 
     # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
-    told = ANY_TEXT
-    assert ("unknown", told) == (actual.status, actual.summary)
+    assert "unknown" == actual.status
     assert pytest.approx(20.0, rel=0.02) == evidence(actual)["min_blocks_growth_per_hour"]
     assert pytest.approx(280, abs=9) == evidence(actual)["min_blocks_under_load"]
 

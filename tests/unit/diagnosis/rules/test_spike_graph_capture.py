@@ -40,9 +40,7 @@ def dies(times: int, *, serves: bool = True) -> Timeline:
 def test_deaths_while_serving_are_counted(times: int, told: str, least: int) -> None:
     """Its last words are not seen: how often it ended and what was free before are, of the newest."""
     (actual,) = spike_activation.judge(dies(times), SERVER, DEFAULT_LIMITS)
-
-    sentence = ANY_TEXT
-    assert ("unknown", sentence) == (actual.status, actual.summary)
+    assert "unknown" == actual.status
     assert [
         ("exits_while_serving", times, "times", "engine"),
         ("gpu", 2, "index", "nvml"),
@@ -75,9 +73,8 @@ def test_deaths_at_start_are_of_another_verdict() -> None:
 
 def test_an_engine_that_answers_has_its_graphs() -> None:
     """Deaths while serving are no failed starts, and no page at all has its reason."""
-    answers = ANY_TEXT
     (serving,) = spike_graph_capture.judge(dies(1), SERVER, DEFAULT_LIMITS)
-    assert Finding(id="spike.graph_capture", status="ok", summary=answers) == serving
+    assert Finding(id="spike.graph_capture", status="ok", summary=ANY_TEXT) == serving
     (silent,) = spike_graph_capture.judge(
         Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_ANSWER,)),)), SERVER, DEFAULT_LIMITS
     )

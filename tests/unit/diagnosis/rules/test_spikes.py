@@ -65,9 +65,7 @@ class TestDevices:
     def test_next_to_nothing_free_while_requests_run_is_suspect(self) -> None:
         """A transient of 1.5 GiB leaves 120 MiB: a larger one does not fit."""
         actual = activation(under_load(1_656, 900, 1_656, 120, 1_656))
-
-        sentence = ANY_TEXT
-        assert ("suspect", sentence) == (actual.status, actual.summary)
+        assert "suspect" == actual.status
         assert {"free_before_load": 1_656 * MIB, "taken_by_other_processes": 0}.items() <= evidence(actual).items()
 
     @pytest.mark.parametrize(
@@ -130,9 +128,7 @@ class TestTorch:
     def test_a_step_that_asked_for_more_than_there_was_is_a_fault(self) -> None:
         """Torch counts one allocation more that it gave up on, and its black box has the figures."""
         actual = by_torch(allocator(), REFUSED)
-
-        sentence = ANY_TEXT
-        assert ("fault", sentence) == (actual.status, actual.summary)
+        assert "fault" == actual.status
         assert {"failed_allocations": 1, "requested": 3 * GIB}.items() <= evidence(actual).items()
 
     @pytest.mark.parametrize(

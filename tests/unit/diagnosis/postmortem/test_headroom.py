@@ -62,7 +62,7 @@ def test_listed_others_count_without_the_devices_size() -> None:
     listed: dict[str, Any] = {
         "total_bytes": None,
         "free_bytes": None,
-        "other_processes": ((7, 200 * MIB), (8, 100 * MIB)),
+        "others": ((7, 200 * MIB), (8, 100 * MIB)),
     }
     assert Foreign(size_bytes=300 * MIB, sure=True) == others_of(**listed)
 
@@ -99,7 +99,7 @@ def test_without_all_figures_nothing_is_said_of_others(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "free", "unallocated", "state"),
+    ("asked", "free", "unallocated", "state"),
     [
         (GIB, GIB, GIB, "unknown"),
         (GIB, GIB - 1, GIB, "confirmed"),

@@ -99,7 +99,7 @@ def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> Non
     assert blocks_needed((100,), known) is None
 
 
-GEMMA = Path(__file__).parents[1] / "kv" / "data" / "configs" / "gemma-3-27b.json"
+GEMMA = Path(__file__).parents[2] / "kv" / "data" / "configs" / "gemma-3-27b.json"
 
 
 def hybrid(blocks_of_the_longest: int) -> Facts:
