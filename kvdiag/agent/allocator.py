@@ -1,4 +1,4 @@
-"""What torch's allocator tells of one device, asked so that nothing waits for the GPU and nothing is initialised.
+"""Torch's allocator statistics of one device, read without waiting for the GPU or initialising anything.
 
 `memory_stats_as_nested_dict` copies a struct under the allocator's mutex (13 us); the flat form takes ten times as
 long, and `mem_get_info` makes a CUDA context: neither is called.
@@ -50,31 +50,31 @@ def cuda() -> Any:
     return found if found is not None and found.is_initialized() else None
 
 
-def statistics(told: Mapping[str, Any]) -> dict[str, Any]:
+def statistics(reported: Mapping[str, Any]) -> dict[str, Any]:
     """What is judged by of `memory_stats_as_nested_dict`, under torch's own names; what this torch lacks is left out.
 
     Of each array what all pools and the large one hold now: to write peaks, sums and pools as well doubles the time
     that a publication holds the interpreter, and a peak does not pass; `whole` has them.
     """
-    if not told:
+    if not reported:
         return {}
-    found: dict[str, Any] = {name: {"current": told[name]["all"]["current"]} for name in ARRAYS if name in told}
-    found["large_pool"] = {name: told[name]["large_pool"]["current"] for name in ARRAYS if name in told}
-    found.update((name, told[name]) for name in COUNTS if name in told)
-    if PRIVATE in told:
-        pools = [pool["all"]["current"] for pool in told[PRIVATE].values()]
+    found: dict[str, Any] = {name: {"current": reported[name]["all"]["current"]} for name in ARRAYS if name in reported}
+    found["large_pool"] = {name: reported[name]["large_pool"]["current"] for name in ARRAYS if name in reported}
+    found.update((name, reported[name]) for name in COUNTS if name in reported)
+    if PRIVATE in reported:
+        pools = [pool["all"]["current"] for pool in reported[PRIVATE].values()]
         found["private_pools"] = {"count": len(pools), "reserved_bytes": sum(pools)}
     return found
 
 
-def whole(told: Mapping[str, Any]) -> dict[str, Any]:
+def whole(reported: Mapping[str, Any]) -> dict[str, Any]:
     """All of `memory_stats_as_nested_dict` but its private pools one by one, of which CUDA graphs make dozens."""
-    return {name: value for name, value in told.items() if name != PRIVATE}
+    return {name: value for name, value in reported.items() if name != PRIVATE}
 
 
-def holds(told: Mapping[str, Any]) -> bool:
+def holds(reported: Mapping[str, Any]) -> bool:
     """Whether the process has ever had memory of the device, by `memory_stats_as_nested_dict`."""
-    reserved = told["reserved_bytes"]["all"] if "reserved_bytes" in told else {}
+    reserved = reported["reserved_bytes"]["all"] if "reserved_bytes" in reported else {}
     return bool(reserved.get("current") or reserved.get("allocated"))
 
 
@@ -99,9 +99,9 @@ def snapshot(cuda: Any, statistics: Mapping[str, Any]) -> tuple[list[Mapping[str
     return whole["segments"], _settings(whole.get("allocator_settings", {}))
 
 
-def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(reported: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for name, value in list(told.items())[:MOST_SETTINGS]:
+    for name, value in list(reported.items())[:MOST_SETTINGS]:
         plain = value is None or isinstance(value, (bool, int, float))
         found[str(name)[:MOST_SETTING_CHARACTERS]] = value if plain else str(value)[:MOST_SETTING_CHARACTERS]
     return found

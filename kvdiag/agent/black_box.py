@@ -65,14 +65,14 @@ class BlackBox:
         self._written_at_seconds = now_seconds
         # The server waits for this: NVML, which may hang, is left out, and torch has told the free bytes.
         document = Document(driver=None)
-        told = document.read(summary=False)
+        reported = document.read(summary=False)
         cuda = allocator.cuda()
-        for each in told["devices"]:
+        for each in reported["devices"]:
             if each["index"] == device and cuda is not None:
                 try:
                     document.summarise(cuda, each, free_bytes, asked_bytes)
                 except Exception as error:  # noqa: BLE001 - the rest of the box is worth keeping
-                    told["errors"]["fragmentation"] = short(error)
+                    reported["errors"]["fragmentation"] = short(error)
         box = {
             "kvdiag_black_box": FORMAT,
             "number": self._written,
@@ -80,7 +80,7 @@ class BlackBox:
             "asked_bytes": asked_bytes,
             "allowed_bytes": allowed_bytes,
             "free_bytes": free_bytes,
-            "document": told,
+            "document": reported,
         }
         name = f"oom-{self._name}-{self._written % KEPT}.json"
         self._folder.put(name, box, {"memory_stats": document.memory_stats_json})

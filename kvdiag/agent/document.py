@@ -138,14 +138,14 @@ class Document:
         every = slow or not self._devices
         whole = {}
         for index in range(min(cuda.device_count(), MOST_DEVICES)) if every else list(self._devices):
-            told = cuda.memory_stats_as_nested_dict(index)
-            statistics = allocator.statistics(told)
+            reported = cuda.memory_stats_as_nested_dict(index)
+            statistics = allocator.statistics(reported)
             if index in self._devices:
                 self._devices[index]["statistics"] = statistics
-            elif allocator.holds(told):
+            elif allocator.holds(reported):
                 self._devices[index] = {"index": index, "uuid": None, "statistics": statistics}
             if every and index in self._devices:
-                whole[str(index)] = allocator.whole(told)
+                whole[str(index)] = allocator.whole(reported)
         if every:
             self.memory_stats = {"at_monotonic_seconds": now_seconds, "devices": whole}
             self._part("memory_stats", self._encode_memory_stats)
@@ -213,5 +213,5 @@ def _read_backend(found: dict[str, Any]) -> None:
 
 def _read_uuid(cuda: Any, device: dict[str, Any]) -> None:
     """CUDA's identifier of a device, as NVML writes it after "GPU-"; torch before 2.4 does not tell it."""
-    told = getattr(cuda.get_device_properties(device["index"]), "uuid", None)
-    device["uuid"] = None if told is None else str(told)[:64]
+    reported = getattr(cuda.get_device_properties(device["index"]), "uuid", None)
+    device["uuid"] = None if reported is None else str(reported)[:64]

@@ -1,4 +1,4 @@
-"""The GPU's memory as NVML tells it to this process, which always may ask and always means the right GPU.
+"""The GPU's memory as NVML reports it inside this process, where it is always permitted and always the right GPU.
 
 By ctypes, since nvidia-ml-py need not be here. NVML makes no CUDA context; `ctypes.CDLL` lets other threads run
 meanwhile. Structs as in nvml.h of CUDA 12 and 13.

@@ -1,4 +1,4 @@
-"""Files that a reader never sees half written: made beside their place, then put into it."""
+"""Atomic file writes: each file is written under a temporary name, then renamed."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ def memory_report() -> dict[str, Any]:
 def log_memory(label: str = "", *, logger: logging.Logger | None = None, level: int = logging.INFO) -> dict[str, Any]:
     """Log one line per GPU with what torch holds and what of it is of use, and return the report."""
     report = memory_report()
-    told = logger or _log
+    reported = logger or _log
     before = f"{label}: " if label else ""
     unread = report["errors"].get("torch")
     if unread is not None:
-        told.log(level, "%sGPU memory held by torch cannot be read: %s", before, unread)
+        reported.log(level, "%sGPU memory held by torch cannot be read: %s", before, unread)
     elif not report["devices"]:
-        told.log(level, "%sno GPU memory held by torch in this process", before)
+        reported.log(level, "%sno GPU memory held by torch in this process", before)
     for device in report["devices"]:
-        told.log(level, "%sGPU %d: %s", before, device["index"], ", ".join(_amounts(device)))
+        reported.log(level, "%sGPU %d: %s", before, device["index"], ", ".join(_amounts(device)))
     return report
 
 

@@ -85,18 +85,20 @@ class Agent:
             self._asked_at = asked_at
             self._folder.tidy()
         summarised_at = self._document.summarised_at_seconds
-        told = self._document.read(summary=True if asked_at != self._asked_at else None)
+        reported = self._document.read(summary=True if asked_at != self._asked_at else None)
         if self._document.summarised_at_seconds != summarised_at:
             # A request that came too soon after the last summary waits for its time.
             self._asked_at = asked_at
         problem = self._box.attach()
         if problem is not None:
-            told["errors"]["black_box"] = problem
+            reported["errors"]["black_box"] = problem
         self._sequence += 1
-        told.update(sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds)
-        encoded = {name: self._seldom.encoded(name, told.pop(name)) for name in SELDOM}
+        reported.update(
+            sequence=self._sequence, period_seconds=self.period_seconds, publish_seconds=self._publish_seconds
+        )
+        encoded = {name: self._seldom.encoded(name, reported.pop(name)) for name in SELDOM}
         encoded["memory_stats"] = self._document.memory_stats_json
-        self._folder.put(f"agent-{self._name}.json", told, encoded)
+        self._folder.put(f"agent-{self._name}.json", reported, encoded)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):

@@ -191,7 +191,7 @@ def _with_box(case: Case, found: list[BlackBox]) -> Case:
     if not found:
         return case
     boxes = [_account_of_box(box) for box in found]
-    told = case.accounts
+    reported = case.accounts
     oldest = min(boxes, key=lambda box: box.at_seconds or 0.0)
-    chosen = next((box for box in boxes if any(agree(box, other) for other in told)), oldest)
-    return replace(case, accounts=(*told, replace(chosen, later=len(boxes) - 1)))
+    chosen = next((box for box in boxes if any(agree(box, other) for other in reported)), oldest)
+    return replace(case, accounts=(*reported, replace(chosen, later=len(boxes) - 1)))

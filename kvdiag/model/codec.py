@@ -43,7 +43,7 @@ def from_plain(kind: type[T], plain: Any, *, lenient: bool = False) -> T:
 
     """
     if not isinstance(plain, Mapping):
-        raise ValueError(f"{kind.__name__} has to be an object, not {type(plain).__name__}")  # noqa: TRY004 - as the rest
+        raise ValueError(f"{kind.__name__} must be an object, not {type(plain).__name__}")  # noqa: TRY004 - as the rest
     for (name, old), new in _RENAMED.get(kind.__name__, {}).items():
         if plain.get(name) == old:
             plain = {**plain, name: new}
@@ -87,7 +87,7 @@ def _value(hint: Any, item: Any, where: str, lenient: bool) -> Any:
         return item
     if origin is tuple:
         if not isinstance(item, list):
-            raise ValueError(f"{where} has to be a list, not {type(item).__name__}")
+            raise ValueError(f"{where} must be a list, not {type(item).__name__}")
         if len(item) > MAX_ITEMS:
             raise ValueError(f"{where} has {len(item)} items, more than {MAX_ITEMS}")
         return tuple(_value(arguments[0], part, where, lenient) for part in item)
@@ -112,7 +112,7 @@ def _scalar(hint: Any, item: Any, where: str) -> Any:
         return _finite(item, where)
     if hint in (int, str, bool) and type(item) is hint:
         return item
-    raise ValueError(f"{where} has to be {getattr(hint, '__name__', hint)}, not {type(item).__name__}")
+    raise ValueError(f"{where} must be {getattr(hint, '__name__', hint)}, not {type(item).__name__}")
 
 
 def _finite(item: float, where: str) -> float:

@@ -72,28 +72,28 @@ class KvPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCache:
-    """A cache in host memory that the server's command line bounds, in bytes of one process; 0 where it is off."""
+    """A host-memory cache whose size limit the server's command line sets, in bytes per process; 0 if it is off."""
 
     name: str
     flag: str
     limit_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse an impossible bound."""
+        """Refuse an impossible limit."""
         refuse(self, count_problem("limit_bytes", self.limit_bytes, MAX_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What does not change while a timeline is made: the server, its pools, and which processes are its own.
+    """Properties of the server that are constant over a timeline: its pools, its processes and its limits.
 
-    `server_pids` is `None` where the server's processes could not be found; `weights_bytes` is the checkpoint's size on
-    disk, all ranks together; `host_limit_bytes` is the host memory that the server may take: the machine's, or its
-    cgroup's where that is less; `model_config` is the text of its config.json where that is visible; `host_caches` are
-    those that its command lines bound, `None` where these are not seen; `tensor_parallel` and `pipeline_parallel` are
-    ranks of one engine, `None` where they cannot be seen; `forced` says that other traffic was to be expected;
-    `started_seconds` is when the server's process began, where that is told; `device_uuids` are the devices that were
-    assigned to the server (its pod's), `None` where only its processes tell.
+    `server_pids` is `None` if the server's processes were not found. `weights_bytes` is the checkpoint's size on disk,
+    all ranks together. `host_limit_bytes` is the host memory available to the server: the machine's, or its cgroup's if
+    lower. `model_config` is the text of its config.json if readable. `host_caches` are those with a size limit on its
+    command lines, `None` if these are not readable. `tensor_parallel` and `pipeline_parallel` are ranks of one
+    engine, `None` if unknown. `forced`: the run was started despite other traffic. `started_seconds` is the start of
+    the server's process, if reported. `device_uuids` are the devices assigned to the server (its pod's), `None` if
+    only its processes show them.
     """
 
     url: str | None = None

@@ -24,7 +24,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """One device's memory as NVML tells it.
+    """One device's memory as NVML reports it.
 
     `used_bytes` is `total - free`, one denominator for everything: NVIDIA's documents disagree on whether NVML's own
     `used` holds the driver's reservation (release notes of R525 against the struct comment of R590), `free` is the same
@@ -48,7 +48,7 @@ class Memory:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes nobody else can have, the driver's reservation among them."""
+        """Bytes in use (total minus free), including the driver's reservation."""
         return self.total_bytes - self.free_bytes
 
     @property

@@ -25,9 +25,9 @@ class Lengths:
     def __post_init__(self) -> None:
         """Refuse buckets that are none."""
         if len(self.upper_tokens) != len(self.counts) or any(a >= b for a, b in pairwise(self.upper_tokens)):
-            raise ValueError("buckets have to ascend, each with its count")
+            raise ValueError("buckets must ascend, with one count each")
         if any(count < 0 for count in self.counts) or any(not upper > 0 for upper in self.upper_tokens):
-            raise ValueError("counts are 0 or more, and upper bounds above 0")
+            raise ValueError("counts must be 0 or more, upper bounds above 0")
 
     @property
     def finished(self) -> int:

@@ -1,4 +1,4 @@
-"""What a daemon knows at one moment: the newest reading of everything, the newest diagnosis, and how its sources do."""
+"""The state of a daemon at one moment: newest sample, newest diagnosis, and the health of its sources."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvdiag.model.timeline import Sample
 from kvdiag.model.verdicts import Diagnosis
 
 ServerState = Literal["starting", "serving", "lost"]
-"""Starting: no engine has answered yet, which is no fault. Lost: one did, and does no more."""
+"""Starting: no engine has answered yet, which is not a fault. Lost: one answered before and no longer does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceHealth:
-    """One source: whether its newest reading succeeded, how many failed since the start, how long the newest took.
+    """The health of one source: whether its newest read succeeded, failed reads since the start, newest duration.
 
-    Of `ticks_total` moments at which it was due to be read, it was not read at `ticks_missed_total`: the reading before
-    was not over, or the daemon was late.
+    Of `ticks_total` scheduled reads, `ticks_missed_total` did not happen because the previous read was still running or
+    the daemon was late.
     """
 
     source: str
@@ -32,29 +32,28 @@ class SourceHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressureThresholds:
-    """Memory pressure above which a person is warned, and above which one is called: the second is the higher."""
+    """Memory pressure above which a warning fires, and above which on-call is paged; the second is higher."""
 
     warning_ratio: float
     critical_ratio: float
 
     def __post_init__(self) -> None:
-        """Refuse a pair of which one would never be told from the other."""
+        """Refuse thresholds that are out of range or in the wrong order."""
         if not 0.0 < self.warning_ratio < self.critical_ratio <= 1.0:
             raise ValueError(
-                f"the warning threshold {self.warning_ratio:g} must be below the critical threshold "
-                f"{self.critical_ratio:g}, and both above 0 and at most 1"
+                f"the warning threshold {self.warning_ratio:g} must be below "
+                f"the critical threshold {self.critical_ratio:g}, both above 0 and at most 1"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that the daemon's outputs show.
+    """Everything that the outputs of the daemon show.
 
-    `newest` holds each part as it was last read, `None` where that is too long ago or the newest reading of it failed:
-    what is gone is not shown. `diagnosis` is `None` until the first one is made, `diagnosed_seconds` when it was made.
-    `engines_seconds` is when the engines of `newest` were read, `lengths` what their finished requests were like.
-    `pressure_thresholds` are those of the one who runs the daemon, `None` where nobody has told them. `refused_total`
-    counts connections to the daemon's own port that were closed without an answer, for want of places.
+    `newest` holds the last sample of each part, `None` if it is too old or the newest read failed. `diagnosis` is
+    `None` before the first one; `diagnosed_seconds` is its time. `engines_seconds` is when the engines of `newest` were
+    read, `lengths` the length distribution of their finished requests. `pressure_thresholds` are the configured ones,
+    `None` if not configured. `refused_total` counts connections closed without an answer because all places were taken.
     """
 
     state: ServerState

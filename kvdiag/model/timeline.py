@@ -72,13 +72,13 @@ class Sample:
         """Whether every engine says that it is idle; `None` where one does not say or was not seen."""
         if not self.engines:
             return None
-        told = True
+        reported = True
         for engine in self.engines:
             idle = engine.idle
             if idle is False:
                 return False
-            told = told and idle is not None
-        return True if told else None
+            reported = reported and idle is not None
+        return True if reported else None
 
     @property
     def open_requests(self) -> int:

@@ -1,4 +1,4 @@
-"""What torch's allocator tells from inside a process: the one place where reserved bytes can be told apart."""
+"""Torch's allocator statistics from inside a process, the only source that can break down reserved bytes."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Allocator:
 
     @property
     def outside_torch_bytes(self) -> int | None:
-        """What the process holds beside torch: context, modules, NCCL, graphs; `None` where that cannot be told."""
+        """Memory of the process outside torch: context, modules, NCCL, graphs; `None` if unknown."""
         if self.process_bytes is None or self.outside_driver:
             return None
         return self.process_bytes - self.reserved_bytes

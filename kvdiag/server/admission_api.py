@@ -37,7 +37,7 @@ class Admissions:
         read_seconds = now.engines_seconds
         while self._promised and read_seconds is not None and self._promised[0][0] < read_seconds - ON_ITS_WAY_SECONDS:
             self._promised.popleft()
-        told = advise(
+        reported = advise(
             wish,
             engines=now.newest.engines if now.state == "serving" else None,
             age_seconds=0.0 if read_seconds is None else max(now_seconds - read_seconds, 0.0),
@@ -45,15 +45,15 @@ class Admissions:
             lengths=now.lengths,
             promised=[blocks for _, blocks in self._promised],
         )
-        if told.decision == "admit" and len(self._promised) >= MOST_PROMISES:
+        if reported.decision == "admit" and len(self._promised) >= MOST_PROMISES:
             return {
                 "schema_version": SCHEMA_VERSION,
                 "decision": "wait",
-                "reason": "unknown: too many queries; retry later",
+                "reason": "too many requests admitted since the last sample",
             }
-        if told.decision == "admit":
-            self._promised.append((now_seconds, told.request_blocks or 0))
-        return {"schema_version": SCHEMA_VERSION, **asdict(told), "lengths_of": _finished(now)}
+        if reported.decision == "admit":
+            self._promised.append((now_seconds, reported.request_blocks or 0))
+        return {"schema_version": SCHEMA_VERSION, **asdict(reported), "lengths_of": _finished(now)}
 
 
 def _finished(now: Snapshot) -> int | None:

@@ -28,7 +28,7 @@ STATUS_SECONDS = 2.0
 """How long the rendered status page is reused."""
 
 NOT_KEPT = ("Cache-Control", "no-store")
-"""Advice is for one client at one moment."""
+"""Admission advice is valid for one client at one moment."""
 
 STATUS_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),

@@ -240,12 +240,12 @@ def _tls(section: dict[str, Any], path: Path) -> dict[str, Any]:
     prefers = section.get("prefer_server_cipher_suites", True)
     if not isinstance(prefers, bool):
         raise KvdiagError(f"{path}: prefer_server_cipher_suites must be true or false")
-    beside = path.parent
+    folder = path.parent
     return {
-        "certificate": beside / section["cert_file"],
-        "key": beside / section["key_file"],
+        "certificate": folder / section["cert_file"],
+        "key": folder / section["key_file"],
         "client_auth": CLIENT_AUTH[auth],
-        "client_ca_file": beside / section["client_ca_file"] if "client_ca_file" in section else None,
+        "client_ca_file": folder / section["client_ca_file"] if "client_ca_file" in section else None,
         "client_ca": section.get("client_ca"),
         "least_version": VERSIONS[least],
         "most_version": VERSIONS[most],

@@ -38,11 +38,11 @@ def content(folder: int, name: str) -> Written:
     """A file as it is now.
 
     Raises:
-        RefusedError: it is no file, too large, of the future, or of somebody who may not publish here.
+        RefusedError: it is not a file, too large, dated in the future, or from a user who may not publish here.
 
     """
     try:
-        # Not following links, and not waiting for the other end of a pipe.
+        # Do not follow links, and do not block on a pipe.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
         raise RefusedError(f"cannot be opened: {error.strerror}") from error
@@ -57,10 +57,10 @@ def content(folder: int, name: str) -> Written:
         if not _may_publish(about, around):
             raise RefusedError(f"user {about.st_uid} wrote it, but is neither the folder's owner nor kvdiag's user")
         if about.st_size > MAX_FILE_BYTES:
-            raise RefusedError(f"of {about.st_size} bytes, where {MAX_FILE_BYTES} are the most")
+            raise RefusedError(f"{about.st_size} bytes, more than the limit of {MAX_FILE_BYTES}")
         if (ahead_seconds := about.st_mtime - time.time()) > FUTURE_SECONDS:
             raise RefusedError(f"dated {ahead_seconds:.0f} s in the future: was the clock changed?")
-        # The agent never writes into a file that is there: what comes in one piece is all.
+        # The agent never writes into an existing file, so one read returns all of it.
         text = os.read(file, MAX_FILE_BYTES)
         return Written(text, about.st_mtime, bool(about.st_mode & stat.S_IWGRP), about.st_uid, around.st_uid)
     except OSError as error:
@@ -70,7 +70,7 @@ def content(folder: int, name: str) -> Written:
 
 
 def _may_publish(about: os.stat_result, folder: os.stat_result) -> bool:
-    """Where only some can write in the folder, they can be believed; where all can, those who could change it anyway.
+    """Whether the file's author is trusted: in a private folder any, else users who could change the folder anyway.
 
     Volumes of Kubernetes are writable by all of the pod, with a group that their files get and kvdiag is in.
     """

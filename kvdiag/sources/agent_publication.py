@@ -41,21 +41,21 @@ def parse(text: str | bytes) -> Publication:
 
     """
     try:
-        told = json.loads(text, parse_constant=_no_constant)
+        reported = json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
-    version = _whole(told, "kvdiag_agent", least=1)
+    version = _whole(reported, "kvdiag_agent", least=1)
     if version > FORMAT:
         raise ValueError(f"written in format {version}, this kvdiag reads {FORMAT}: use a newer kvdiag")
-    who = _part(told, "process")
+    who = _part(reported, "process")
     title = program(_text(who, "title")) or "process"
-    problems = [f"{name}: {reason}" for name, reason in islice(_part(told, "errors").items(), MAX_ERRORS)]
+    problems = [f"{name}: {reason}" for name, reason in islice(_part(reported, "errors").items(), MAX_ERRORS)]
     allocators: list[Allocator] = []
-    for device in _list(told, "devices")[:MAX_DEVICES]:
+    for device in _list(reported, "devices")[:MAX_DEVICES]:
         try:
-            allocator = _allocator(device, told, who, title)
+            allocator = _allocator(device, reported, who, title)
         except ValueError as problem:
             problems.append(str(problem))
             continue
@@ -68,8 +68,8 @@ def parse(text: str | bytes) -> Publication:
         start_ticks=_whole(who, "start_ticks"),
         pid_namespace=_maybe(who, "pid_namespace"),
         title=title,
-        sequence=_whole(told, "sequence"),
-        period_seconds=_seconds(told, "period_seconds", MAX_PERIOD_SECONDS),
+        sequence=_whole(reported, "sequence"),
+        period_seconds=_seconds(reported, "period_seconds", MAX_PERIOD_SECONDS),
         allocators=tuple(allocators),
         problems=tuple(plain(problem) for problem in problems),
     )
@@ -100,12 +100,12 @@ def devices_inside(allocators: tuple[Allocator, ...] | None) -> tuple[Device, ..
     return tuple(devices) or None
 
 
-def _allocator(device: Any, told: Mapping[str, Any], who: Mapping[str, Any], title: str) -> Allocator:
+def _allocator(device: Any, reported: Mapping[str, Any], who: Mapping[str, Any], title: str) -> Allocator:
     if not isinstance(device, dict):
         raise ValueError("a device is not an object")  # noqa: TRY004 - as above
     if device.get("uuid") is None:
         raise ValueError("torch does not report which GPU it uses (torch before 2.4 cannot)")
-    torch, ranks, statistics = _part(told, "torch"), _part(told, "ranks"), _part(device, "statistics")
+    torch, ranks, statistics = _part(reported, "torch"), _part(reported, "ranks"), _part(device, "statistics")
     settings, pools = _part(torch, "settings"), _part(statistics, "private_pools")
     expandable = settings.get("expandable_segments")
     memory, used = _driver(_part(device, "driver"), [_maybe(who, "pid"), *_list(who, "namespace_pids")])
@@ -127,7 +127,7 @@ def _allocator(device: Any, told: Mapping[str, Any], who: Mapping[str, Any], tit
         expandable_segments=expandable if isinstance(expandable, bool) else None,
         process_bytes=used,
         memory=memory,
-        split=_split(device.get("fragmentation"), _seconds(told, "monotonic_seconds")),
+        split=_split(device.get("fragmentation"), _seconds(reported, "monotonic_seconds")),
         title=title,
         tensor_rank=_maybe(ranks, "tensor"),
         pipeline_rank=_maybe(ranks, "pipeline"),
@@ -135,34 +135,34 @@ def _allocator(device: Any, told: Mapping[str, Any], who: Mapping[str, Any], tit
     )
 
 
-def _split(told: Any, now_seconds: float) -> ReservedSplit | None:
-    if told is None:
+def _split(reported: Any, now_seconds: float) -> ReservedSplit | None:
+    if reported is None:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         raise ValueError("fragmentation is not an object")  # noqa: TRY004 - as above
-    fits, ratio = told.get("fits"), told.get("unusable_ratio")
+    fits, ratio = reported.get("fits"), reported.get("unusable_ratio")
     names = ("reserved", "live", "pending", "private", "releasable", "stranded", "largest_free_block", "pinned_free")
     return ReservedSplit(
-        age_seconds=max(now_seconds - _seconds(told, "at_monotonic_seconds"), 0.0),
-        pinned_segments=_whole(told, "pinned_segments"),
-        request_bytes=_whole(told, "request_bytes", most=MAX_BYTES),
+        age_seconds=max(now_seconds - _seconds(reported, "at_monotonic_seconds"), 0.0),
+        pinned_segments=_whole(reported, "pinned_segments"),
+        request_bytes=_whole(reported, "request_bytes", most=MAX_BYTES),
         fits=fits if isinstance(fits, bool) else None,
-        unusable_ratio=None if ratio is None else _seconds(told, "unusable_ratio"),
-        **{f"{name}_bytes": _whole(told, f"{name}_bytes", most=MAX_BYTES) for name in names},
+        unusable_ratio=None if ratio is None else _seconds(reported, "unusable_ratio"),
+        **{f"{name}_bytes": _whole(reported, f"{name}_bytes", most=MAX_BYTES) for name in names},
     )
 
 
-def _driver(told: Mapping[str, Any], own_pids: list[Any]) -> tuple[Memory | None, int | None]:
+def _driver(reported: Mapping[str, Any], own_pids: list[Any]) -> tuple[Memory | None, int | None]:
     """The device's memory, and the bytes of the process that published, found among those that NVML lists."""
     memory = None
-    if "total_bytes" in told:
+    if "total_bytes" in reported:
         memory = Memory(
-            total_bytes=_whole(told, "total_bytes", most=MAX_BYTES),
-            free_bytes=_whole(told, "free_bytes", most=MAX_BYTES),
-            driver_reserved_bytes=_maybe(told, "driver_reserved_bytes"),
+            total_bytes=_whole(reported, "total_bytes", most=MAX_BYTES),
+            free_bytes=_whole(reported, "free_bytes", most=MAX_BYTES),
+            driver_reserved_bytes=_maybe(reported, "driver_reserved_bytes"),
         )
     used: dict[int, Any] = {}
-    for entry in _list(told, "processes"):
+    for entry in _list(reported, "processes"):
         if not (isinstance(entry, list) and len(entry) == len(("pid", "bytes")) and type(entry[0]) is int):
             raise ValueError("the process list is not a list of process id and bytes")
         used[entry[0]] = entry[1]
@@ -174,9 +174,9 @@ def _driver(told: Mapping[str, Any], own_pids: list[Any]) -> tuple[Memory | None
     return memory, _whole({"bytes": used[own]}, "bytes", most=MAX_BYTES)
 
 
-def _part(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _part(reported: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """An object inside another; an empty one where it is left out."""
-    part = told.get(name)
+    part = reported.get(name)
     if part is None:
         return {}
     if not isinstance(part, dict):
@@ -184,8 +184,8 @@ def _part(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part
 
 
-def _list(told: Mapping[str, Any], name: str) -> list[Any]:
-    part = told.get(name)
+def _list(reported: Mapping[str, Any], name: str) -> list[Any]:
+    part = reported.get(name)
     if part is None:
         return []
     if not isinstance(part, list):
@@ -193,26 +193,26 @@ def _list(told: Mapping[str, Any], name: str) -> list[Any]:
     return part
 
 
-def _whole(told: Mapping[str, Any], name: str, *, least: int = 0, most: int = MAX_COUNT) -> int:
-    value = told.get(name)
+def _whole(reported: Mapping[str, Any], name: str, *, least: int = 0, most: int = MAX_COUNT) -> int:
+    value = reported.get(name)
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is {str(value)[:40]}, not a number within {least}..{most}")
     return value
 
 
-def _maybe(told: Mapping[str, Any], name: str) -> int | None:
-    return None if told.get(name) is None else _whole(told, name)
+def _maybe(reported: Mapping[str, Any], name: str) -> int | None:
+    return None if reported.get(name) is None else _whole(reported, name)
 
 
-def _seconds(told: Mapping[str, Any], name: str, most: float = float(MAX_COUNT)) -> float:
-    value = told.get(name)
+def _seconds(reported: Mapping[str, Any], name: str, most: float = float(MAX_COUNT)) -> float:
+    value = reported.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= most:
         raise ValueError(f"{name} is {str(value)[:40]}, not a number within 0..{most:g}")
     return float(value)
 
 
-def _text(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
+def _text(reported: Mapping[str, Any], name: str) -> str:
+    value = reported.get(name)
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -33,7 +33,7 @@ MAX_READ_BYTES = 8 * 2**20
 STALE_PERIODS = 3.0
 LEAST_STALE_SECONDS = 3.0
 FORGOTTEN_SECONDS = 600.0
-"""A file that nobody has renewed for so long is of a server that is long gone, and no news."""
+"""A file not renewed for this long belongs to a server that exited long ago and is ignored."""
 
 ENDED = -1
 """Stands for the uid of a process that has exited."""
@@ -58,7 +58,7 @@ class TorchAllocatorSource:
         self._asked_at_seconds = float("-inf")
 
     def read(self) -> Reading:
-        """What each process with an agent holds of each device; `None` where no agent tells anything."""
+        """The allocator statistics of each process and device; `None` if no agent publishes."""
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -179,7 +179,7 @@ def _owner(publication: Publication) -> int | None:
     try:
         if publication.pid_namespace != Path("/proc/self/ns/pid").stat().st_ino:
             return None
-        told = Path(f"/proc/{publication.pid}/stat").read_bytes()
+        reported = Path(f"/proc/{publication.pid}/stat").read_bytes()
         status = Path(f"/proc/{publication.pid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return ENDED
@@ -187,7 +187,7 @@ def _owner(publication: Publication) -> int | None:
         return None
     with suppress(IndexError, ValueError):
         # proc_pid_stat(5): the name may hold anything; the start is the 22nd field. Ids are used again, starts not.
-        state, *fields = told.rpartition(b")")[2].split()
+        state, *fields = reported.rpartition(b")")[2].split()
         if state == b"Z" or int(fields[18]) != publication.start_ticks:
             return ENDED
         # proc_pid_status(5): real, effective, saved set and file system's; files that it makes are the last's.

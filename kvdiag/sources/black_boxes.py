@@ -52,17 +52,17 @@ def parse(text: str | bytes, *, origin: str = "the black box") -> BlackBox:
 
     """
     try:
-        told = json.loads(text, parse_constant=_no_constant)
+        reported = json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
-    version = _whole(told, "kvdiag_black_box", most=2**31)
+    version = _whole(reported, "kvdiag_black_box", most=2**31)
     if version > FORMAT or version < 1:
         raise ValueError(f"written in format {version}, this kvdiag reads {FORMAT}: use a newer kvdiag")
-    device, asked = _whole(told, "device", most=MAX_GPUS), _whole(told, "asked_bytes", most=2**63)
-    total, free = _whole(told, "allowed_bytes", most=MAX_BYTES), _whole(told, "free_bytes", most=MAX_BYTES)
-    document = told.get("document")
+    device, asked = _whole(reported, "device", most=MAX_GPUS), _whole(reported, "asked_bytes", most=2**63)
+    total, free = _whole(reported, "allowed_bytes", most=MAX_BYTES), _whole(reported, "free_bytes", most=MAX_BYTES)
+    document = reported.get("document")
     if not isinstance(document, dict):
         raise ValueError("it has no document")  # noqa: TRY004 - as above
     devices = document.get("devices")
@@ -222,8 +222,8 @@ def read_file(path: Path, text: bytes) -> BlackBox:
         raise KvdiagError(f"{path} is not a readable black box: {str(error)[:160]}") from error
 
 
-def _whole(told: dict[str, Any], name: str, *, most: int) -> int:
-    value = told.get(name)
+def _whole(reported: dict[str, Any], name: str, *, most: int) -> int:
+    value = reported.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{name} is {str(value)[:40]}, not a number within 0..{most}")
     return value

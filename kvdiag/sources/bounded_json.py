@@ -1,7 +1,6 @@
-"""JSON from whoever wrote it, decoded within a budget: two bytes such as `{}` become an object of 64.
+"""Decodes untrusted JSON within a memory budget: two bytes such as `{}` become an object of 64.
 
-How many values a text can hold is counted before anything is made of it: each begins the text, or stands after a
-comma or an opening bracket.
+The number of values is bounded before decoding: each value begins the text, or follows a comma or an opening bracket.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_VALUES = 250_000
-"""A daemon's ledger of 1,000 devices has 100,000. A value takes 120 bytes at most, beside its own text."""
+"""A daemon's ledger of 1,000 devices has 100,000. A value takes at most 120 bytes plus its text."""
 
 
 class TooManyValuesError(ValueError):
-    """A text with more values than are decoded."""
+    """A text with more values than the limit."""
 
 
 def most_values(text: bytes | bytearray | str) -> int:
-    """The number of values that a JSON text has at most; marks within its strings are counted too."""
+    """An upper bound of the number of values in a JSON text; punctuation within strings is counted too."""
     if isinstance(text, str):
         return 1 + text.count(",") + text.count("[") + text.count("{")
     return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")

@@ -1,4 +1,4 @@
-"""Reading from an HTTP server that is not trusted: bounded in size and time, no redirects, errors told in one line.
+"""Reads from untrusted HTTP servers: limited in size and time, no redirects, one-line errors.
 
 An answer that is over a budget would be so again: for a minute it is not asked for, and the reason is given instead.
 """
@@ -179,7 +179,7 @@ class HttpReader:
 
 
 def unpacked(response: httpx2.Response, path: str) -> AsyncGenerator[bytes]:
-    """The body as it comes over the wire, to be closed by whoever does not read it to its end.
+    """The body as received; the caller must close it unless it is read to the end.
 
     Raises:
         Unreadable: it is packed. A few bytes can unpack to any number, at no pause for a deadline to take hold.

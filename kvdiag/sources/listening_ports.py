@@ -1,24 +1,24 @@
-"""Where on this host an LLM server may be listening, for those who are not told its address."""
+"""Finds ports on this host on which an LLM server may listen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 PORTS = (8000, *range(8001, 8011), 8080)
-"""vLLM's default, those that second servers and data-parallel ones are given, and the usual one of containers."""
+"""vLLM's default, the usual ports of further and data-parallel servers, and the usual one of containers."""
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAX_TABLE_BYTES = 4 * 2**20
-"""Those who listen stand first in it; a line has 150 bytes."""
+"""Listening sockets come first; a line has 150 bytes."""
 
 LISTENING = "0A"
 """TCP_LISTEN (include/net/tcp_states.h)."""
 
 
 def candidates(own_port: int) -> tuple[str, ...]:
-    """Addresses of the usual ports on which something listens here, `own_port` not among them, the likeliest first.
+    """Addresses of the usual ports that are open on this host, except `own_port`, the likeliest first.
 
-    Nobody else's port is asked: a GET is no polite question to a server of anything else.
+    Other ports are not probed: they may belong to servers of another kind.
     """
     listening = {port for table in TABLES for port in _listening(Path(table))}
     return tuple(f"http://127.0.0.1:{port}" for port in PORTS if port in listening and port != own_port)

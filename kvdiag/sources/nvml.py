@@ -178,21 +178,21 @@ class NvmlSource:
             self._reading.release()
 
     def _read(self, now_seconds: float, *, processes: bool) -> tuple[tuple[Device, ...] | None, tuple[Gap, ...]]:
-        anew, lost_before = not self._started, set(self._lost)
+        restarted, lost_before = not self._started, set(self._lost)
         try:
-            if anew:
+            if restarted:
                 self._start()
-            reading = self._read_all(processes=processes, anew=anew)
+            reading = self._read_all(processes=processes, restarted=restarted)
         except _NvmlError as loss:
             self._stop()
-            if not anew:
+            if not restarted:
                 return self._read(now_seconds, processes=processes)
             self._down = _driver_gap(loss)
             self._pause(now_seconds)
             return None, (self._down,)
         if not self._lost:
             self._pause_seconds = 0.0
-        elif anew or set(self._lost) != lost_before:
+        elif restarted or set(self._lost) != lost_before:
             self._pause(now_seconds)
         return reading
 
@@ -233,15 +233,15 @@ class NvmlSource:
             kind = _DriverLostError if code in _DRIVER_LOST else _RefusedError
             raise kind(code, str(error).rstrip(".")) from None
 
-    def _read_all(self, *, processes: bool, anew: bool) -> tuple[tuple[Device, ...], tuple[Gap, ...]]:
+    def _read_all(self, *, processes: bool, restarted: bool) -> tuple[tuple[Device, ...], tuple[Gap, ...]]:
         devices: list[Device] = []
         gaps: list[Gap] = []
-        if anew:
+        if restarted:
             self._lost.clear()
         for index in range(min(int(self._call("nvmlDeviceGetCount")), MOST_GPUS)):
             if index not in self._lost:
                 try:
-                    if anew or index not in self._gpus:
+                    if restarted or index not in self._gpus:
                         self._gpus[index] = self._identify(index)
                     self._read_gpu(self._gpus[index], devices, gaps, processes=processes)
                 except _PROBLEMS as problem:

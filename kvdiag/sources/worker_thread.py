@@ -23,7 +23,7 @@ MOST_THREADS = 32
 
 
 class ReadTimeout(Exception):  # noqa: N818  it is an answer ("not yet"), not a mistake
-    """The read has been under way for `since_seconds` and has not come back."""
+    """The read has been running for `since_seconds` and has not returned."""
 
     def __init__(self, name: str, since_seconds: float) -> None:
         """Say who has not answered, and since when."""
@@ -66,7 +66,7 @@ class ThreadedReader(Generic[T]):
         return call.outcome.result()
 
     def close(self) -> None:
-        """Take no more questions and let the thread end, now or when its read comes back."""
+        """Accept no more reads and stop the thread, now or when its current read returns."""
         self._closed = True
         self._calls.put(None)
 
@@ -90,7 +90,7 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self.outcome.set_result(self._read())
-        except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+        except BaseException as error:  # noqa: BLE001  every error is passed to the caller
             self.outcome.set_exception(error)
         with self._lock:
             wakers = tuple(self._wakers)
@@ -155,7 +155,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
         return outcome
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT002
-        """Let the threads end, each when its call comes back; nobody is waited for."""
+        """Stop the threads, each when its call returns, without waiting for them."""
         super().shutdown(wait=False)
         for _ in range(self._started):
             self._waiting.put(None)
@@ -167,7 +167,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
             if outcome.set_running_or_notify_cancel():
                 try:
                     outcome.set_result(call())
-                except BaseException as error:  # noqa: BLE001  whatever it is travels to whoever asked
+                except BaseException as error:  # noqa: BLE001  every error is passed to the caller
                     outcome.set_exception(error)
             del outcome, call
             with self._guard:

@@ -184,9 +184,9 @@ def parse_caches(page: Page) -> tuple[HostCache, ...]:
 
     (vllm/config/cache.py::CacheConfig.kv_offloading_size.) Its swap space is left out: it is taken whole, at start.
     """
-    told = {line.labels.get("kv_offloading_size", "") for line in page.get(CONFIG, ())}
-    sizes = {float(size) for size in told if _GIB.fullmatch(size)}
-    if len(told) != 1 or not sizes:
+    reported = {line.labels.get("kv_offloading_size", "") for line in page.get(CONFIG, ())}
+    sizes = {float(size) for size in reported if _GIB.fullmatch(size)}
+    if len(reported) != 1 or not sizes:
         return ()
     return (HostCache(name=OFFLOADING, flag="kv_offloading_size", limit_bytes=round(sizes.pop() * 2**30)),)
 

@@ -45,7 +45,7 @@ def plan(steps: tuple[Step, ...], facts: Facts, speed: Speed | None = None) -> t
 
 
 def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
-    """The same step with outputs three times as long, as far as the server admits that."""
+    """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
     note = f"repeated with {workload.max_tokens:,} output tokens: in the first try no sample showed all requests"
@@ -72,8 +72,8 @@ def _held(workload: Workload, speed: Speed | None) -> Workload:
 
 
 def admitted(workload: Workload, facts: Facts) -> tuple[Workload, tuple[str, ...]]:
-    """The workload cut to the longest request that the server admits and that its pool can hold."""
-    limits = [(facts.max_model_len_tokens, "the server admits {} tokens a request")]
+    """The workload cut to the longest request that the server accepts and that its pool can hold."""
+    limits = [(facts.max_model_len_tokens, "the server accepts {} tokens per request")]
     limits += [
         (pool.usable_blocks * pool.block_tokens, "the pool holds {} tokens")
         for pool in facts.pools

@@ -336,12 +336,12 @@ class ActiveFeed:
         def settled(_: list[Sample]) -> bool:
             return idle_streak(self._recorder.since(first)) >= SETTLED_SAMPLES
 
-        def told(_: list[Sample]) -> bool:
+        def reported(_: list[Sample]) -> bool:
             samples = self._recorder.since(first)
             return idle_streak(samples) >= SETTLED_SAMPLES or len(engine_samples(samples)) >= SETTLE_READINGS
 
         if not await self._checked_wait(settled, self._settle_seconds) and not self._impatient:
-            await self._checked_wait(told, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
+            await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
             # Other traffic, then: every further wait would be as long and as much in vain.
             self._impatient = idle_streak(self._recorder.since(first)) < SETTLED_SAMPLES
         if not any(sample.devices for sample in self._recorder.since(first) if sample.engines_idle):

@@ -1,4 +1,4 @@
-"""Equal values kept once: most of what is read is what was read a minute ago, in other objects. Pure."""
+"""Stores equal values once: most values equal those of a minute ago. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MINUTE_SECONDS = 60.0
 
 
 class Interning:
-    """Remembers the values of a minute and of the one before it."""
+    """Keeps the values of the current and the previous minute."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
+        """Start empty."""
         self._before: dict[tuple[type, Any], Any] = {}
         self._now: dict[tuple[type, Any], Any] = {}
         self._minute = -1.0
 
     def sample(self, sample: Sample) -> Sample:
-        """The same sample, of parts that earlier ones have; they come in ascending time."""
+        """An equal sample that shares its parts with earlier ones; samples come in ascending time."""
         minute = sample.at_seconds // MINUTE_SECONDS
         if minute != self._minute:
             self._minute = minute
@@ -30,7 +30,7 @@ class Interning:
         return self.share(sample)
 
     def share(self, value: T) -> T:
-        """The same value, made of objects that are there already where they are equal."""
+        """An equal value, made of stored objects where they are equal."""
         if value is None or isinstance(value, bool):
             return value
         # Numbers compare across types, and 1 is not 1.0 in a trace.

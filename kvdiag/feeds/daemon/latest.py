@@ -1,4 +1,4 @@
-"""The newest reading of everything, put together from samples that each hold a part; and how each source does. Pure."""
+"""Combines the newest sample of each part, and tracks the health of each source. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kvdiag.feeds.live.sampling import Ticks
 from kvdiag.model import Device, Gap, Sample, SourceHealth
 
 SHOWN_SECONDS = 15.0
-"""Age up to which a reading is shown as what is there now: three process lists, or a driver that is asked seldom."""
+"""Age up to which a sample counts as current: three process lists, or a driver that is read seldom."""
 
 PARTS: Mapping[str, str] = {"engine": "engines", "nvml": "devices", "torch_allocator": "allocators", "host": "host"}
-"""Which part of a sample each source reads."""
+"""The part of a sample that each source fills."""
 
 
 class LatestReadings:
-    """The newest of every part. What failed to be read is gone at once, what is not renewed after a while."""
+    """The newest value of every part. A failed read removes it at once, a missing one after a while."""
 
     def __init__(self) -> None:
-        """Nothing has been seen."""
+        """Start without any sample."""
         self._at_seconds = 0.0
         self._parts: dict[str, Sample] = {}
         self._listed: dict[str, tuple[float, Device]] = {}
@@ -28,7 +28,7 @@ class LatestReadings:
         self._gaps: dict[str, tuple[Gap, ...]] = {}
 
     def add(self, sample: Sample) -> tuple[Gap, ...]:
-        """Take a sample; what is missing from now on, and was not before or for another kind of reason."""
+        """Add a sample, and return the gaps that are new with it."""
         self._at_seconds = sample.at_seconds
         news: list[Gap] = []
         for source, part in PARTS.items():
@@ -41,8 +41,8 @@ class LatestReadings:
                 self._parts[source] = sample
             elif failed or source == "engine":
                 self._parts.pop(source, None)
-            told = {gap.kind for gap in self._gaps.get(source, ())}
-            news += [gap for gap in gaps[:1] if gap.kind not in told]
+            reported = {gap.kind for gap in self._gaps.get(source, ())}
+            news += [gap for gap in gaps[:1] if gap.kind not in reported]
             # Devices that the agents tell of are no reading of NVML's.
             if seen and source == "nvml" and sample.allocators is not None:
                 continue

@@ -99,11 +99,11 @@ def thinned(minute: Sequence[Sample]) -> tuple[Sample, ...]:
     kept_devices = {*(listed or devices)[-1:]}
     kept_allocators = _newest(at for at, sample in enumerate(minute) if sample.allocators is not None)
     kept_host = _newest(at for at, sample in enumerate(minute) if sample.host is not None)
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     found = []
     for at, sample in enumerate(minute):
-        gaps = tuple(gap for gap in sample.gaps if (gap.source, gap.kind) not in told)
-        told.update((gap.source, gap.kind) for gap in gaps)
+        gaps = tuple(gap for gap in sample.gaps if (gap.source, gap.kind) not in reported)
+        reported.update((gap.source, gap.kind) for gap in gaps)
         parts = replace(
             sample,
             engines=sample.engines if at in kept_engines else None,

@@ -95,8 +95,8 @@ def _lonely(moment: float, times: array[float], tolerance_seconds: float) -> boo
 
 
 def _exactly(column: Column, times: Sequence[float]) -> list[float | None]:
-    told = dict(zip(column.times, column.values, strict=True))
-    return [told.get(moment) for moment in times]
+    reported = dict(zip(column.times, column.values, strict=True))
+    return [reported.get(moment) for moment in times]
 
 
 def _as_of(column: Column, times: Sequence[float], tolerance_seconds: float) -> list[float | None]:

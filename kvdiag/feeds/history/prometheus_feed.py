@@ -97,7 +97,7 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     )
     if match:
         hosts = {host for one in said for host in hosts_of(one)}
-        hosts |= {told["node"] for labels in around if (told := dict(labels)).get("node")}
+        hosts |= {reported["node"] for labels in around if (reported := dict(labels)).get("node")}
         around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), said)), window)
     shared = await _shared(source, found | around | alone, window)
     replicas, gaps = join(found | around, alone, shared)
@@ -107,9 +107,9 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     return Survey(replicas=replicas, gaps=(*warned, *gaps))
 
 
-async def _shared(source: PrometheusSource, told: Iterable[Labels], window: Window) -> dict[str, set[str]]:
+async def _shared(source: PrometheusSource, reported: Iterable[Labels], window: Window) -> dict[str, set[str]]:
     """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
-    claimed = {pod for pods in pods_of_gpus(told).values() if len(pods) > 1 for pod in pods}
+    claimed = {pod for pods in pods_of_gpus(reported).values() if len(pods) > 1 for pod in pods}
     history = History()
     for label in PODS if claimed else ():
         for some in _parts(sorted({pod.rpartition("/")[2] for pod in claimed})):
@@ -252,8 +252,8 @@ def _selectors(replicas: Sequence[Replica]) -> Iterator[tuple[str, int, bool]]:
 
 def _other_pools(replica: Replica) -> bool:
     """Whether an engine has had pools of several kinds, so that it matters when."""
-    told = [dict(labels) for labels in replica.series]
-    seen = [said.get("engine", "0") for said in told if METRICS[said["__name__"]].field == "pool"]
+    reported = [dict(labels) for labels in replica.series]
+    seen = [said.get("engine", "0") for said in reported if METRICS[said["__name__"]].field == "pool"]
     return len(set(seen)) < len(seen)
 
 

@@ -26,7 +26,7 @@ class Columns:
     """Columns by part, key and field; what the series say besides; what was wrong with them."""
 
     parts: dict[Part, dict[Key, Fields]] = field(default_factory=dict)
-    told: list[tuple[Said, Points]] = field(default_factory=list)
+    reported: list[tuple[Said, Points]] = field(default_factory=list)
     """Series of which the labels, or the newest value, are of interest."""
 
     gaps: list[Gap] = field(default_factory=list)
@@ -55,7 +55,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
             continue
         weight[target_of(said)] += len(points)
         if meaning.part in ("about", "config"):
-            columns.told.append((said, points))
+            columns.reported.append((said, points))
         else:
             found[meaning.part, _key(meaning, said), meaning.field].append((meaning.priority, name, said, points))
     twice: Counter[str] = Counter()

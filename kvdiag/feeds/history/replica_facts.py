@@ -32,12 +32,12 @@ def pools_of(columns: Columns, present: Iterable[str], version: str | None, engi
     """
     if engine is None:
         return Pools(pools=_by_tokens(columns), caches=(), since_seconds=None, gaps=())
-    told = [(said, points) for said, points in columns.told if said.get("__name__") == engine.config_metric]
+    reported = [(said, points) for said, points in columns.reported if said.get("__name__") == engine.config_metric]
     newest: dict[str, tuple[Said, Points]] = {}
-    for said, points in sorted(told, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
+    for said, points in sorted(reported, key=lambda one: (one[1].times[-1], one[1].times[0], sorted(one[0].items()))):
         newest[said.get("engine", "0")] = (said, points)
     since = None
-    for said, points in told:
+    for said, points in reported:
         current, its_points = newest[said.get("engine", "0")]
         if _size(said) != _size(current) and points.times[-1] < its_points.times[0]:
             since = max(since or 0.0, its_points.times[0])
@@ -59,7 +59,7 @@ def _size(said: Said) -> tuple[str, ...]:
 def _newest(columns: Columns, field: str) -> dict[str, float]:
     """The newest value of a figure of the engines that kvdiag's own metrics tell, by engine."""
     found: dict[str, tuple[float, float]] = {}
-    for said, points in columns.told:
+    for said, points in columns.reported:
         if METRICS[said["__name__"]].field == field:
             engine = said.get("engine", "0")
             found[engine] = max(found.get(engine, (0.0, 0.0)), (points.times[-1], points.values[-1]))
@@ -135,7 +135,7 @@ def engine_of(series: Iterable[Said], container: str | None) -> str | None:
 def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
     """The memory that the server's container may take; a limit of 0 is none."""
     found: list[tuple[int, float]] = []
-    for said, points in columns.told:
+    for said, points in columns.reported:
         meaning = METRICS[said["__name__"]]
         here = (said.get("exported_container") or said.get("container", "")) if container else ""
         if meaning.field == "host_limit_bytes" and (not container or here == container):
@@ -148,6 +148,6 @@ def host_limit_bytes(columns: Columns, container: str | None) -> int | None:
 def weights_bytes(columns: Columns) -> int | None:
     """What the weights hold of all devices together, where kvdiag's own ledger tells."""
     total = sum(
-        points.values[-1] for said, points in columns.told if METRICS[said["__name__"]].field == "weights_bytes"
+        points.values[-1] for said, points in columns.reported if METRICS[said["__name__"]].field == "weights_bytes"
     )
     return round(total) if 0 < total <= MAX_BYTES else None

@@ -36,10 +36,10 @@ def names_of(columns: Columns) -> Names:
     """The processes that the series name. kvdiag reads the host memory of the server's own processes only."""
     own = {key[0] for key in columns.of("host") if key[0]}
     labels = sorted(own.union(key[1] for part in (columns.of("process"), columns.of("torch")) for key in part))
-    told = {label: int(found[1]) for label in labels if (found := _PID.search(label))}
-    shared = Counter(told.values())
+    reported = {label: int(found[1]) for label in labels if (found := _PID.search(label))}
+    shared = Counter(reported.values())
     pids = {
-        label: told[label] if shared[told.get(label, -1)] == 1 else FIRST_PID + number
+        label: reported[label] if shared[reported.get(label, -1)] == 1 else FIRST_PID + number
         for number, label in enumerate(labels)
     }
     server = {pids[label] for label in labels if label in own or is_server_title(label)}

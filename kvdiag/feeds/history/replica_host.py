@@ -23,21 +23,23 @@ def host_of(
     """The processes at each moment that one of them was read."""
     processes = {key[0]: fields for key, fields in columns.of("host").items()}
     named = {who: fields for who, fields in processes.items() if who}
-    told: dict[tuple[int, str], Fields] = {
+    reported: dict[tuple[int, str], Fields] = {
         (names.pids[who], who.removesuffix(f" {names.pids[who]}")): fields for who, fields in named.items()
     }
     if not any("anonymous_bytes" in fields for fields in named.values()):
-        told |= {(FIRST_LIFE, f"container {who}".rstrip()): one for who, one in _container(columns, container).items()}
+        reported |= {
+            (FIRST_LIFE, f"container {who}".rstrip()): one for who, one in _container(columns, container).items()
+        }
         if "" in processes and not named:
-            told[FIRST_LIFE, API_SERVER] = processes[""]
+            reported[FIRST_LIFE, API_SERVER] = processes[""]
     flat: dict[tuple[tuple[int, str], str], Column] = {
-        (who, name): column for who, fields in told.items() for name, column in fields.items()
+        (who, name): column for who, fields in reported.items() for name, column in fields.items()
     }
     times, rows = side_by_side(flat, tolerance_seconds)
     found: list[tuple[HostProcess, ...] | None] = []
     for place in range(len(times)):
         row = []
-        for pid, name in told:
+        for pid, name in reported:
             resident = _at(rows.get(((pid, name), "resident_bytes")), place)
             anonymous = _at(rows.get(((pid, name), "anonymous_bytes")), place)
             if resident is None and anonymous is None:

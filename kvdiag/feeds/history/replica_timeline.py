@@ -95,10 +95,12 @@ def _only(values: Iterable[str]) -> str | None:
 
 
 def _where(replica: Replica) -> str:
-    told = dict(replica.subject)
-    pod = "/".join(told[name] for name in ("cluster", "namespace", "pod") if told.get(name))
+    reported = dict(replica.subject)
+    pod = "/".join(reported[name] for name in ("cluster", "namespace", "pod") if reported.get(name))
     return (
-        pod if told.get("pod") else told.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
+        pod
+        if reported.get("pod")
+        else reported.get("instance") or replica.key.partition(" ")[2].partition(" [")[0].lstrip("/")
     )
 
 
@@ -132,24 +134,24 @@ def _samples(
     device_times, devices, device_gaps = devices_of(columns, cards, names, tolerance_seconds)
     torch_times, torch, torch_gaps = allocators_of(columns, cards, names, _born(columns), tolerance_seconds)
     host_times, host = host_of(columns, names, container, tolerance_seconds)
-    told = _by_time(engine_times, engines)
+    reported = _by_time(engine_times, engines)
     failed = {
         moment
         for fields in columns.of("up").values()
         for moment, up in zip(fields["up"].times, fields["up"].values, strict=True)
-        if not up and moment not in told
+        if not up and moment not in reported
     }
     seen = _by_time(device_times, devices), _by_time(torch_times, torch), _by_time(host_times, host)
     samples = tuple(
         Sample(
             at_seconds=moment,
-            engines=told.get(moment),
+            engines=reported.get(moment),
             devices=seen[0].get(moment),
             allocators=seen[1].get(moment),
             host=seen[2].get(moment),
             gaps=(SCRAPE_FAILED,) if moment in failed else (),
         )
-        for moment in sorted(failed.union(told, *seen))
+        for moment in sorted(failed.union(reported, *seen))
     )
     return samples, device_gaps + torch_gaps
 
@@ -170,12 +172,12 @@ def _engines(columns: Columns, tolerance_seconds: float) -> tuple[Sequence[float
         wanted = [rows.get((label, name), nothing) for name in ("kv_usage_ratio", "awake", *ENGINE_COUNTS)]
         # An idle engine says the same for hours.
         known: dict[tuple[float | None, ...], Engine | None] = {}
-        told: list[Engine | None] = []
+        reported: list[Engine | None] = []
         for row in zip(*wanted, strict=True):
             if row not in known:
                 known[row] = _engine(label, row)
-            told.append(known[row])
-        every.append(told)
+            reported.append(known[row])
+        every.append(reported)
     seen = [tuple(one for one in row if one is not None) for row in zip(*every, strict=True)]
     return times, [row or None for row in seen]
 
@@ -191,7 +193,7 @@ def _engine(label: str, row: Sequence[float | None]) -> Engine | None:
 def _born(columns: Columns) -> int:
     """When the newest of the server's processes began, for telling one life from the next."""
     starts = [
-        points.values[-1] for said, points in columns.told if said.get("__name__") == "process_start_time_seconds"
+        points.values[-1] for said, points in columns.reported if said.get("__name__") == "process_start_time_seconds"
     ]
     return round(max(starts, default=0.0))
 

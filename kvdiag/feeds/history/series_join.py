@@ -61,9 +61,9 @@ class _Group:
 
 def container_of(replica: Replica) -> str | None:
     """The server's own container in its pod, where all that tell it agree: its own page, else its GPUs' exporter."""
-    told = [dict(labels) for labels in replica.series]
-    own = {said["container"] for said in told if said.get("__name__") in ENGINE_METRICS and said.get("container")}
-    gpus = [said for said in told if said.get("__name__") in GPU and workload_of(said) is not None]
+    reported = [dict(labels) for labels in replica.series]
+    own = {said["container"] for said in reported if said.get("__name__") in ENGINE_METRICS and said.get("container")}
+    gpus = [said for said in reported if said.get("__name__") in GPU and workload_of(said) is not None]
     given = {name for said in gpus if (name := said.get("exported_container") or _honoured(said)) is not None}
     found = own or given
     return found.pop() if len(found) == 1 else None
@@ -75,11 +75,11 @@ def _honoured(said: Said) -> str | None:
 
 def image_of(replica: Replica) -> str | None:
     """The image of a server's own container, without its registry, where kube-state-metrics tells just one."""
-    told = [dict(labels) for labels in replica.series]
+    reported = [dict(labels) for labels in replica.series]
     name = container_of(replica)
     images = {
         said["image"].rpartition("/")[2]
-        for said in told
+        for said in reported
         if said.get("__name__") == "kube_pod_container_info" and said.get("image")
         if name is None or (said.get("exported_container") or said.get("container")) == name
     }
@@ -91,8 +91,8 @@ def gpus_assigned(replica: Replica) -> bool:
 
     Those that were joined by the host may have idle neighbours of other servers' among them.
     """
-    told = [said for labels in replica.series if (said := dict(labels)).get("__name__") in {*GPU, *KVDIAG}]
-    gpus = [said for said in told if METRICS[said["__name__"]].part == "device"]
+    reported = [said for labels in replica.series if (said := dict(labels)).get("__name__") in {*GPU, *KVDIAG}]
+    gpus = [said for said in reported if METRICS[said["__name__"]].part == "device"]
     return bool(gpus) and all(
         said["__name__"] in KVDIAG or ((pod := pod_of(said)) is not None and _pod_key(pod) == replica.key)
         for said in gpus
@@ -120,12 +120,12 @@ def join(
     `shared` are GPUs, by UUID, that their exporter gives to these pods at once: to none of them alone.
     """
     chosen = frozenset(gpus)
-    told = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
-    realms = _realms([said for _, said in told])
+    reported = [(labels, dict(labels)) for labels in sorted(chosen.union(series))]
+    realms = _realms([said for _, said in reported])
     found: list[Replica] = []
     gaps: list[Gap] = []
     apart: dict[str, list[tuple[Labels, Said]]] = defaultdict(list)
-    for labels, said in told:
+    for labels, said in reported:
         apart[",".join(f"{name}={said[name]}" for name in realms)].append((labels, said))
     for realm, some in apart.items():
         replicas, missing = _join(some, chosen, shared)
@@ -134,32 +134,32 @@ def join(
     return tuple(sorted(found, key=lambda replica: replica.key)), tuple(dict.fromkeys(gaps))
 
 
-def _realms(told: Sequence[Said]) -> tuple[str, ...]:
+def _realms(reported: Sequence[Said]) -> tuple[str, ...]:
     """Labels that every series of every exporter has, such as a region: what differs in them is elsewhere."""
-    names = set(told[0]).intersection(*told[1:]) - OF_ONE_TARGET if told else set()
+    names = set(reported[0]).intersection(*reported[1:]) - OF_ONE_TARGET if reported else set()
     return tuple(sorted(names))
 
 
 def _join(
-    told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
+    reported: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels], shared: Mapping[str, Iterable[str]]
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
-    groups = _servers(told)
-    _add_pods(groups, told, chosen)
-    _note_nodes(groups, told)
-    for labels, said in told:
+    groups = _servers(reported)
+    _add_pods(groups, reported, chosen)
+    _note_nodes(groups, reported)
+    for labels, said in reported:
         if said.get("__name__") in CONTAINER and (pod := pod_of(said)) is not None:
             group = groups.get(_pod_key(pod))
             if group is not None:
                 group.series.append(labels)
-    gpus = [(labels, said) for labels, said in told if said.get("__name__") in GPU]
+    gpus = [(labels, said) for labels, said in reported if said.get("__name__") in GPU]
     alone, gaps = _join_gpus(groups, gpus, chosen, shared)
     return [_replica(group) for group in groups.values()] + alone, gaps
 
 
-def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
+def _servers(reported: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
     engines: dict[str, _Group] = {}
     beside: dict[str, _Group] = {}
-    for labels, said in told:
+    for labels, said in reported:
         name = said.get("__name__", "")
         if name not in ENGINE_METRICS and name not in KVDIAG:
             continue
@@ -184,15 +184,15 @@ def _servers(told: Sequence[tuple[Labels, Said]]) -> dict[str, _Group]:
     return engines
 
 
-def _add_pods(groups: dict[str, _Group], told: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> None:
+def _add_pods(groups: dict[str, _Group], reported: Sequence[tuple[Labels, Said]], chosen: frozenset[Labels]) -> None:
     """A server of which nobody scrapes a page: a pod with a GPU, by its exporter, and memory, by its node."""
     kept = {
         pod
-        for _, said in told
+        for _, said in reported
         if said.get("__name__") in CONTAINER and METRICS[said["__name__"]].part == "container"
         if (pod := pod_of(said)) is not None
     }
-    for labels, said in told:
+    for labels, said in reported:
         pod = workload_of(said) if said.get("__name__") in GPU and labels in chosen else None
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
@@ -226,8 +226,8 @@ def _only_home(group: _Group, engines: Mapping[str, _Group], beside: Mapping[str
     return next(iter(engines.values())) if len(engines) == len(beside) == 1 and not near else None
 
 
-def _note_nodes(groups: Mapping[str, _Group], told: Sequence[tuple[Labels, Said]]) -> None:
-    for _, said in told:
+def _note_nodes(groups: Mapping[str, _Group], reported: Sequence[tuple[Labels, Said]]) -> None:
+    for _, said in reported:
         pod = pod_of(said) if said.get("__name__") == "kube_pod_info" else None
         group = groups.get(_pod_key(pod)) if pod is not None else None
         if group is not None and said.get("node"):
@@ -236,7 +236,7 @@ def _note_nodes(groups: Mapping[str, _Group], told: Sequence[tuple[Labels, Said]
 
 def _join_gpus(
     groups: Mapping[str, _Group],
-    told: Sequence[tuple[Labels, Said]],
+    reported: Sequence[tuple[Labels, Said]],
     chosen: frozenset[Labels],
     shared: Mapping[str, Iterable[str]],
 ) -> tuple[list[Replica], tuple[Gap, ...]]:
@@ -248,11 +248,11 @@ def _join_gpus(
             by_uuid[uuid].append(group)
         for host in group.hosts:
             by_host[host].append(group)
-    mapping = {_exporter_of(said) for _, said in told if _names_workload(said, groups)}
-    gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in told}
+    mapping = {_exporter_of(said) for _, said in reported if _names_workload(said, groups)}
+    gpu_hosts = {said.get("Hostname") or said.get("instance", "") for _, said in reported}
     unowned: dict[str, list[Labels]] = defaultdict(list)
     gaps: dict[Gap, None] = {}
-    for labels, said in told:
+    for labels, said in reported:
         uuid = uuid_of(said) or f"{said.get('Hostname') or said.get('instance', '')}/gpu{said.get('gpu', '')}"
         owner = groups.get(_pod_key(pod)) if (pod := pod_of(said)) is not None else None
         if owner is not None and uuid in shared:
@@ -339,7 +339,7 @@ def _replica(group: _Group) -> Replica:
 _OF_THE_METRIC = frozenset({"__name__", "engine", "reason", "sleep_state", "process", "component", "status", "id"})
 
 
-def _common(told: Sequence[Said]) -> Subject:
+def _common(reported: Sequence[Said]) -> Subject:
     """The labels that all of a subject's own series have in common: who it is."""
-    shared = set(told[0].items()).intersection(*(said.items() for said in told[1:])) if told else set()
+    shared = set(reported[0].items()).intersection(*(said.items() for said in reported[1:])) if reported else set()
     return tuple(sorted(item for item in shared if item[0] not in _OF_THE_METRIC))

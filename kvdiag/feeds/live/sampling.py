@@ -52,12 +52,12 @@ class Pace:
 
 
 def since_boot_seconds() -> float:
-    """Seconds that nobody sets, a sleep of the machine among them."""
+    """Seconds of a clock that is never set, including time the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Clock:
-    """Wall-clock seconds that only run forward: read once, then advanced by a clock that nobody sets."""
+    """Wall-clock seconds that only run forward: read once, then advanced by a clock that is never set."""
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot_seconds) -> None:
         """Anchor the steady clock to the wall clock."""
@@ -172,7 +172,7 @@ class Keeper(Protocol):
 
 
 class Sampler:
-    """Reads every source at its pace into a recorder. `load` tells what our own requests hold at this moment."""
+    """Reads every source at its interval into a recorder. `load` returns our own requests at this moment."""
 
     def __init__(
         self,
@@ -322,7 +322,7 @@ class Sampler:
 
 
 def driver_absent(devices: tuple[Device, ...] | None, gaps: tuple[Gap, ...]) -> bool:
-    """Whether there is no NVML here at all: a sidecar often has none, and the server's own is told by its agents."""
+    """Whether NVML is absent here: a sidecar often has none, and the agents report the server's own."""
     return not devices and any(gap.kind == "absent" for gap in gaps)
 
 

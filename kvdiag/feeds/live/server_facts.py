@@ -63,8 +63,8 @@ def read_facts(
     commands = host.commands(pids or ())
     ranks = engine.parallel_ranks(commands)
     # Where both limit a cache, the command line counts.
-    told = (cache for command in commands for cache in host_caches.told(command))
-    caches = {cache.name: cache for cache in (*engine.parse_caches(page), *told)}
+    reported = (cache for command in commands for cache in host_caches.told(command))
+    caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
     root = host.model_folder(identity.root, pids or ())
     weights, weight_gaps = host.weights_bytes(root)
     return Facts(

@@ -167,12 +167,14 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
     newest = segments[-1].facts
     urls = sorted({one.facts.url for one in segments if one.facts.url is not None})
     if len(urls) > 1:
-        raise KvdiagError(f"{folder} holds segments of several servers ({', '.join(urls)[:160]}): judge each alone")
+        raise KvdiagError(
+            f"{folder} holds segments of several servers ({', '.join(urls)[:160]}): diagnose each separately"
+        )
     for before, after in pairwise(segments):
         if after.first_seconds < before.last_seconds - OVERLAP_SECONDS:
             raise KvdiagError(
                 f"{before.name} and {after.name} in {folder} cover the same time, so they are of several servers: "
-                "give the files instead of the folder, and each is judged alone"
+                "give the files instead of the folder, and each is diagnosed separately"
             )
     # By the newest pools the usage of others cannot be read.
     first = next(

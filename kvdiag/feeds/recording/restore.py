@@ -1,4 +1,4 @@
-"""What a daemon's earlier run has recorded, from which the next goes on: so that a restart forgets no slow leak."""
+"""Restores the history of a daemon's previous run, so that a restart does not forget a slow leak."""
 
 from __future__ import annotations
 

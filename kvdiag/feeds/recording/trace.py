@@ -266,10 +266,10 @@ def _read_lines(lines: Iterator[tuple[bytes, bool]], path: Path, how: _Reading) 
     for number, (line, whole) in enumerate(lines, start=2):
         how.budget.take(line)
         if found := CHECK.fullmatch(line) or END.fullmatch(line):
-            if (told := found[found.re.groups]) is not None and int(told) != crc32:
+            if (reported := found[found.re.groups]) is not None and int(reported) != crc32:
                 raise DamagedError(f"{path}, line {number}: the lines before it are damaged or were edited")
             if found.re is END and int(found[1]) == count:
-                return _ended(lines, kept, facts, path, checked=told is not None)
+                return _ended(lines, kept, facts, path, checked=reported is not None)
         crc32 = zlib.crc32(line, crc32)
         if found and found.re is CHECK:
             continue

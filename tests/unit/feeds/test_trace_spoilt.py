@@ -82,7 +82,7 @@ BAD_LINES = [
     pytest.param(HEADER, "neither a sample nor a mark", id="a second header"),
     pytest.param(b'{"end":1}\n', "the trace's end", id="the end of another trace"),
     pytest.param(line(sample=to_plain(SAMPLES[0]), mark=to_plain(MARK)), "neither a sample nor a mark", id="both"),
-    pytest.param(line(sample=5), "Sample has to be an object", id="a number for a sample"),
+    pytest.param(line(sample=5), "Sample must be an object", id="a number for a sample"),
     pytest.param(line(sample={"at_seconds": 1, "colour": 1}), "Sample has no field 'colour'", id="an unknown field"),
     pytest.param(line(sample={}), "at_seconds", id="no time"),
     pytest.param(line(sample={"at_seconds": True}), "Sample.at_seconds", id="True for 1"),

@@ -106,7 +106,7 @@ def test_fields_of_a_newer_daemon_are_skipped() -> None:
         pytest.param(reply("", status=403), "--user", id="another user"),
         pytest.param(reply("", status=404), PATH, id="an older daemon"),
         pytest.param(reply("<html>"), "not JSON", id="a web page"),
-        pytest.param(reply_json([]), "has to be an object", id="a list"),
+        pytest.param(reply_json([]), "must be an object", id="a list"),
         pytest.param(reply_json({"kvdiag_snapshot": 2}), "missing", id="another document"),
         pytest.param(reply(" " * (MAX_SNAPSHOT_CHARACTERS + 1)), "larger than 2 MiB", id="too large"),
         pytest.param(silent(), "within 1 s", id="no answer"),
