@@ -53,8 +53,8 @@ def _counts() -> Row:
             _count("Nothing found", "Replicas with a current diagnosis and no fault.", "ok", PLAIN),
             stat(
                 "Silent",
-                "Replicas whose kvdiag answered within the time range and no longer does: scaled down or crashed. They "
-                "are in no other number here.\n\nMetric: `kvdiag_build_info`",
+                "Replicas whose kvdiag answered within the time range and no longer does: scaled down or crashed. No "
+                "other panel counts them.\n\nMetric: `kvdiag_build_info`",
                 f"count({gone()}) or 0 * count({own('build_info')})",
                 unit="none",
                 steps=ANY,
@@ -85,7 +85,7 @@ def _replicas() -> Row:
     )
     words: dict[str, Any] = {"color": {"mode": "thresholds"}, "custom_cellOptions": {"type": "color-text"}}
     return Row(
-        title="Which replicas are not?",
+        title="Which replicas are unhealthy?",
         panels=(
             table(
                 "Replicas now",
@@ -144,7 +144,7 @@ def _replicas() -> Row:
             ),
             graph(
                 "Waiting requests",
-                "Requests that wait, on each replica.\n\nMetric: `kvdiag_requests_waiting`",
+                "Waiting requests of each replica.\n\nMetric: `kvdiag_requests_waiting`",
                 Target(expr=each("sum", "", own("requests_waiting")), legend="{{replica}}"),
                 unit="short",
             ),

@@ -77,8 +77,8 @@ def health() -> Row:
             ),
             stat(
                 "Memory pressure",
-                "Of the fullest device: the KV pool's usage, or the device's without reusable bytes, whichever is "
-                "higher. 1 while requests wait for capacity.\n\nMetric: `kvdiag_memory_pressure_ratio`",
+                "Of the fullest device: the higher of the KV pool's usage and the device's usage without reusable "
+                "bytes. 1 while requests wait for capacity.\n\nMetric: `kvdiag_memory_pressure_ratio`",
                 f"max({gpu('memory_pressure_ratio')})",
                 unit="percentunit",
                 steps=FULL,
@@ -128,7 +128,7 @@ def health() -> Row:
             ),
             stat(
                 "Diagnosis age",
-                "Age of the newest diagnosis, of the replica where it is oldest; seconds if all is well.\n\n"
+                "Age of the newest diagnosis, of the replica where it is oldest; a few seconds is normal.\n\n"
                 "Metric: `kvdiag_diagnosis_timestamp_seconds`",
                 f"max(time() - {own('diagnosis_timestamp_seconds')})",
                 unit="s",

@@ -224,7 +224,7 @@ def pool() -> Row:
             graph(
                 "Context of running requests",
                 "Mean tokens in the pool per running request, including generated ones, and their maximum within "
-                "5 minutes: a document of ten pages is a step here.\n\nMetric: `kvdiag_context_mean_tokens`",
+                "5 minutes: a long document shows as a step.\n\nMetric: `kvdiag_context_mean_tokens`",
                 Target(expr=each("max", "engine", own("context_mean_tokens")), legend="{{replica}} engine {{engine}}"),
                 Target(
                     expr=each("max", "engine", f"max_over_time({own('context_mean_tokens')}[5m])"),

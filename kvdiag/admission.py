@@ -1,8 +1,8 @@
-"""Whether one more request should be let in now: admit, wait or shed, with the numbers. Pure.
+"""Decide whether to admit one more request now: admit, wait or shed, with the numbers. Pure.
 
-vLLM admits what fits at the moment, by its prompt alone; what the running requests will still write is not kept free,
-and where it is missing one of them is preempted and computed again (vllm/v1/core/sched/scheduler.py::_preempt_request).
-Here the room is counted that everybody will still need, by the lengths that finished requests had.
+vLLM admits a request when its prompt fits at the moment and reserves no blocks for the output of running requests;
+when the pool runs out it preempts one and recomputes it later (vllm/v1/core/sched/scheduler.py::_preempt_request).
+This module counts the blocks that all requests will still need, from the lengths of finished requests.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from kvdiag.model import Engine, Facts, KvPool, Lengths
 Decision = Literal["admit", "wait", "shed"]
 
 CAUTION_RATIO = 0.9
-"""Quantile of the lengths of finished outputs that the new request is counted with; the others by their mean."""
+"""Output length assumed for the new request, as a quantile of finished ones; other requests count with the mean."""
 
 RESERVE_RATIO = 0.05
-"""Share of the pool that stays free: requests finish in clusters, and the newest figures are a second old."""
+"""Share of the pool that stays free: requests finish in bursts, and the newest sample is a second old."""
 
 LEAST_FINISHED = 20
-"""Finished requests from which their lengths count: of fewer, one long one is the quantile."""
+"""Finished requests needed before their lengths are used: with fewer, one long request decides the quantile."""
 
 MOST_QUEUED_RATIO = 1.0
-"""Share of the pool that those who wait may need before another is turned away: it would wait for a whole turnover."""
+"""Shed when the queue needs more than this share of the pool: a request would wait for a whole turnover."""
 
 STALE_SECONDS = 5.0
-"""Age of a reading that says nothing of now: requests come and go in less."""
+"""Samples older than this are ignored: requests start and finish in less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A request that somebody would like to send."""
+    """A request that a client wants to send."""
 
     prompt_tokens: int
     max_tokens: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no request."""
+        """Refuse sizes below one."""
         if self.prompt_tokens < 1 or self.max_tokens < 1:
-            raise ValueError("prompt_tokens and max_tokens are 1 or more")
+            raise ValueError("prompt_tokens and max_tokens must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do with a request, why, and the blocks behind it, each `None` where it is not known.
+    """What to do with a request, why, and the blocks behind it, each `None` where unknown.
 
-    `free_blocks` are left now, `running_blocks` what the running requests will still take, `waiting_blocks` what those
-    in the queue need, `promised_blocks` what was admitted since the newest reading, `request_blocks` what this one is
-    counted with (`output_tokens` of output), `reserve_blocks` what stays free.
+    `free_blocks` are free now, `running_blocks` will still be taken by running requests, `waiting_blocks` are needed by
+    the queue, `promised_blocks` were admitted since the newest sample, `request_blocks` are assumed for this request
+    (with `output_tokens` of output), `reserve_blocks` stay free.
     """
 
     decision: Decision
@@ -76,19 +76,19 @@ def advise(
     lengths: Lengths | None,
     promised: Sequence[int] = (),
 ) -> Advice:
-    """What to do with a request, by the newest reading of the engines (`None`: there is none).
+    """Decide on a request by the newest sample of the engines (`None` where there is none).
 
-    `promised` holds the blocks of each request that was admitted since that reading. Of several engines the fullest
-    counts: which of them a request comes to is not known here. Pessimistic when in doubt: what is not known is `wait`.
+    `promised` holds the blocks of each request admitted since that sample. With several engines the fullest counts,
+    because the router's choice is unknown. Anything unknown is `wait`.
     """
     longest_tokens = facts.max_model_len_tokens
     whole_tokens = wish.prompt_tokens + wish.max_tokens
     if longest_tokens is not None and whole_tokens > longest_tokens:
-        told = f"{whole_tokens:,} tokens are more than max_model_len, {longest_tokens:,}: it can never be served"
-        return Advice(decision="shed", reason=told)
+        reason = f"{whole_tokens:,} tokens exceed max_model_len ({longest_tokens:,}): the request can never be served"
+        return Advice(decision="shed", reason=reason)
     doubt = _doubt(engines, age_seconds, facts)
     if doubt is not None or engines is None:
-        return Advice(decision="wait", reason=f"in doubt: {doubt}")
+        return Advice(decision="wait", reason=f"unknown: {doubt}")
     pools = {pool.engine: pool for pool in facts.pools}
     advice = [_one(wish, engine, pools[engine.engine], facts, lengths, promised) for engine in engines]
     return min(advice, key=lambda one: (_MILDEST.index(one.decision), _room(one)))
@@ -99,9 +99,9 @@ _MILDEST: tuple[Decision, ...] = ("shed", "wait", "admit")
 
 def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -> str | None:
     if engines is None or not engines:
-        return "the server does not answer now"
+        return "the server does not answer"
     if age_seconds > STALE_SECONDS:
-        return f"the newest reading is {age_seconds:,.0f} s old"
+        return f"the newest sample is {age_seconds:,.0f} s old"
     problem = curve_problem(facts)
     if problem is not None:
         return problem
@@ -110,9 +110,9 @@ def _doubt(engines: Sequence[Engine] | None, age_seconds: float, facts: Facts) -
         if engine.engine not in pools:
             return f"engine {engine.engine} does not report its KV pool"
         if engine.asleep:
-            return f"engine {engine.engine} sleeps"
+            return f"engine {engine.engine} is asleep"
         if engine.kv_usage_ratio is None or engine.requests_running is None or engine.requests_waiting is None:
-            return f"engine {engine.engine} does not tell its occupancy and its requests"
+            return f"engine {engine.engine} does not report its KV usage and requests"
     return None
 
 
@@ -147,26 +147,26 @@ def _one(
 def _judged(numbers: Advice, *, whole_blocks: int, busy: int) -> Advice:
     usable, queued = numbers.usable_blocks or 0, (numbers.waiting_blocks or 0) + (numbers.promised_blocks or 0)
     if whole_blocks > usable:
-        told = f"{whole_blocks:,} blocks are more than the pool has, {usable:,}: it can never be held"
-        return replace(numbers, decision="shed", reason=told)
+        reason = f"{whole_blocks:,} blocks exceed the KV pool ({usable:,} blocks): the request can never be served"
+        return replace(numbers, decision="shed", reason=reason)
     if not busy and not numbers.promised_blocks:
-        return replace(numbers, decision="admit", reason="nothing else runs, and the whole request fits")
+        return replace(numbers, decision="admit", reason="no other request, and the whole request fits")
     room = _room(numbers)
     if room >= 0:
-        return replace(numbers, decision="admit", reason=f"{room:,} blocks would still be free beyond the reserve")
+        return replace(numbers, decision="admit", reason=f"{room:,} blocks stay free beyond the reserve")
     if queued > MOST_QUEUED_RATIO * usable:
-        told = f"those who wait or were just let in need {queued:,} blocks already, more than the whole pool"
-        return replace(numbers, decision="shed", reason=told)
-    return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of what all of them will need")
+        reason = f"waiting and just-admitted requests already need {queued:,} blocks, more than the whole pool"
+        return replace(numbers, decision="shed", reason=reason)
+    return replace(numbers, decision="wait", reason=f"{-room:,} blocks short of the expected need of all requests")
 
 
 def _room(one: Advice) -> int:
-    """Blocks that would be free beyond the reserve, once all have what they will need."""
+    """Blocks that stay free beyond the reserve once all requests have taken what they need."""
     wanted = (one.running_blocks, one.waiting_blocks, one.promised_blocks, one.request_blocks, one.reserve_blocks)
     return (one.free_blocks or 0) - sum(each or 0 for each in wanted)
 
 
 def _blocks(tokens: int, facts: Facts) -> int:
-    """Blocks that a request of so many tokens holds at most; growth from nothing is at least as steep as later on."""
+    """Most blocks that a request of so many tokens uses; growth from zero is at least as steep as later growth."""
     need = blocks_needed([max(tokens, 0)], facts)
     return 0 if need is None else need.most_blocks

@@ -1,12 +1,12 @@
 """The memory audit: one sample and the facts → lines that add up to each device's used bytes, with explicit residuals.
 
 Each line says whether it was measured (NVML, torch), reported (by the engine) or computed. What no line explains is a
-line of its own: `server_other` inside the server's processes, `unaccounted` outside every process. Where the agents in
-the server's processes tell, these come apart further, each level with its own rest:
+line of its own: `server_other` inside the server's processes, `unaccounted` outside every process. With agents in
+the server's processes, these are split further, each level with its own rest:
 
     server's processes = torch's reserved bytes + outside_torch + server_other
     torch's reserved bytes = weights + KV pool + torch_other + torch_pending + torch_private + torch_releasable
-                             + torch_stranded (or torch_unused, where the last three are not told apart)
+                             + torch_stranded (or torch_unused, where the agent does not report the last three)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvdiag.model import Allocator, Device, Facts, KvPool, LedgerLine, Process, 
 
 _ORIGINS: dict[Provenance, str] = {
     "reported": "the engine's kv_cache_memory_bytes",
-    "computed": "its blocks, each as large as the model's config makes it",
+    "computed": "blocks times the block size from the model's config",
 }
 
 _LARGE = (("kv_pool", "KV pool"), ("weights", "weights"))
-"""Components of a server that lie in its rest where their size is not known, and what they are called there."""
+"""Components that count in the server's rest where their size is unknown, with their name there."""
 
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
@@ -75,7 +75,7 @@ def _device_lines(device: Device, sample: Sample | None, facts: Facts, *, ranks:
         if process not in own
     ]
     rest = memory.used_bytes - sum(line.bytes for line in lines)
-    detail = "no process that NVML lists" if own else "the server's own memory is not told apart"
+    detail = "in no process that NVML lists" if own else "NVML does not report the server's memory"
     return [*lines, _line(device, "unaccounted", rest, "computed", detail)]
 
 
@@ -116,7 +116,7 @@ def _server_lines(
     beside = sum(size or 0 for size in outside) if None not in outside else max(held - reserved, 0)
     lines.append(_line(device, "outside_torch", beside, "computed", f"context, modules, NCCL, graphs of pid {pids}"))
     rest = held - reserved - beside
-    return [*lines, _line(device, "server_other", rest, "computed", "between readings of different moments")]
+    return [*lines, _line(device, "server_other", rest, "computed", "sampled at different times")]
 
 
 def _torch_lines(
@@ -131,27 +131,31 @@ def _torch_lines(
             (
                 "torch_releasable",
                 sum(split.releasable_bytes for split in splits),
-                "cache that the driver can have back",
+                "cache that torch can release to the driver",
             ),
-            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free beside live blocks"),
+            ("torch_stranded", sum(split.stranded_bytes for split in splits), "free, between live blocks"),
         ]
     else:
         live = sum(each.allocated_bytes for each in allocators)
         active = sum(each.allocated_bytes if each.active_bytes is None else each.active_bytes for each in allocators)
         free = [
             ("torch_pending", active - live, "freed, in use on another stream"),
-            ("torch_unused", reserved - active, "cache, graph pools and holes: the agent has not told them apart"),
+            (
+                "torch_unused",
+                reserved - active,
+                "cache, graph pools and fragments; the agent does not report them separately",
+            ),
         ]
     rest = reserved - sum(line.bytes for line in parts) - sum(size for _, size, _ in free)
     return [
         *parts,
-        _line(device, "torch_other", rest, "computed", "activations, workspaces and all else that lives in torch"),
+        _line(device, "torch_other", rest, "computed", "activations, workspaces and other live torch memory"),
         *(_line(device, component, size, "measured", detail) for component, size, detail in free),
     ]
 
 
 def _pool_apart(parts: list[LedgerLine], sample: Sample | None, facts: Facts) -> list[LedgerLine]:
-    """The pool by what requests hold of it, where one engine tells; prefixes kept for later count as free."""
+    """Split the pool into blocks in use and free blocks, where one engine reports it; cached prefixes count as free."""
     engines = (sample.engines if sample is not None else None) or ()
     whole = next((line for line in parts if line.component == "kv_pool"), None)
     size = block_bytes(facts, facts.pools[0]) if len(facts.pools) == 1 else None
@@ -167,17 +171,17 @@ def _pool_apart(parts: list[LedgerLine], sample: Sample | None, facts: Facts) ->
 
 
 def _free_detail(pool: KvPool) -> str:
-    """What of the free blocks still holds a prefix is in no gauge of vLLM's, which counts both as free.
+    """How free blocks are described: vLLM has no gauge for those that still cache a prefix, and counts both as free.
 
     A cached block that no request holds stands in the queue of free ones (vllm/v1/core/block_pool.py::BlockPool).
     """
     if pool.prefix_caching is False:
         return "empty: prefix caching is off"
-    return "empty or kept prefixes, which the engine does not count apart"
+    return "empty or cached prefixes; the engine does not count them separately"
 
 
 def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
-    """Pool and weights of one rank, as far as they are told."""
+    """Pool and weights of one rank, as far as they are known."""
     lines = []
     engines = max(len(facts.pools), 1)
     size = pool_bytes(facts, facts.pools[0]) if facts.pools else None
@@ -190,7 +194,7 @@ def _parts(device: Device, facts: Facts, ranks: int) -> list[LedgerLine]:
 
 
 def _engine_only(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
-    """The pool by what the engine tells: held by requests, and free (cached prefixes count as free)."""
+    """The pool as the engine reports it: in use by requests, and free (cached prefixes count as free)."""
     lines: list[LedgerLine] = []
     usage = {engine.engine: engine.kv_usage_ratio for engine in (sample.engines if sample is not None else None) or ()}
     for pool in facts.pools:

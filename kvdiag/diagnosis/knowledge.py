@@ -72,8 +72,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         likely_cause="Buffers outside Python (a transport, NCCL, malloc's arenas), a cache without a size limit, or "
         "objects kept per request; a limited cache that is still filling looks the same.",
         confirm="`kvdiag run --soak` takes minutes: it compares load cycles with idle ones, and new prompts with "
-        "repeated ones, which no cache keeps twice. Else watch anonymous memory (not page cache) of each process over "
-        "hours at equal load. `malloc_trim(0)` releases what arenas keep, and a cache stops at its limit.",
+        "repeated ones, which do not grow a cache. Otherwise watch anonymous memory (not page cache) of each process "
+        "over hours at equal load. `malloc_trim(0)` releases memory kept by malloc arenas; a cache stops at its limit.",
         remedy="Limit or disable the growing cache or transport. Restart before the memory limit is reached; a higher "
         "container limit gains time.",
     ),
@@ -84,7 +84,7 @@ KNOWLEDGE: Mapping[str, Entry] = {
         confirm="nvidia-smi on the host shows the process ids; `ps` shows whether their parent is still alive.",
         remedy="Move or stop the other process and kill orphans, or lower the server's --gpu-memory-utilization so "
         "that "
-        "both fit. Every byte is missing in the pool: divide by the bytes of one block.",
+        "both fit. Each byte they use is lost to the KV pool; divide by the block size for the blocks lost.",
     ),
     "baseline.duplicate_model": _entry(
         "baseline.duplicate_model",

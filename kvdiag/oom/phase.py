@@ -31,14 +31,14 @@ Phase = Literal[
 SERVING: frozenset[Phase] = frozenset({"prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth"})
 IN_WORDS: dict[Phase, str] = {
     "load": "while loading the weights",
-    "profile": "in the profile run, before the KV pool exists",
+    "profile": "during the profile run, before the KV pool exists",
     "kv_pool": "while allocating the KV pool",
     "graph_capture": "while capturing CUDA graphs",
-    "warmup": "in the warm-up at start",
+    "warmup": "during the warm-up at start",
     "startup": "at start",
     "wake": "while waking from sleep",
-    "prefill": "in a prefill",
-    "decode": "in a decode step",
+    "prefill": "during a prefill",
+    "decode": "during a decode step",
     "request": "while serving requests",
     "sampler": "in the sampler",
     "logprobs": "while computing log-probabilities",

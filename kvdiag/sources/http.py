@@ -103,7 +103,7 @@ class HttpReader:
             self.rest(path, params, str(error))
             raise
         except TimeoutError as error:
-            raise Unreadable("failed", f"no whole answer within {self._seconds:g} s on {path}") from error
+            raise Unreadable("failed", f"no complete answer within {self._seconds:g} s on {path}") from error
         except httpx2.HTTPError as error:
             raise Unreadable("failed", explain(error)) from error
         except RuntimeError as error:
@@ -220,7 +220,7 @@ def explain(error: httpx2.HTTPError) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return "TLS: the server's certificate is not trusted: pass its authority with --ca-file"
     if "SSL" in text or "TLS" in text:
-        return f"TLS failed ({text[:80]}): is it https at all?"
+        return f"TLS failed ({text[:80]}): is this an https server?"
     if isinstance(error, httpx2.ConnectError):
         return f"cannot connect ({text[:80]}): is the server up, and the URL right?"
     if isinstance(error, httpx2.TimeoutException):

@@ -209,7 +209,7 @@ class PrometheusSource:
             async with asyncio.timeout(self._seconds):
                 status, body = await self._post(path, form)
         except TimeoutError as error:
-            reason = f"no whole answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
+            reason = f"no complete answer within {self._seconds:g} s on {path}: narrow --match, or raise --timeout"
             raise TooSlowError("failed", reason) from error
         except httpx2.HTTPError as error:
             ended = isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError)

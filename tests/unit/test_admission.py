@@ -66,7 +66,7 @@ def test_promises_beyond_the_whole_pool_shed() -> None:
 
     # THEN
     assert "shed" == told.decision
-    assert told.reason.startswith("those who wait or were just let in need 1,200 blocks already")
+    assert told.reason.startswith("waiting and just-admitted requests already need 1,200 blocks")
 
 
 def test_nothing_else_runs() -> None:
@@ -78,7 +78,7 @@ def test_nothing_else_runs() -> None:
     ("wish", "facts", "told"),
     [
         (Wish(prompt_tokens=8000, max_tokens=200), KNOWN, "max_model_len"),
-        (Wish(prompt_tokens=17_000, max_tokens=1), replace(KNOWN, max_model_len_tokens=None), "never be held"),
+        (Wish(prompt_tokens=17_000, max_tokens=1), replace(KNOWN, max_model_len_tokens=None), "never be served"),
     ],
 )
 def test_what_can_never_be_served_is_shed(wish: Wish, facts: Facts, told: str) -> None:
@@ -95,16 +95,16 @@ def test_what_can_never_be_served_is_shed(wish: Wish, facts: Facts, told: str) -
         ((held(0, running=0),), KNOWN, STALE_SECONDS + 1.0, "6 s old"),
         ((held(0, running=0),), replace(KNOWN, pools=()), 0.0, "does not report its KV pool"),
         ((engine(label="1"),), KNOWN, 0.0, "engine 1 does not report"),
-        ((engine(usage=None),), KNOWN, 0.0, "occupancy"),
-        ((engine(running=None),), KNOWN, 0.0, "occupancy"),
-        ((replace(engine(), asleep=True),), KNOWN, 0.0, "sleeps"),
+        ((engine(usage=None),), KNOWN, 0.0, "KV usage"),
+        ((engine(running=None),), KNOWN, 0.0, "KV usage"),
+        ((replace(engine(), asleep=True),), KNOWN, 0.0, "asleep"),
     ],
 )
 def test_in_doubt_it_waits(engines: tuple[Engine, ...], facts: Facts, age_seconds: float, told: str) -> None:
     """What is not known is no room."""
     advice = asked(*engines, facts=facts, age_seconds=age_seconds)
     assert "wait" == advice.decision
-    assert advice.reason.startswith("in doubt: ")
+    assert advice.reason.startswith("unknown: ")
     assert told in advice.reason
 
 

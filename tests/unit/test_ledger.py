@@ -48,7 +48,7 @@ def test_every_line_of_a_server_alone() -> None:
             component="unaccounted",
             bytes=0,
             provenance="computed",
-            detail="no process that NVML lists",
+            detail="in no process that NVML lists",
         ),
     )
 
@@ -137,7 +137,7 @@ def test_a_process_of_no_bytes_takes_none() -> None:
         ("driver_reserved", 464 * MIB, ""),
         ("server_other", 0, "all of pid 100"),
         ("other_process", 0, "process 7"),
-        ("unaccounted", 0, "no process that NVML lists"),
+        ("unaccounted", 0, "in no process that NVML lists"),
     ] == [(line.component, line.bytes, line.detail) for line in found]
 
 
@@ -159,7 +159,7 @@ def test_a_pool_computed_from_the_config_says_so() -> None:
     ]
 
     # THEN
-    assert (1000 * 16 * 131_072, "computed", "its blocks, each as large as the model's config makes it") == (
+    assert (1000 * 16 * 131_072, "computed", "blocks times the block size from the model's config") == (
         whole.bytes,
         whole.provenance,
         whole.detail,

@@ -244,8 +244,8 @@ def test_every_level_adds_up(
 @pytest.mark.parametrize(
     ("caching", "detail"),
     [
-        (True, "empty or kept prefixes, which the engine does not count apart"),
-        (None, "empty or kept prefixes, which the engine does not count apart"),
+        (True, "empty or cached prefixes; the engine does not count them separately"),
+        (None, "empty or cached prefixes; the engine does not count them separately"),
         (False, "empty: prefix caching is off"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_server_of_unknown_size_is_not_mistaken_for_its_neighbour() -> None:
     # THEN pool and weights are reported, the job is its own, and the rest says that it is not told apart
     assert {"driver_reserved", "kv_pool", "weights", "other_process", "unaccounted"} == set(sizes(found))
     assert 3 * GIB == sizes(found)["other_process"]
-    assert "the server's own memory is not told apart" == found[-1].detail
+    assert "NVML does not report the server's memory" == found[-1].detail
 
 
 @pytest.mark.parametrize("pids", [None, (1, 2)], ids=["not known", "of another namespace"])
@@ -103,7 +103,7 @@ def test_without_a_device_the_engine_alone_is_told() -> None:
     found = ledger(Sample(at_seconds=1.0, engines=(engine(usage=0.25),)), SERVER)
     # THEN the null block counts as free: requests do not hold it
     held = 1536 * 2 * MIB
-    kept = "engine 0: empty or kept prefixes, which the engine does not count apart"
+    kept = "engine 0: empty or cached prefixes; the engine does not count them separately"
     expected = (
         LedgerLine(gpu=None, component="kv_held", bytes=held, provenance="reported", detail="engine 0"),
         LedgerLine(gpu=None, component="kv_free", bytes=POOL_BYTES - held, provenance="reported", detail=kept),

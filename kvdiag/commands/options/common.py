@@ -68,8 +68,8 @@ class Size(click.ParamType[int]):
         """Return the bytes of a text such as 512MiB."""
         try:
             size = parse_bytes(str(value), field="it")
-        except KvModelError as error:
-            self.fail(f"{value!r} is not a size: give a number and a unit, such as 512MiB ({error})", param, ctx)
+        except KvModelError:
+            self.fail(f"{value!r} is not a size: give a number and a unit, such as 512MiB", param, ctx)
         if size < self._least:
             self.fail(f"{value} is less than the minimum of {self._least >> 20}MiB", param, ctx)
         return size

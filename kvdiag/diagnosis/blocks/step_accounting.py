@@ -131,9 +131,9 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     seen = len(whole_load(timeline, span))
     waiting = most_waiting(timeline, span)
     if seen < limits.load_samples and waiting:
-        return f"its requests were never resident together: up to {waiting} waited; raise --max-num-seqs or the pool"
+        return f"up to {waiting} waited, so the requests never all ran at once; raise --max-num-seqs, or the pool"
     if seen < limits.load_samples:
-        return f"{plural(seen, 'sample')} with all of its requests resident; {limits.load_samples} are needed"
+        return f"only {plural(seen, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
     return None
 
 

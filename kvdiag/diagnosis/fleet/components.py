@@ -1,7 +1,7 @@
-"""Which parts of a replica's memory are compared over a fleet, and which verdict each of them means when it grows.
+"""The memory components that are compared across a fleet, and the verdict that growth of each one means.
 
-The growing component names the verdict nearly alone, so that each byte is looked at in one component only: the finest
-that a replica tells. A total is watched where nobody tells its parts.
+The growing component nearly determines the verdict, so each byte counts in one component only: the finest one that a
+replica reports. A total is compared only where no replica reports its parts.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from kvdiag.diagnosis.growth.components import MemoryComponent, Unit
 
-__all__ = ["ALWAYS", "BY_NAME", "COMPONENTS", "WANTED", "Component", "Unit"]
+__all__ = ["ALWAYS", "BY_NAME", "COMPONENTS", "MISSING", "Component", "Unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """One part of a replica's memory, all its processes and GPUs together.
 
-    `lookalike` is what else a growth of it may be, and what would tell; `None` where it can be nothing else.
-    `around` says that this would be around an older version as well. `by_nvml`: whether growth is torch's cannot be
-    told, so that the engine names the verdict; `verdict` is that of engines without torch.
+    `lookalike` is another explanation of its growth and how to rule it out; `None` where there is no other.
+    `around` is true where that explanation would affect an older version as well. `by_nvml` is true where NVML cannot
+    separate torch's memory, so that the engine decides the verdict; `verdict` is that of engines without torch.
     """
 
     name: MemoryComponent
@@ -41,10 +41,10 @@ COMPONENTS: tuple[Component, ...] = (
     Component(name=MemoryComponent.TORCH_LIVE, title="torch's live bytes", verdict="leak.device_torch", source="torch"),
     Component(
         name=MemoryComponent.TORCH_UNUSED,
-        title="bytes that torch reserves and nothing lives in",
+        title="bytes that torch reserves and does not use",
         verdict="fragmentation.allocator",
         source="torch",
-        lookalike="cache that still reaches its largest shape looks the same; torch's `empty_cache()` gives it back",
+        lookalike="torch's cache may still grow to its largest shape; `torch.cuda.empty_cache()` would release it",
     ),
     Component(
         name=MemoryComponent.OUTSIDE_TORCH,
@@ -57,7 +57,7 @@ COMPONENTS: tuple[Component, ...] = (
         title="device bytes outside torch",
         verdict="leak.device_non_torch",
         source="nvml",
-        lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
+        lookalike="it may belong to other processes on each GPU; check NVML's process list",
         around=True,
     ),
     Component(
@@ -72,19 +72,22 @@ COMPONENTS: tuple[Component, ...] = (
         title="device bytes",
         verdict="leak.device_non_torch",
         source="nvml",
-        lookalike="a neighbour on every device would look the same; NVML's list of processes would tell",
+        lookalike="it may belong to other processes on each GPU; check NVML's process list",
         around=True,
         by_nvml=True,
     ),
     Component(
         name=MemoryComponent.UNLISTED,
-        title="device bytes that no listed process holds",
+        title="device bytes of no listed process",
         verdict="baseline.foreign_memory",
         source="nvml",
-        lookalike="processes of other containers are not listed; NVML on the host would tell",
+        lookalike="processes of other containers are not listed; check NVML on the host",
     ),
     Component(
-        name=MemoryComponent.KV_HELD_IDLE, title="KV blocks held at idle", verdict="leak.kv_blocks", source="engine"
+        name=MemoryComponent.KV_HELD_IDLE,
+        title="KV blocks in use while idle",
+        verdict="leak.kv_blocks",
+        source="engine",
     ),
     Component(name=MemoryComponent.HOST_ANONYMOUS, title="anonymous host bytes", verdict="leak.host", source="host"),
     Component(
@@ -92,19 +95,19 @@ COMPONENTS: tuple[Component, ...] = (
         title="resident host bytes",
         verdict="leak.host",
         source="host",
-        lookalike="mapped files count as resident, too; anonymous bytes would tell",
+        lookalike="resident bytes include mapped files; check anonymous bytes",
     ),
 )
 
 BY_NAME: Mapping[str, Component] = {one.name: one for one in COMPONENTS}
 
 ALWAYS = ("leak.device_torch", "leak.device_non_torch", "leak.kv_blocks", "leak.host")
-"""Verdicts that a fleet answers for every version, with `unknown` where no replica tells what decides."""
+"""Verdicts that every version gets; `unknown` where no replica reports the deciding component."""
 
-WANTED: Mapping[str, str] = {
-    "leak.device_torch": "no replica tells what torch holds; the agent in the server would",
-    "leak.device_non_torch": "no replica tells what its GPUs hold; DCGM's or kvdiag's device memory would",
-    "leak.kv_blocks": "no replica was seen idle often enough with its pool told",
-    "leak.host": "no replica tells its processes' host memory; cAdvisor's or kvdiag's would",
+MISSING: Mapping[str, str] = {
+    "leak.device_torch": "no replica reports torch's memory; install the kvdiag agent in the server",
+    "leak.device_non_torch": "no replica reports its GPU memory; collect it with DCGM or kvdiag",
+    "leak.kv_blocks": "no replica was idle often enough while reporting its KV pool; record some idle time",
+    "leak.host": "no replica reports its processes' host memory; collect it with cAdvisor or kvdiag",
 }
-"""What is missing where no component of a verdict is told."""
+"""What is missing, and how to get it, where no replica reports a component of the verdict."""

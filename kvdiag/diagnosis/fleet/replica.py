@@ -1,6 +1,6 @@
-"""One replica's life in a few numbers: how each component of its memory grows, after its first hour, beside its load.
+"""Summarise one replica: how fast each memory component grows after the first hour, corrected for load.
 
-All that a fleet keeps of a replica: some two kilobytes, whatever the length of its history.
+A summary takes about 2 kB, whatever the length of the history: it is all that a fleet keeps of a replica.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_
 from kvdiag.model import Facts, Sample, Timeline
 
 HELD = "kv_held_idle"
-"""The one component that does not depend on the load, and has no noise."""
+"""The only component that does not depend on the load and has no noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What replicas are compared by: those of one version serve one model with one engine. `None` is not told."""
+    """The group that replicas are compared by: one model served by one engine. `None` where not reported."""
 
     engine: str | None
     version: str | None
@@ -33,15 +33,15 @@ class Version:
     @property
     def title(self) -> str:
         """The version in words."""
-        return " ".join((self.engine or "engine", self.version or "of a version that is not told"))
+        return " ".join((self.engine or "engine", self.version or "of unknown version"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """How a component of one replica grows, per hour, over its life after the first hour and over the later half.
 
-    Median slopes over all pairs of blocks, at equal load where the load is told, without jumps unless they only rise;
-    `floor_per_hour` is by how much the lowest blocks rose, jumps among them. `newest` is the last block's median.
+    Median slopes over all pairs of bins, at equal load where load is reported, without jumps unless they only rise;
+    `floor_per_hour` is the rise of the lowest bins, jumps included. `newest` is the median of the last bin.
     """
 
     component: str
@@ -57,10 +57,10 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSummary:
-    """One replica: what it runs, since when, and how each component that it tells grows.
+    """One replica: its version, its age, and the growth of each component that it reports.
 
-    `watched_seconds` is what was seen of its newest life after the first hour; `began_seconds` is when that life began,
-    or the readings did, and `age_seconds` how long that is ago.
+    `watched_seconds` is the time sampled since its last restart, without the first hour; `began_seconds` is when it
+    started, or its first sample, and `age_seconds` the time since then.
     """
 
     replica: str
@@ -72,7 +72,7 @@ class ReplicaSummary:
     growths: tuple[Growth, ...]
 
     def growth(self, component: str) -> Growth | None:
-        """The growth of one component, `None` where this replica does not tell it."""
+        """The growth of one component, `None` where this replica does not report it."""
         return next((one for one in self.growths if one.component == component), None)
 
 
@@ -117,7 +117,7 @@ def summarise(
     """One replica's history as a fleet needs it.
 
     `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
-    when its process began, where that is told: else from its first reading, or its newest restart.
+    the start of its process where that is reported, else from its first sample or newest restart.
     """
     engines = _engines(timeline, facts, limits)
     series = _memory(timeline, facts)
@@ -166,7 +166,7 @@ def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
             idle_since = None
             continue
         idle_since = sample.at_seconds if idle_since is None else idle_since
-        # Freed blocks come back late, so that the first reading of an idle stretch says nothing.
+        # Blocks are released late, so the first sample of an idle interval does not count.
         if sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds:
             held = held_blocks(sample, facts)
             if held is not None:
@@ -175,7 +175,7 @@ def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
 
 
 def _memory(timeline: Timeline, facts: Facts) -> dict[str, _Series]:
-    """Every total that the readings tell, by its name."""
+    """Every total that the samples report, by its name."""
     own = server_uuids(timeline, facts)
     series = {
         name: _Series()
@@ -206,7 +206,7 @@ def _add_devices(series: dict[str, _Series], sample: Sample, facts: Facts, own: 
         if server:
             series["server"].add(at_seconds, sum(server), len(server))
     listed = [process.used_bytes for device in devices for process in device.processes or ()]
-    # An empty list is normal inside a container, and says nothing of who holds the bytes.
+    # An empty list is normal inside a container, and does not show which process uses the bytes.
     if listed and None not in listed and len(used) == count and all(device.processes for device in devices):
         series["others"].add(at_seconds, sum(used) - _sum(listed), count)
 
@@ -232,35 +232,37 @@ def _sum(sizes: Iterable[int | None]) -> int:
 def _growths(
     series: dict[str, _Series], engines: _Engines, start: float, last: float, limits: Limits
 ) -> tuple[Growth, ...]:
-    """Each byte in one component only: the finest that is told."""
+    """Each byte counts in one component only: the finest one reported."""
 
     def cells(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
         return _blocks(one, start, last, filled_ratio, limits)
 
-    told = {name: cells(one) for name, one in series.items()}
-    live, reserved = told["live"], told["reserved"]
+    totals = {name: cells(one) for name, one in series.items()}
+    live, reserved = totals["live"], totals["reserved"]
     found: dict[str, list[float] | None] = {HELD: cells(engines.held, limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found["torch_live"] = live
-        # What the driver could have back is no hole, where that is told apart.
-        unused, cached = _less(reserved, live), told["releasable"]
+        # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
+        unused, cached = _less(reserved, live), totals["releasable"]
         found["torch_unused"] = unused if cached is None else _less(unused, cached)
-        if told["inside"] is not None:
-            found["outside_torch"] = told["inside"]
-        elif told["server"] is not None:
-            found["outside_torch"] = _less(told["server"], reserved)
-        elif told["device"] is not None:
-            found["device_outside_torch"] = _less(told["device"], reserved)
-    elif told["server"] is not None:
-        found["server"] = told["server"]
+        if totals["inside"] is not None:
+            found["outside_torch"] = totals["inside"]
+        elif totals["server"] is not None:
+            found["outside_torch"] = _less(totals["server"], reserved)
+        elif totals["device"] is not None:
+            found["device_outside_torch"] = _less(totals["device"], reserved)
+    elif totals["server"] is not None:
+        found["server"] = totals["server"]
     else:
-        found["device"] = told["device"]
-    found["unlisted"] = told["others"]
-    found["host_resident" if told["anonymous"] is None else "host_anonymous"] = told["anonymous"] or told["resident"]
+        found["device"] = totals["device"]
+    found["unlisted"] = totals["others"]
+    found["host_resident" if totals["anonymous"] is None else "host_anonymous"] = (
+        totals["anonymous"] or totals["resident"]
+    )
     load, highest = cells(engines.load), cells(engines.highest)
     beside = [] if load is None or highest is None else [load, highest]
     return tuple(
-        # What is held at idle does not depend on a load.
+        # Blocks in use while idle do not depend on load.
         _growth(name, values, [] if name == HELD else beside, (last - start) / limits.fleet.blocks, limits)
         for name, values in found.items()
         if values is not None
@@ -279,7 +281,7 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
     ):
         whole = [value - sensitivity * each for value, each in zip(whole, column, strict=True)]
     smooth = stats.without_jumps(whole, limits.growth.jump_deviations, limits.growth.jump_least_bytes)
-    # A level that moves either way hides what goes on beside it; one that only ever rises is what is looked for.
+    # Jumps in both directions hide a trend and are removed; jumps that only rise are growth themselves.
     rising = stats.binomial_tail(smooth.ups, smooth.ups + smooth.downs) < limits.fleet.steps_p
     level = whole if rising or name == HELD else smooth.values
     return Growth(
@@ -296,13 +298,13 @@ def _growth(name: str, values: list[float], beside: list[list[float]], block_sec
 
 
 def _floor(level: Sequence[float]) -> float:
-    """How fast the lowest rises, per block, from the first third to the last: what is collected returns to it."""
+    """How fast the minimum rises, per bin, from the first third to the last: collected garbage returns to it."""
     third = len(level) // 3
     return (min(level[-third:]) - min(level[:third])) / (len(level) - third)
 
 
 def _blocks(series: _Series, start: float, last: float, filled_ratio: float, limits: Limits) -> list[float] | None:
-    """Medians of equal parts of the life, a missing one between its neighbours; `None` where too many are missing."""
+    """Medians of equal bins of the life; gaps are interpolated. `None` where too many bins are empty."""
     times, values = series.since(start)
     if not times:
         return None

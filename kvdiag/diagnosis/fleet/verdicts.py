@@ -1,4 +1,10 @@
-"""What the growth of a component over a version's replicas means, and what it could be besides."""
+"""The verdicts on one version of a fleet: what the common growth of its replicas' memory components means.
+
+Per component, in this order: too few replicas is `unknown`; growth of all replicas is `fault`, or `suspect` while
+another explanation (a look-alike, a cache still warming up, rising load) is possible; growth faster than in an older
+version is `suspect`; growth that multiple testing can explain is `unknown`; growth that ended, and none, are `ok`.
+A growing total does not say which part grew, so the verdicts on its parts stay `unknown`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, WANTED, Component, Unit
+from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, MISSING, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.growth.attribution import UNDECIDED, likely_and_other
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
@@ -16,8 +22,8 @@ from kvdiag.formatting import format_bytes
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
-FILLING = "a bounded cache fills for up to 12 h and would look the same; a day of age would tell"
-LOAD = "the replicas' load was not told, and may have risen with it"
+FILLING = "a cache can warm up for 12 h; watch the replicas for a day to rule that out"
+LOAD = "the replicas do not report their load, which may have risen too"
 
 
 def findings(
@@ -28,7 +34,7 @@ def findings(
     changes: Iterable[VersionChange],
     limits: Limits,
 ) -> tuple[Finding, ...]:
-    """Every verdict on one version: of each component that its replicas tell, and of those that none tells."""
+    """Every verdict on one version: also on components that no replica reports."""
     changed = {one.component: one for one in changes if one.newer == version}
     found: list[Finding] = []
     for growth in growths:
@@ -41,10 +47,10 @@ def findings(
             finding = replace(finding, id=likely)
             found.append(_hidden(other, finding))
         found.append(finding)
-    told = {finding.id for finding in found}
+    reported = {finding.id for finding in found}
     return (
         *found,
-        *(_untold(verdict, version, replicas, compared, limits) for verdict in ALWAYS if verdict not in told),
+        *(_not_reported(verdict, version, replicas, compared, limits) for verdict in ALWAYS if verdict not in reported),
     )
 
 
@@ -67,25 +73,25 @@ def _judged(
     more = "" if change is None or not faster else _more(change, component.unit)
     if growth.course == "untested":
         needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
-        tell = "tells" if growth.replicas == 1 else "tell"
-        told = f"{_replicas(growth.replicas)} of {growth.version.title} {tell} {component.title} for long enough"
-        return "unknown", f"cannot tell: {told}; {needed}"
+        report = "reports" if growth.replicas == 1 else "report"
+        enough = f"{_replicas(growth.replicas)} of {growth.version.title} {report} {component.title} for long enough"
+        return "unknown", f"{enough}; {needed}"
     if growth.course == "grows":
         doubts = _doubts(growth, component, limits, faster=faster)
         grow = f"{who} keep growing, {rate}{more}"
-        return ("suspect", f"{grow}; {doubts[0]}") if doubts else ("fault", f"{grow}, and do not come back")
+        return ("suspect", f"{grow}; {doubts[0]}") if doubts else ("fault", f"{grow}, and are not released")
     if faster:
-        return "suspect", f"{who} grow {rate}{more}; more replicas or a longer life would tell whether that is a leak"
+        return "suspect", f"{who} grow {rate}{more}; add replicas or watch longer to confirm a leak"
     if growth.course == "chance":
-        needed = f"{max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas would decide"
-        return "unknown", f"cannot tell: {who} grow {rate}, which may be chance among so many comparisons; {needed}"
+        needed = f"compare {max(limits.fleet.preferred_replicas, 2 * growth.replicas)} replicas"
+        return "unknown", f"{who} grow {rate}, within the false-alarm rate of this many comparisons; {needed}"
     if growth.course == "ended":
-        return "ok", f"{who} grew, {rate}, and have come to an end: warm-up or a cache that fills, not a leak"
-    return "ok", f"{who} do not grow together: {rate}"
+        return "ok", f"{who} grew {rate} and stopped: warm-up or a cache that has filled, not a leak"
+    return "ok", f"{who} show no common growth: {rate}"
 
 
 def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, faster: bool) -> Sequence[str]:
-    """What else it may be. An older version beside it shows what is around both, and not what comes with age."""
+    """Other explanations of the growth. A comparison with an older version rules out what affects both versions."""
     doubts = []
     if component.lookalike is not None and not (component.around and faster):
         doubts.append(component.lookalike)
@@ -97,21 +103,21 @@ def _doubts(growth: VersionGrowth, component: Component, limits: Limits, *, fast
 
 
 def _hidden(verdict: str, finding: Finding) -> Finding:
-    """A total that is flat leaves no room for a part that grows; one that grows does not tell which part."""
+    """A flat total rules out growth of its parts; a growing total does not show which part grows."""
     if finding.status == "ok":
         return Finding(id=verdict, status="ok", summary=finding.summary, evidence=finding.evidence)
-    reason = finding.summary if finding.status == "unknown" else f"cannot tell: {UNDECIDED}"
-    return Finding(id=verdict, status="unknown", summary=reason)
+    summary = finding.summary if finding.status == "unknown" else UNDECIDED
+    return Finding(id=verdict, status="unknown", summary=summary)
 
 
-def _untold(verdict: str, version: Version, replicas: int, compared: int, limits: Limits) -> Finding:
-    summary = f"{version.title}: {WANTED[verdict]}"
+def _not_reported(verdict: str, version: Version, replicas: int, compared: int, limits: Limits) -> Finding:
+    summary = f"{version.title}: {MISSING[verdict]}"
     if compared < limits.fleet.replicas:
         hours = (limits.fleet.first_seconds + limits.fleet.least_seconds) / HOUR_SECONDS
         have = "has" if compared == 1 else "have"
-        lived = f"{compared} of {_replicas(replicas)} of {version.title} {have} been watched for {hours:.0f} h"
-        summary = f"{lived}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
-    return Finding(id=verdict, status="unknown", summary=f"cannot tell: {summary}")
+        watched = f"{compared} of {_replicas(replicas)} of {version.title} {have} been watched for {hours:.0f} h"
+        summary = f"{watched}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
+    return Finding(id=verdict, status="unknown", summary=summary)
 
 
 def _replicas(count: int) -> str:

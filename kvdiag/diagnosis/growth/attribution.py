@@ -25,7 +25,7 @@ TORCH_ENGINES = ("vllm", "sglang")
 """Engines whose device memory torch allocates, but for context, graphs and NCCL: of six reported leaks of theirs that
 NVML alone saw, four were torch's."""
 
-UNDECIDED = "torch's allocator statistics would tell its allocations from others of the process"
+UNDECIDED = "NVML does not separate torch's memory from the rest; install the kvdiag agent in the server"
 
 SERVER_PROCESS, UNSEEN_PROCESS = "the server's process", "process not visible"
 
@@ -156,8 +156,8 @@ def _outside_by_device(cache: Decisive, timeline: Timeline, facts: Facts, limits
         return Finding(id=NON_TORCH, status="unknown", summary=missing)
     if found[1].grows and cache[1].grows:
         summary = (
-            "torch's reserved memory grows, and so does the device; NVML inside the process would show what is "
-            "outside torch"
+            "torch's reserved memory and the device both grow; memory outside torch is only visible to NVML "
+            "inside the process"
         )
         return Finding(id=NON_TORCH, status="unknown", summary=summary)
     return _of_device(NON_TORCH, found, part, whose, timeline, facts, limits)

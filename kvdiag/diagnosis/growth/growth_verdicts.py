@@ -32,8 +32,8 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
     hours = limits.window_hours[0]
     rate = limits.least_gain_bytes / hours / MB
-    shows = f"{hours:.0f} h of samples without long gaps show growth of {rate:.0f} MB/h"
-    return f"{what} was read over {minutes:.0f} min; {shows}"
+    shows = f"{hours:.0f} h without long gaps would show growth of {rate:.0f} MB/h"
+    return f"{what} was sampled for only {minutes:.0f} min; {shows}"
 
 
 def decisive(
@@ -172,7 +172,7 @@ _UNDECIDED: Mapping[Reason, str] = {
     "weak": "too little above its noise; {longer} of samples",
     "uneven": "not steadily; {longer} of samples",
     "drift": "no more than random drift may; {longer} of samples",
-    "few steps": "in too few steps to tell from loading; {longer} of samples",
+    "few steps": "in too few steps to exclude loading; {longer} of samples",
 }
 
 

@@ -82,7 +82,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
     if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
         if chief.phase is None and told.kind in OUT:
             return unseen(MISCONFIGURED, f"whether it failed before the first request{case.log_would}")
-        return (Finding(MISCONFIGURED, "ok", "no allocation that is made once at start failed"),)
+        return (Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed"),)
     found = foreign(case, limits)
     if found is not None and found.sure:
         return (Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory"),)

@@ -19,7 +19,7 @@ ACTIVATION = "spike.activation"
 COPY = "baseline.duplicate_model"
 
 _TRANSIENT = frozenset({"profile", "warmup", "prefill", "decode", "request", "sampler", "logprobs", "encoder", "wake"})
-_NOT_TRANSIENT = {"load": "loading the weights", "kv_pool": "allocating the KV pool", "startup": "startup"}
+_NOT_TRANSIENT = {"load": "loading the weights", "kv_pool": "allocating the KV pool", "startup": "starting"}
 
 
 def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
@@ -68,9 +68,9 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return (Finding(ACTIVATION, "ok", "no step ran out of device memory"),)
     if chief.phase is not None and chief.phase not in _TRANSIENT:
         told = _NOT_TRANSIENT.get(
-            chief.phase, "graph capture" if chief.phase == "graph_capture" else "growth of the cache"
+            chief.phase, "capturing CUDA graphs" if chief.phase == "graph_capture" else "the cache grew"
         )
-        return (Finding(ACTIVATION, "ok", f"it failed during {told}, not in a step"),)
+        return (Finding(ACTIVATION, "ok", f"it failed while {told}, not in a step"),)
     if chief.phase is None and shortage.asked_bytes is None:
         return unseen(
             ACTIVATION,

@@ -110,7 +110,7 @@ def _judge_history(history: tuple[_Seen, ...], facts: Facts, limits: Limits, *, 
     return Finding(
         ID,
         "suspect",
-        f"{where}: {names} used {format_bytes(held)} beside the server until "
+        f"{where}: other processes used {format_bytes(held)} ({names}) until "
         f"{format_duration(ended_seconds_ago)} before the last sample",
         (
             Evidence("gpu", newest.device.index, "index", "nvml"),
@@ -164,7 +164,7 @@ def _judge_device(
     total = None if device.memory is None else device.memory.total_bytes
     if foreign_bytes >= limits.foreign_suspect_bytes:
         serious = total is not None and foreign_bytes >= limits.foreign_fault_ratio * total
-        summary = f"{where}: {_names(known)} use {format_bytes(foreign_bytes)} beside the server"
+        summary = f"{where}: other processes use {format_bytes(foreign_bytes)}: {_names(known)}"
         return Finding(ID, "fault" if serious else "suspect", summary, evidence)
     if unattributed is not None and unattributed >= limits.foreign_suspect_bytes:
         summary = (

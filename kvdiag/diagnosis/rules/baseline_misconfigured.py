@@ -51,7 +51,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, status, summary, evidence),)
     if missing:
         return unseen(ID, f"the pool fits the longest request; to check the memory fraction: {missing}")
-    return (Finding(ID, "ok", "pool, context length and device fit", evidence),)
+    return (Finding(ID, "ok", "pool, context length and memory fraction match the device", evidence),)
 
 
 def _pool_problem(pool: KvPool, facts: Facts) -> tuple[Status, str] | None:

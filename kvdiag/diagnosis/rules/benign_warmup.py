@@ -30,7 +30,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return unseen(ID, gap_reason(timeline, facts, "nvml") or "no device memory was read")
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
-        return unseen(ID, "too few equal cycles with device readings after each")
+        return unseen(ID, "too few equal cycles with device samples; pause traffic for the run")
     before = _before_first_request(timeline, facts, limits)
     largest = max(growths, key=lambda growth: growth.warmup_bytes + before.get(growth.uuid, 0))
     first_touch = largest.warmup_bytes + before.get(largest.uuid, 0)
@@ -55,7 +55,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Finding(
             id=ID,
             status="ok",
-            summary=f"GPU {largest.gpu}: {format_bytes(first_touch)} came with the first requests, and then growth "
+            summary=f"GPU {largest.gpu}: grew {format_bytes(first_touch)} with the first requests, then "
             f"stopped: warm-up, not a leak",
             evidence=evidence,
         ),

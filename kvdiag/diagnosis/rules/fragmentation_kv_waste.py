@@ -57,7 +57,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     """Without a load of our own: blocks that come and go with a request, against the most that it can need."""
     waste = metrics_waste(timeline, facts, limits)
     if waste is None:
-        return unseen(ID, f"no load of known tokens was observed; {RUN}")
+        return unseen(ID, f"no load of known size was observed; {RUN}")
     evidence = (
         Evidence("blocks_per_request", round(waste.blocks_per_request, 2), "blocks", "engine"),
         Evidence("max_blocks_needed", waste.need_blocks, "blocks", "computed"),
@@ -69,7 +69,7 @@ def _by_metrics(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findi
     )
     if waste.ratio < limits.metrics_waste_ratio:
         summary = (
-            f"no load of known tokens was observed, and by the engine's metrics a request uses "
+            f"no load of known size was observed, and by the engine's metrics a request uses "
             f"{waste.blocks_per_request:,.0f} blocks and may need {waste.need_blocks:,}; {RUN}"
         )
         return (Finding(ID, "unknown", summary, evidence),)

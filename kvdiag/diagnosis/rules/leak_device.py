@@ -74,8 +74,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     growths = device_growths(timeline, facts, limits, step=CYCLES)
     if not growths:
         needed = limits.cycles.judged_cycles + 2
-        instead = "" if timeline.marks else f", or {limits.growth.window_hours[0]:.0f} h of samples"
-        sentence = f"{needed} equal cycles with device readings after each are needed{instead}"
+        instead = "" if timeline.marks else f", or take {limits.growth.window_hours[0]:.0f} h of samples"
+        sentence = f"fewer than {needed} equal cycles with device samples; pause traffic for the run{instead}"
         return _missing(sentence)
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
     worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
@@ -93,8 +93,10 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         return _both("unknown", f"device memory rose {amount}, but not steadily", worst)
     if worst.owner == "unseen" and (worst.idle_bytes or 0) >= limits.device_quantum_bytes:
         amount = f"{format_bytes(worst.idle_bytes or 0)} before any request"
-        return _both("unknown", f"GPU {worst.gpu} grows while nothing runs, too ({amount})", worst)
-    whose = "the server's process" if worst.owner == "server" else "device memory (whose process is not visible)"
+        return _both("unknown", f"GPU {worst.gpu} also grows while idle ({amount})", worst)
+    whose = (
+        "memory of the server's process" if worst.owner == "server" else "device memory (whose process is not visible)"
+    )
     summary = (
         f"GPU {worst.gpu}: {whose} grows {format_bytes(worst.bytes_per_cycle)} with each request and is not released"
     )

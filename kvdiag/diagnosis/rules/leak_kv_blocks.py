@@ -113,8 +113,8 @@ def _hits_collapsed(collapse: Collapse, evidence: tuple[Evidence, ...]) -> Findi
         ID,
         "unknown",
         f"no block is in use while idle, but the prefix-cache hit rate fell steadily {fell} over "
-        f"{format_duration(collapse.hours * 3600)} with room in the pool; repeat the same prompts to tell different "
-        "traffic from a cache tier (LMCache, offloading) that lost its blocks",
+        f"{format_duration(collapse.hours * 3600)} with room in the pool; repeat the same prompts to rule out a "
+        "change of traffic; otherwise a cache tier (LMCache, offloading) lost its blocks",
         (
             *evidence,
             Evidence("first_hit_ratio", collapse.first_ratio, "ratio", "engine"),
@@ -155,7 +155,7 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
     if floor.says == "rising":
         summary = (
             f"never idle; minimum usage at equal concurrency rises by {floor.growth_per_hour:,.2g} blocks/h; "
-            "pause traffic for a moment to tell a leak from longer requests"
+            "pause traffic for a moment to rule out longer requests"
         )
         return Finding(ID, "unknown", summary, evidence)
     summary = (

@@ -69,7 +69,7 @@ def _of_torch(first: Allocator, last: Allocator) -> Finding:
         Evidence("allocated_growth", grown, "bytes", "torch"),
     )
     if failure is None:
-        summary = f"{who}: {plural(times, 'torch allocation')} failed; the agent's black box would show the sizes"
+        summary = f"{who}: {plural(times, 'torch allocation')} failed; read their sizes from the agent's black box"
         return Finding(ID, "suspect", summary, evidence)
     room = _room_bytes(failure)
     short = failure.asked_bytes - room
@@ -147,7 +147,7 @@ def _judged(gpu: str, least: int, before: int | None, after: int | None, limits:
     if before < limits.headroom_bytes:
         return "ok", f"{free} and {format_bytes(before)} before it: full without a spike"
     if after is None or after - least < limits.foreign_suspect_bytes:
-        kept = "a spike that torch caches, or a leak; the agent's statistics would tell them apart"
+        kept = "torch's cache or a leak; install the kvdiag agent in the server to separate them"
         return "unknown", f"{free}, {format_bytes(before)} before it, and not released since: {kept}"
     return "suspect", f"{free}; {format_bytes(after - least)} were released after it, so a larger step may not fit"
 

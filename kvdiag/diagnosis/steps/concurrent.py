@@ -17,7 +17,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
 
 STEP = Step(
     id=ID,
-    title="Ten concurrent requests of 2K: growth must match their tokens",
+    title="Ten concurrent requests of 2K tokens: growth must match their tokens",
     workload=Workload(requests=10, prompt_tokens=2048, max_tokens=256, hold_seconds=2.0),
     cycles=1,
     judge=judge,

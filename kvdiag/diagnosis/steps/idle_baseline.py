@@ -83,7 +83,7 @@ def _failed(samples: Sequence[Sample]) -> bool:
 
 STEP = Step(
     id=ID,
-    title="Baseline: nothing runs",
+    title="Baseline: no requests, the pool must be empty",
     workload=Workload(requests=0, prompt_tokens=0, max_tokens=0, hold_seconds=4.0),
     cycles=1,
     judge=judge,

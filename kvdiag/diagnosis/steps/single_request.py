@@ -1,7 +1,7 @@
-"""Step 2: one request, several times. Its blocks must match its tokens and all come back.
+"""Step 2: one request, several times. Its blocks must match its tokens and all be released.
 
-Judged on the later cycles: the first ones bring lazily loaded kernels and workspaces that never return
-(a before/after test of one request is wrong in 47 to 100 % of healthy servers).
+Judged on the later cycles: the first cycles load kernels and workspaces lazily that are never released, so comparing
+memory before and after a single request is wrong for 47 to 100 % of healthy servers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ID = "single_request"
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """Peak against the tokens' need, and what stayed behind, over the cycles after the first."""
+    """Compare the peak with the blocks that the tokens need, and count unreleased blocks, after the first cycle."""
     spans = timeline.spans(ID)
     later = spans[1:] if len(spans) > 1 else spans
     blind = [(span, blind_spot(timeline, facts, span, limits)) for span in later]
@@ -46,21 +46,21 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
     worst = max(peaks, key=lambda growth: abs(growth.excess_blocks))
     status, sentence = compare(worst, limits)
     kept = last - first
-    # Cycles between whose load was not seen left behind what they left.
+    # Cycles in between whose load was not observed may have leaked as well: their requests count.
     requests = sum(
         span.outcome.completed for span in later[later.index(seen[0]) : later.index(seen[-1]) + 1] if span.outcome
     )
-    # Part of a block cannot be seen: a leak smaller than one block per run of cycles stays invisible.
+    # Detection limit: one block over all requests.
     visible = 1 / max(requests, 1)
     loads = plural(requests, "request")
     if kept > 0:
         status = "fault"
-        sentence = f"{plural(kept, 'block', 'blocks')} did not come back after {loads}; {sentence}"
+        sentence = f"{plural(kept, 'block')} not released after {loads}; {sentence}"
     elif kept < 0:
-        # Blocks held before came back: whatever held them was not this step's requests.
-        sentence = f"all blocks came back, and {format_count(-kept)} that were held before; {sentence}"
+        # Blocks in use before the step were released: other requests held them.
+        sentence = f"all blocks released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
-        sentence = f"all blocks came back, one in {loads} would show; {sentence}"
+        sentence = f"all blocks released (detection limit 1 block over {loads}); {sentence}"
     return StepResult(
         id=ID,
         status=status,
@@ -90,7 +90,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
 
 STEP = Step(
     id=ID,
-    title="One request, several times: memory must return",
+    title="One request, several times: memory must be released",
     workload=Workload(requests=1, prompt_tokens=512, max_tokens=128, hold_seconds=0.5),
     cycles=8,
     judge=judge,

@@ -1,6 +1,6 @@
-"""The soak: load cycles and idle ones in turns, for minutes. What grows with requests, however slowly, has to show.
+"""The soak: alternating load and idle cycles, for minutes, which detect slow growth per request.
 
-Only where it was asked for: `kvdiag run --soak`.
+Runs only with `kvdiag run --soak`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ID = SOAK
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
-    """The worst of what the components say; each kind of them in a note, with the smallest leak that would show."""
+    """The worst verdict of all components; a note per kind gives its verdict or its detection limit."""
     found = soaked(timeline, facts, limits)
     spans = timeline.spans(ID)
     if found is None or found.problem is not None:
@@ -55,7 +55,7 @@ def _length(found: Soak) -> str:
 
 
 def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
-    """The worst of each kind, and of the flat ones the smallest leak that each would have shown."""
+    """The worst verdict of each kind; the detection limit where all are flat."""
     notes = []
     if found.blocks_kept == 0:
         notes.append(f"KV blocks: all released (detection limit 1 block over {found.requests:,} requests)")
@@ -76,7 +76,7 @@ def _notes(found: Soak, limits: Limits) -> tuple[str, ...]:
 
 STEP = Step(
     id=ID,
-    title="Soak: load and idle cycles in turns, nothing may grow",
+    title="Soak: alternating load and idle cycles, memory must stay flat",
     workload=Workload(requests=4, prompt_tokens=2048, max_tokens=16),
     cycles=30,
     judge=judge,

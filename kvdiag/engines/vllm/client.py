@@ -111,7 +111,7 @@ class VllmClient:
             self._http.rest(path, params, reason)
             raise TooMuchError("failed", reason) from error
         except ValueError as error:
-            raise Unreadable("failed", f"the metrics page is malformed: {str(error)[:120]}") from error
+            raise Unreadable("failed", f"the metrics are malformed: {str(error)[:120]}") from error
 
     async def read(self) -> EngineReading:
         """The engines now, or a gap that says why not."""

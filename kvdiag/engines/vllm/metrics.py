@@ -95,9 +95,9 @@ def _crowd(page: Page, names: Iterable[str]) -> Gap | None:
 
 def _no_engine(page: Page) -> Gap:
     if any(name.startswith(("http_", "process_")) for name in page):
-        reason = "the page has no vllm:* series: start the server without --disable-log-stats"
+        reason = "the metrics have no vllm:* series: start the server without --disable-log-stats"
     else:
-        reason = "the page has no vllm:* series: is this the metrics page of a vLLM server?"
+        reason = "the metrics have no vllm:* series: is this a vLLM server?"
     return Gap(source=SOURCE, kind="absent", reason=reason)
 
 
@@ -161,7 +161,7 @@ def parse_pools(page: Page, version: str | None) -> tuple[tuple[KvPool, ...], tu
     """
     lines = page.get(CONFIG, ())
     if not lines:
-        return (), (Gap(source=SOURCE, kind="absent", reason=f"the page has no {CONFIG}: the pool's size is unknown"),)
+        return (), (Gap(source=SOURCE, kind="absent", reason=f"no {CONFIG} in the metrics: pool size unknown"),)
     if (crowd := _crowd(page, (CONFIG,))) is not None:
         return (), (crowd,)
     gaps: list[Gap] = []

@@ -48,7 +48,7 @@ def held_longer(planned: PlannedStep, facts: Facts) -> PlannedStep:
     """The same step with outputs three times as long, as far as the server accepts that."""
     longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MOST_HELD_TOKENS))
     workload, notes = admitted(longer, facts)
-    note = f"offered again with {workload.max_tokens} tokens generated: no sample showed the first load complete"
+    note = f"repeated with {workload.max_tokens:,} output tokens: in the first try no sample showed all requests"
     return replace(planned, workload=workload, notes=(*notes, note))
 
 

@@ -60,7 +60,7 @@ def ledger_families(snapshot: Snapshot) -> Iterator[Metric]:
         ((indices.get(uuid or "", ""), uuid or ""), ratio)
         for uuid, ratio in pressures(snapshot.newest, snapshot.facts, lines).items()
     ]
-    text = "Memory pressure: the KV pool's usage, or the device's without reusable bytes, whichever is higher."
+    text = "Memory pressure: the higher of the KV pool's usage and the device's usage without reusable bytes."
     yield gauge("kvdiag_memory_pressure_ratio", text, GPU, rows)
     thresholds = snapshot.pressure_thresholds
     text = "Memory pressure above which a warning or a critical alert fires, as configured."

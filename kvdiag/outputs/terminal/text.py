@@ -100,7 +100,7 @@ def _subject(facts: Facts) -> RenderableType:
     )
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
-        ("server", " ".join(part for part in (facts.url, f"({engine})" if engine else None) if part) or NOT_REPORTED),
+        ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),
         ("model", facts.model or NOT_REPORTED),
         ("KV pool", pools or NOT_REPORTED),
         *(("KV model", told) for told in models),
@@ -136,7 +136,7 @@ def _cost_model(model: Served | str) -> str:
         return f"{name}; the engine reports nothing to compare it with"
     drift = model.drift()
     if drift is None:
-        return f"{name}; agrees with what the engine reports"
+        return f"{name}; matches the engine's figures"
     told = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
     return ": ".join(
         (name, f"{told} ({signed(format_ratio(drift.drift_ratio))})", *(reason.text for reason in drift.reasons[:1]))

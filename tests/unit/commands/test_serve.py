@@ -149,7 +149,7 @@ def test_a_name_server_that_hangs_does_not_keep_it(tmp_path: Path) -> None:
     with started(*arguments, env={"LD_PRELOAD": str(library)}) as process:
         line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
         client = Client(line["address"])
-        assert eventually(lambda: "no whole answer" in client.get("/api/v1/ledger")[1])
+        assert eventually(lambda: "no complete answer" in client.get("/api/v1/ledger")[1])
 
         # WHEN
         begun = time.monotonic()

@@ -185,9 +185,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 @given(timelines(), any_facts())
 def test_whatever_a_trace_holds_is_judged(timeline: Timeline, facts: Facts) -> None:
     """No sequence of possible values raises, and each gives a document that meets the schema and a text."""
-    # WHEN it is judged
     diagnosis = diagnose(timeline, facts)
 
-    # THEN
     VALIDATOR.validate(json.loads(json.dumps(document(diagnosis), allow_nan=False)))
     Console(file=io.StringIO(), width=80).print(render(diagnosis))

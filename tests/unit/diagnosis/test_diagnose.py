@@ -73,33 +73,29 @@ FAULTS: dict[str, set[str]] = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_world_gets_its_verdict(name: str) -> None:
     """The worst of each kind of server, and the findings that accuse: those and no other."""
-    # WHEN the run is judged
     actual = judged(WORLDS[name])
 
-    # THEN
     accused = {one.id for one in actual.findings if one.status in {"fault", "suspect"}}
     assert (VERDICTS[name], FAULTS.get(name, set())) == (actual.worst, accused)
 
 
 def test_every_world_is_judged() -> None:
     """No world is left out of the table."""
-    # THEN
     assert list(WORLDS) == list(VERDICTS)
 
 
 def test_steps_come_in_their_order() -> None:
     """A run has four steps with unique ids, whatever of it was seen."""
-    # THEN
     assert STEP_IDS == tuple(one.id for one in STEPS)
     assert STEP_IDS == tuple(one.id for one in judged(World(lost_in="single_request")).steps)
 
 
 def test_every_verdict_is_known() -> None:
     """Each id that a rule answers with has its entry, with every part and a runbook of its own name."""
-    # GIVEN the ids of a healthy run
+    # The ids of a healthy run
     ids = [one.id for one in judged().findings]
 
-    # THEN none comes twice, and all are known
+    # None comes twice, and all are known
     assert len(set(ids)) == len(ids)
     assert set(ids) == set(KNOWLEDGE)
     for verdict, entry in KNOWLEDGE.items():
@@ -109,7 +105,6 @@ def test_every_verdict_is_known() -> None:
 
 def test_findings_bring_cause_check_and_remedy() -> None:
     """What is known of a verdict comes with each finding."""
-    # THEN
     for one in judged(World(leaked_blocks_per_request=4)).findings:
         entry = KNOWLEDGE[one.id]
         assert (entry.likely_cause, entry.confirm, entry.remedy, entry.runbook) == (
@@ -124,10 +119,8 @@ def test_findings_bring_cause_check_and_remedy() -> None:
 @given(worlds())
 def test_every_rule_answers_every_id_each_time(world: World) -> None:
     """Whatever was seen, each verdict is there once, in the same order, with a sentence and a status."""
-    # WHEN any run is judged
     actual = judged(world)
 
-    # THEN
     assert list(statuses(judged().findings)) == [one.id for one in actual.findings]
     assert all(summary for summary in (one.summary for one in actual.findings))
     assert all(summary for summary in (one.summary for one in actual.steps))
@@ -137,11 +130,9 @@ def test_every_rule_answers_every_id_each_time(world: World) -> None:
 @given(worlds())
 def test_the_worst_is_what_was_found(world: World) -> None:
     """Fault before suspect before unknown before ok; unknown findings alone are no reason for unknown."""
-    # WHEN any run is judged
     actual = judged(world)
     found = {one.status for one in actual.steps} | {one.status for one in actual.findings}
 
-    # THEN
     if "fault" in found:
         assert "fault" == actual.worst
     elif "suspect" in found:
@@ -153,17 +144,16 @@ def test_the_worst_is_what_was_found(world: World) -> None:
 
 def test_limits_are_taken_from_their_one_value() -> None:
     """A caller's own limits are the ones that count."""
-    # GIVEN two blocks too many for each request
+    # Two blocks too many for each request
     world = World(extra_blocks_per_request=2)
 
-    # THEN a wider tolerance is all it takes
+    # A wider tolerance is all it takes
     assert "suspect" == diagnose(run(world), facts(world)).worst
     assert "ok" == diagnose(run(world), facts(world), Limits(blocks_per_request_tolerance=2)).worst
 
 
 def test_a_rule_is_a_function_of_what_it_is_given() -> None:
     """Each rule answers with a tuple of findings for nothing at all."""
-    # THEN
     for rule in RULES:
         found = rule(Timeline(samples=()), Facts(), DEFAULT_LIMITS)
         assert {"unknown"} == {one.status for one in found}

@@ -18,21 +18,10 @@ from tests.unit.diagnosis.any_worlds import few, worlds
 
 
 @few
-@given(worlds())
-def test_the_same_timeline_gives_the_same_diagnosis(world: World) -> None:
-    """Judging is a function: twice the same, down to the last word."""
-    # GIVEN one timeline
-    timeline, known = run(world), facts(world)
-
-    # THEN
-    assert diagnose(timeline, known) == diagnose(timeline, known)
-
-
-@few
 @given(worlds(), st.integers(1, 10**6))
 def test_a_shift_in_time_changes_nothing_but_the_window(world: World, seconds: int) -> None:
     """What happened is judged, not when."""
-    # GIVEN a run and the same run later
+    # A run and the same run later
     whole, known = run(world), facts(world)
     later = Timeline(
         samples=tuple(replace(one, at_seconds=one.at_seconds + seconds) for one in whole.samples),
@@ -40,7 +29,6 @@ def test_a_shift_in_time_changes_nothing_but_the_window(world: World, seconds: i
     )
     first, second = diagnose(whole, known), diagnose(later, known)
 
-    # THEN
     moved = replace(first, start_seconds=first.start_seconds + seconds, end_seconds=first.end_seconds + seconds)
     assert moved == second
 
@@ -59,7 +47,7 @@ def told(diagnosis: Diagnosis) -> tuple[object, ...]:
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_order_of_devices_changes_nothing_but_labels(world: World, chance: random.Random) -> None:
     """Devices may be listed and numbered in any order."""
-    # GIVEN a run, and the same with its devices listed in another order and numbered by it
+    # A run, and the same with its devices listed in another order and numbered by it
     whole, known = run(world), facts(world)
     order = list(range(8))
     chance.shuffle(order)
@@ -71,7 +59,6 @@ def test_the_order_of_devices_changes_nothing_but_labels(world: World, chance: r
         one if one.devices is None else replace(one, devices=permuted(one.devices)) for one in whole.samples
     )
 
-    # THEN
     first, second = (told(diagnose(one, known)) for one in (whole, Timeline(samples=samples, marks=whole.marks)))
     assert first[:2] == second[:2]
     assert first[3] == second[3]
@@ -81,7 +68,7 @@ def test_the_order_of_devices_changes_nothing_but_labels(world: World, chance: r
 @given(worlds())
 def test_the_order_of_engines_changes_nothing(world: World) -> None:
     """Engines may stand on the page in any order, and under any label."""
-    # GIVEN a run against two engines, and the same with pages and pools turned round and relabelled
+    # A run against two engines, and the same with pages and pools turned round and relabelled
     world = replace(world, pools=(pool("0"), pool("1")))
     whole, known = run(world), facts(world)
 
@@ -98,7 +85,6 @@ def test_the_order_of_engines_changes_nothing(world: World) -> None:
     other = Timeline(samples=samples, marks=whole.marks)
     pools = replace(known, pools=tuple(turned(one) for one in reversed(known.pools)))
 
-    # THEN
     assert told(diagnose(whole, known)) == told(diagnose(other, pools))
 
 
@@ -106,7 +92,7 @@ def test_the_order_of_engines_changes_nothing(world: World) -> None:
 @given(worlds())
 def test_one_more_idle_sample_never_turns_ok_into_a_fault(world: World) -> None:
     """Nothing new happened: a verdict may become surer, and no accusation arises."""
-    # GIVEN a run, and the same with its last page read once more, idle
+    # A run, and the same with its last page read once more, idle
     whole, known = run(world), facts(world)
     page = next(one.engines for one in reversed(whole.samples) if one.engines)
     idle = tuple(replace(one, requests_running=0, requests_waiting=0) for one in page)
@@ -114,7 +100,6 @@ def test_one_more_idle_sample_never_turns_ok_into_a_fault(world: World) -> None:
     more = (*whole.samples, Sample(at_seconds=at_seconds, engines=idle, load=Load(requests=0)))
     before, after = diagnose(whole, known), diagnose(Timeline(samples=more, marks=whole.marks), known)
 
-    # THEN
     assert (before.worst, after.worst) not in {("ok", "fault"), ("ok", "suspect")}
     for verdict, status in statuses(before.findings).items():
         assert "ok" != status or "fault" != statuses(after.findings)[verdict]

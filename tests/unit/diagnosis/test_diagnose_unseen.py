@@ -1,4 +1,4 @@
-"""What was not seen, or not any more, is unknown and told once; what was never there is not lost."""
+"""What is missing or was lost makes a diagnosis unknown; the newest samples make its ledger."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from kvdiag.diagnosis import diagnose
-from kvdiag.model import Facts, Gap, Sample, Timeline
-from tests.builders.answers import statuses
+from kvdiag.diagnosis import diagnose, informed
+from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.model import Device, Facts, Finding, Gap, Mark, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, statuses
 from tests.builders.runs import judged, run
-from tests.builders.values import NO_ANSWER, NO_NVML, device, engine, holding, pool, seen
+from tests.builders.values import (
+    GIB,
+    GPU_LOST,
+    MIB,
+    NO_ANSWER,
+    NO_NVML,
+    allocator,
+    device,
+    engine,
+    holding,
+    pool,
+    process,
+    seen,
+)
 from tests.builders.worlds import World, facts
 
 
 def test_nothing_seen_is_unknown() -> None:
     """An empty timeline is judged unknown, without steps, at no time."""
-    # WHEN nothing was seen
     actual = diagnose(Timeline(samples=()), Facts())
 
-    # THEN
     assert ("unknown", (), 0, 0.0, 0.0, ()) == (
         actual.worst,
         actual.steps,
@@ -33,11 +45,10 @@ def test_nothing_seen_is_unknown() -> None:
 
 def test_a_timeline_without_steps_is_judged_by_its_rules() -> None:
     """History has no test steps: idle floors alone make a verdict."""
-    # GIVEN an idle server and a leaking one
+    # An idle server and a leaking one
     known = Facts(pools=(pool(),))
     fine, leaking = (diagnose(seen(*[holding(blocks)] * 3), known) for blocks in (0, 5))
 
-    # THEN
     assert (("ok", ()), ("fault", ())) == ((fine.worst, fine.steps), (leaking.worst, leaking.steps))
 
 
@@ -54,35 +65,32 @@ def test_a_timeline_without_steps_is_judged_by_its_rules() -> None:
 )
 def test_history_that_shows_no_idle_pool_is_unknown(timeline: Timeline) -> None:
     """Without steps and without an idle floor there is no ground for ok."""
-    # THEN
     assert "unknown" == diagnose(timeline, Facts(pools=(pool(),))).worst
 
 
 def test_a_server_that_stopped_answering_is_unknown_at_the_end() -> None:
     """A healthy past is no evidence for a server that is gone, whichever reading came last."""
-    # GIVEN idle readings, then no answer, and a reading of the devices after that
+    # Idle readings, then no answer, and a reading of the devices after that
     gone = seen(*[engine()] * 5, *[NO_ANSWER] * 5)
     last = Sample(at_seconds=gone.samples[-1].at_seconds + 1, devices=(device(),))
     timeline = Timeline(samples=(*gone.samples, last))
 
-    # THEN
     assert "unknown" == diagnose(timeline, Facts(pools=(pool(),))).worst
 
 
 def test_history_that_was_lost_in_part_is_not_ok() -> None:
     """What could not be read may have held anything; what was found in the rest stays found."""
-    # GIVEN an idle server and a leaking one, an hour of each lost
+    # An idle server and a leaking one, an hour of each lost
     lost = Gap(source="prometheus", kind="failed", reason="an hour could not be read")
     known = Facts(pools=(pool(),), gaps=(lost,))
     fine, leaking = (diagnose(seen(*[holding(blocks)] * 3), known) for blocks in (0, 5))
 
-    # THEN
     assert (("unknown", ()), ("fault", ())) == ((fine.worst, fine.steps), (leaking.worst, leaking.steps))
 
 
 def test_a_gpu_that_fell_off_during_the_run_is_unknown() -> None:
     """A GPU of the server that stopped answering is not healthy, whichever reading came last."""
-    # GIVEN a run in which GPU 1 of two is out of reach from the middle on
+    # A run in which GPU 1 of two is out of reach from the middle on
     world = World(gpus=2)
     whole = run(world)
     lost = Gap(source="nvml", kind="failed", reason="GPU 1 is unreachable (GPU is lost)")
@@ -96,13 +104,12 @@ def test_a_gpu_that_fell_off_during_the_run_is_unknown() -> None:
 
     timeline = Timeline(samples=tuple(broken(sample) for sample in whole.samples), marks=whole.marks)
 
-    # THEN
     assert "unknown" == diagnose(timeline, facts(world)).worst
 
 
 def test_one_late_answer_on_a_busy_machine_changes_nothing() -> None:
     """A single failed reading in the middle is a gap that is listed, and no verdict."""
-    # GIVEN a healthy run with one reading that failed, between the baseline and the first requests
+    # A healthy run with one reading that failed, between the baseline and the first requests
     whole = run()
     middle = next(mark.at_seconds for mark in whole.marks if mark.step == "warmup") - 0.001
     late = Sample(at_seconds=middle, gaps=(NO_ANSWER,))
@@ -111,27 +118,173 @@ def test_one_late_answer_on_a_busy_machine_changes_nothing() -> None:
     )
     actual = diagnose(timeline, facts(World()))
 
-    # THEN
     assert ("ok", (NO_ANSWER,)) == (actual.worst, actual.gaps)
 
 
 def test_gaps_are_listed_once_and_in_order() -> None:
     """What was not seen is told once, however often it was not."""
-    # GIVEN a server without pools on a machine without NVML
+    # A server without pools on a machine without NVML
     actual = judged(World(pools=(), nvml=NO_NVML))
 
-    # THEN
     assert (*facts(World(pools=())).gaps, NO_NVML) == actual.gaps
 
 
 def test_what_was_never_there_is_not_lost() -> None:
     """Where there is no driver, a question about it that took too long does not make the whole run unknown."""
-    # GIVEN a run without NVML, whose readings of the devices were late once, at the end
+    # A run without NVML, whose readings of the devices were late once, at the end
     world = World(nvml=NO_NVML)
     whole = run(world)
     late = Gap(source="nvml", kind="failed", reason="the driver has not answered for 1 s: its readings are stale")
     slow = replace(whole.samples[-1], engines=None, devices=None, gaps=(late,))
     samples = (*whole.samples, replace(slow, at_seconds=whole.samples[-1].at_seconds + 0.1))
 
-    # THEN
     assert "ok" == diagnose(Timeline(samples=samples, marks=whole.marks), facts(world)).worst
+
+
+KNOWN = Facts(pools=(pool(),), server_pids=(100,), device_uuids=("GPU-0",))
+
+CUT_OFF = Gap(source="trace", kind="failed", reason="the trace ends in the middle of a line")
+
+
+def at(
+    seconds: float, *, idle: bool = True, devices: tuple[Device, ...] | None = None, gap: Gap | None = None
+) -> Sample:
+    """A sample of an idle engine, of devices, or of a gap."""
+    return Sample(
+        at_seconds=seconds, engines=(engine(),) if idle else None, devices=devices, gaps=() if gap is None else (gap,)
+    )
+
+
+def worst(*samples: Sample, known: Facts = KNOWN) -> str:
+    """The verdict of idle readings, in which the server is seen on GPU 0, and what comes after them."""
+    own = device(processes=(process(100, 20 * GIB - 464 * MIB),))
+    idle = [at(float(second), devices=(own,)) for second in range(3)]
+    return diagnose(Timeline(samples=(*idle, *samples)), known).worst
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(2, "ok"), (3, "unknown")])
+def test_source_is_lost_after_three_failures_to_the_end(failures: int, expected: str) -> None:
+    """The engines' page, the driver, and a device that is dark; an answer after them begins anew."""
+    page = [at(10.0 + number, idle=False, gap=NO_ANSWER) for number in range(failures)]
+    driver = [at(10.0 + number, gap=GPU_LOST) for number in range(failures)]
+    dark = [at(10.0 + number, devices=(device(used_bytes=None),), gap=GPU_LOST) for number in range(failures)]
+
+    for lost in (page, driver, dark):
+        assert expected == worst(*lost)
+    assert "ok" == worst(*page, at(20.0))
+    assert "ok" == worst(*driver, at(20.0, devices=(device(),)))
+    assert "ok" == worst(*dark, at(20.0, devices=(device(),)))
+
+
+def test_a_server_that_has_answered_and_is_not_there_is_lost() -> None:
+    """As after a restart of the daemon that knows it from before: absent is not yet there only where it never was."""
+    absent = Gap(source="engine", kind="absent", reason="starting: nobody answers")
+    nobody = [at(10.0 + number, idle=False, gap=absent) for number in range(3)]
+    starting = [at(float(second), idle=False, devices=(device(),), gap=absent) for second in range(3)]
+
+    assert "unknown" == worst(*nobody)
+    assert "ok" == worst(*nobody, at(20.0))
+    assert "ok" == diagnose(Timeline(samples=(*starting, at(3.0), at(4.0))), KNOWN).worst
+
+
+def test_what_is_not_the_servers_or_was_never_there_is_not_lost() -> None:
+    """A dark device of somebody else, one without a memory reading at all, and a machine without a driver."""
+    other = device(1, used_bytes=None)
+    times = (10.0, 11.0, 12.0)
+
+    assert "ok" == worst(*(at(each, devices=(device(), other), gap=GPU_LOST) for each in times))
+    assert "ok" == worst(*(at(each, devices=(device(used_bytes=None),)) for each in times))
+    assert "ok" == worst(*(at(each, gap=NO_NVML) for each in times))
+    assert "ok" == worst(*(at(each, gap=replace(GPU_LOST, source="agent")) for each in times))
+
+
+def test_a_gpu_of_somebody_else_that_goes_dark_is_not_lost_where_the_servers_is_only_assigned() -> None:
+    """No process of the server is seen, as in a container; what assigned its GPU tells which one it is."""
+    both = [at(float(second), devices=(device(), device(1))) for second in range(3)]
+    dark = [at(10.0 + second, devices=(device(), device(1, used_bytes=None)), gap=GPU_LOST) for second in range(3)]
+    lost = [at(10.0 + second, devices=(device(used_bytes=None), device(1)), gap=GPU_LOST) for second in range(3)]
+    assigned = replace(KNOWN, server_pids=None)
+
+    assert "unknown" == diagnose(Timeline(samples=(*both, *lost)), assigned).worst
+    assert "ok" == diagnose(Timeline(samples=(*both, *dark)), assigned).worst
+
+
+def test_stretch_of_time_that_was_lost_makes_it_unknown() -> None:
+    """Of a history, or of a trace that was cut off; a metric that a Prometheus does not have does not."""
+    failed = Gap(source="prometheus", kind="failed", reason="an hour")
+    assert "unknown" == worst(known=replace(KNOWN, gaps=(failed,)))
+    assert "ok" == worst(known=replace(KNOWN, gaps=(replace(failed, kind="absent"),)))
+    assert "unknown" == worst(known=replace(KNOWN, gaps=(CUT_OFF,)))
+
+
+def test_steps_are_those_of_what_was_marked() -> None:
+    """None without marks, unless a trace was cut off before them; a probe alone, a soak beside all others."""
+
+    def steps(*names: str, known: Facts = KNOWN) -> list[str]:
+        marks = tuple(Mark(at_seconds=1.0, step=name, cycle=0, phase="begin") for name in names)
+        return [one.id for one in diagnose(Timeline(samples=(at(1.0),), marks=marks), known).steps]
+
+    usual = ["baseline", "single_request", "concurrent", "long_context"]
+    assert [] == steps()
+    assert usual == sorted(steps(known=replace(KNOWN, gaps=(CUT_OFF,))), key=usual.index)
+    assert sorted(usual) == sorted(steps("baseline"))
+    assert ["isolation"] == steps("isolation", "baseline")
+    assert sorted([*usual, "soak"]) == sorted(steps("soak"))
+
+
+@pytest.mark.parametrize(("later", "used_gib"), [(15.0, 20), (15.1, 22)])
+def test_devices_with_their_processes_are_told_for_a_quarter_minute(later: float, used_gib: int) -> None:
+    """A newer reading without lists is preferred once they are older: their processes may be gone."""
+    listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
+    samples = (at(10.0, devices=(listed,)), at(10.0 + later, devices=(device(used_bytes=22 * GIB),)))
+
+    actual = diagnose(Timeline(samples=samples), KNOWN)
+
+    # Its lines add up to what is used
+    assert used_gib * GIB == sum(line.bytes for line in actual.ledger)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(15.0, True), (-15.0, True), (15.1, False), (-15.1, False)])
+def test_torch_is_told_beside_devices_of_the_same_time(apart: float, *, told: bool) -> None:
+    """Its nearest reading, if it is within a quarter minute before or after theirs."""
+    listed = device(used_bytes=20 * GIB, processes=(process(100, 19 * GIB),))
+    told_by = Sample(at_seconds=50.0 + apart, allocators=(allocator(device_uuid="0"),))
+    far = Sample(at_seconds=10.0, allocators=(allocator(reserved_bytes=9 * GIB),))
+    samples = sorted((far, told_by, at(50.0, devices=(listed,))), key=lambda one: one.at_seconds)
+
+    actual = diagnose(Timeline(samples=tuple(samples)), KNOWN)
+
+    assert told == any(line.component.startswith("torch_") for line in actual.ledger)
+    assert 20 * GIB == sum(line.bytes for line in actual.ledger)
+
+
+def test_ledger_is_of_the_newest_engines() -> None:
+    """Whatever was read after them; and a window has its first and last time."""
+    samples = (at(1.0), Sample(at_seconds=2.0, engines=(holding(9),)), at(7.5, idle=False, devices=(device(),)))
+
+    actual = diagnose(Timeline(samples=samples), KNOWN)
+
+    assert (1.0, 7.5, 3) == (actual.start_seconds, actual.end_seconds, actual.samples)
+    assert 20 * GIB == sum(line.bytes for line in actual.ledger)
+
+
+def test_gaps_of_facts_come_first() -> None:
+    """Then those of samples in their order, each once."""
+    samples = (at(1.0, gap=GPU_LOST), at(2.0, gap=NO_ANSWER), at(3.0, gap=GPU_LOST))
+    assert (NO_NVML, GPU_LOST, NO_ANSWER) == diagnose(Timeline(samples=samples), replace(KNOWN, gaps=(NO_NVML,))).gaps
+
+
+def test_rule_that_says_more_than_is_known_is_heard() -> None:
+    """Cause, check, remedy and runbook of the verdict fill in what the rule leaves open, and nothing else."""
+    entry = KNOWLEDGE["leak.host"]
+    bare = Finding(id="leak.host", status="fault", summary=ANY_TEXT)
+    own = replace(bare, likely_cause="a", confirm="b", remedy="c", runbook="d")
+
+    assert own == informed(own)
+    filled = informed(bare)
+    assert (entry.likely_cause, entry.confirm, entry.remedy, entry.runbook) == (
+        filled.likely_cause,
+        filled.confirm,
+        filled.remedy,
+        filled.runbook,
+    )

@@ -131,11 +131,9 @@ def test_same_timeline_has_the_same_diagnosis(name: str) -> None:
 @given(names, st.integers(0, 2**31))
 def test_when_it_happened_does_not_matter(name: str, shift: int) -> None:
     """The same history later has the same diagnosis, but for its window."""
-    # WHEN
     seen, known = case(name)
     actual = diagnose(_at(seen, lambda seconds: seconds + shift), known)
 
-    # THEN
     before = judged(name)
     assert (before.start_seconds + shift, before.end_seconds + shift) == (actual.start_seconds, actual.end_seconds)
     assert before == replace(actual, start_seconds=before.start_seconds, end_seconds=before.end_seconds)
@@ -145,13 +143,11 @@ def test_when_it_happened_does_not_matter(name: str, shift: int) -> None:
 @given(names, st.integers(1, 900), st.booleans())
 def test_numbers_of_gpus_do_not_matter(name: str, first: int, backwards: bool) -> None:
     """GPUs that are counted from another number or backwards, and listed so, are the same GPUs."""
-    # WHEN
     seen, known = case(name)
     sign = -1 if backwards else 1
     other = _each(seen, device=lambda one: replace(one, index=first + 100 + sign * one.index), backwards=backwards)
     actual = diagnose(other, known)
 
-    # THEN
     assert _said(judged(name)) == _said(actual)
 
 
@@ -159,7 +155,6 @@ def test_numbers_of_gpus_do_not_matter(name: str, first: int, backwards: bool) -
 @given(names, st.integers(1, 4_000_000))
 def test_numbers_of_processes_do_not_matter(name: str, most: int) -> None:
     """Processes that have other numbers, in the opposite order, are the same processes."""
-    # GIVEN
     seen, known = case(name)
 
     def other(pid: int) -> int:
@@ -172,7 +167,6 @@ def test_numbers_of_processes_do_not_matter(name: str, most: int) -> None:
             text,
         )
 
-    # WHEN
     changed = _each(
         seen,
         device=lambda one: replace(
@@ -187,7 +181,6 @@ def test_numbers_of_processes_do_not_matter(name: str, most: int) -> None:
     pids = None if known.server_pids is None else tuple(other(pid) for pid in known.server_pids)
     actual = diagnose(changed, replace(known, server_pids=pids))
 
-    # THEN
     assert _said(judged(name), renamed) == _said(actual)
 
 
@@ -195,7 +188,6 @@ def test_numbers_of_processes_do_not_matter(name: str, most: int) -> None:
 @given(names)
 def test_recorded_and_read_again_it_is_the_same(tmp_path: Path, name: str) -> None:
     """A trace of a history has the diagnosis of the history itself, to the last figure."""
-    # GIVEN
     seen, known = case(name)
     path = tmp_path / "trace.jsonl"
     entries: list[Sample | Mark] = sorted([*seen.samples, *seen.marks], key=lambda entry: entry.at_seconds)
@@ -203,7 +195,6 @@ def test_recorded_and_read_again_it_is_the_same(tmp_path: Path, name: str) -> No
         for entry in entries:
             trace.add(entry)
 
-    # THEN
     assert judged(name) == diagnose(*read_trace(path))
     path.unlink()
 

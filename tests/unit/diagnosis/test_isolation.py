@@ -38,10 +38,8 @@ def judged(server: Server) -> Diagnosis:
 )
 def test_cache_that_answers_another_tenant_is_a_fault(server: Server) -> None:
     """A hit that can only be another tenant's request is the failure that was looked for."""
-    # WHEN
     actual = judged(server)
 
-    # THEN
     result = step(actual, "isolation")
     assert ("fault", "fault") == (actual.worst, result.status)
     assert "fault" == finding(actual, ID).status
@@ -59,10 +57,8 @@ def test_cache_that_answers_another_tenant_is_a_fault(server: Server) -> None:
 )
 def test_cache_that_may_answer_another_tenant_is_suspect(server: Server) -> None:
     """What is shared by design, or told by the clock alone, is suspect."""
-    # WHEN
     actual = judged(server)
 
-    # THEN
     assert ("suspect", "suspect") == (actual.worst, finding(actual, ID).status)
 
 
@@ -79,10 +75,8 @@ def test_cache_that_may_answer_another_tenant_is_suspect(server: Server) -> None
 )
 def test_cache_that_keeps_tenants_apart_is_ok(server: Server) -> None:
     """Where a tenant's own repeat hits and another's request does not, or nothing is cached, all is well."""
-    # WHEN
     actual = judged(server)
 
-    # THEN
     assert ("ok", "ok") == (step(actual, "isolation").status, finding(actual, ID).status), finding(actual, ID).summary
 
 
@@ -101,43 +95,34 @@ def test_cache_that_keeps_tenants_apart_is_ok(server: Server) -> None:
 )
 def test_what_cannot_be_told_is_unknown(server: Server) -> None:
     """Without a control, alone time, or enough requests, nothing is said of the cache, and why."""
-    # WHEN
     actual = judged(server)
 
-    # THEN
     assert ("unknown", "unknown") == (actual.worst, finding(actual, ID).status)
 
 
 def test_restart_in_the_middle_spoils_one_request() -> None:
     """Counters that begin anew are no hits of anybody's."""
-    # WHEN
     actual = judged(Server(hits=APART, restarts_before=7))
 
-    # THEN
     assert ("ok", 29) == (finding(actual, ID).status, measured(step(actual, "isolation"))["requests"])
 
 
 def test_probe_that_was_cut_short_is_unknown() -> None:
     """A server that went away after four requests has said too little."""
-    # GIVEN
     whole = probe(Server(hits=APART))
     marks = whole.marks[:14]
     cut = Timeline(samples=whole.between(0.0, marks[-1].at_seconds), marks=marks)
 
-    # WHEN
     actual = diagnose(cut, facts_of(Server()))
 
-    # THEN
     assert "unknown" == actual.worst
     assert "unknown" == finding(actual, ID).status
 
 
 def test_other_runs_say_that_nothing_was_compared() -> None:
     """The four steps alone tell nothing of tenants, and the probe is judged without them."""
-    # WHEN
     steps, alone = diagnose(steps_run(), Facts()), judged(Server())
 
-    # THEN
     assert ("unknown", True) == (
         finding(steps, ID).status,
         "run --isolation" in finding(steps, ID).summary,
@@ -147,10 +132,8 @@ def test_other_runs_say_that_nothing_was_compared() -> None:
 
 def test_evidence_has_both_sides() -> None:
     """Shares of the cache and times to first token, for who asked again and who was another."""
-    # WHEN
     actual = judged(Server())
 
-    # THEN
     told = evidence(finding(actual, ID))
     assert (0.0, 0.9922, 0.0, 0.9922) == tuple(
         told[f"{name}_hit_ratio"] for name in ("new", "own", "other_salt", "unsalted")
@@ -163,28 +146,22 @@ def test_evidence_has_both_sides() -> None:
 @given(st.sets(st.integers(0, len(REQUESTS) - 1)), st.sets(st.integers(0, len(REQUESTS) - 1)))
 def test_somebody_else_never_makes_a_fault(prompts: set[int], running: set[int]) -> None:
     """Whatever else the server does meanwhile, hits of others' requests are not called one tenant's on another."""
-    # GIVEN
     server = Server(hits=APART, other_prompts=prompts, other_running=running)
 
-    # WHEN
     actual = finding(judged(server), ID)
 
-    # THEN
     assert actual.status in ("ok", "unknown"), actual.summary
 
 
 @given(st.integers(0, 10**9))
 def test_diagnosis_does_not_know_what_time_it_is(later_seconds: int) -> None:
     """The same probe at another time is judged the same."""
-    # GIVEN
     whole = probe(Server(hits=SALTLESS))
     moved = Timeline(
         samples=tuple(replace(one, at_seconds=one.at_seconds + later_seconds) for one in whole.samples),
         marks=tuple(replace(one, at_seconds=one.at_seconds + later_seconds) for one in whole.marks),
     )
 
-    # WHEN
     before, after = (finding(diagnose(one, facts_of(Server())), ID) for one in (whole, moved))
 
-    # THEN
     assert before == after

@@ -39,15 +39,12 @@ def offered(timeline: Timeline, name: str) -> list[int]:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_story_is_found_out(name: str) -> None:
     """Thirty-six accelerated cycles say what the story does wrong, and blame nothing else."""
-    # GIVEN
     story, status, verdict, expected = VERDICTS[name]
     told: list[Progress] = []
 
-    # WHEN
     timeline, facts = soak_run(story, cycle_seconds=CYCLE_SECONDS, told=told)
     actual = diagnose(timeline, facts)
 
-    # THEN
     result = step(actual, "soak")
     assert (status, expected) == (result.status, finding(actual, verdict).status), result
     leaks = {one: said for one, said in statuses(actual.findings).items() if one.startswith("leak.")}

@@ -50,10 +50,8 @@ def failing(*changed: tuple[Allocator, Allocator]) -> Diagnosis:
 
 def test_an_unverified_publication_makes_no_fault() -> None:
     """What is a fault where the process is seen is a suspect where it is not, says why, and so is the whole verdict."""
-    # WHEN
     seen, unseen = failing((FIRST, REFUSED)), failing((doubted(FIRST), doubted(REFUSED)))
 
-    # THEN
     known, found = of(seen, "spike.activation"), of(unseen, "spike.activation")
     assert ("fault", "fault") == (seen.worst, known.status)
     assert ("suspect", "suspect") == (unseen.worst, found.status)
@@ -64,13 +62,10 @@ def test_an_unverified_publication_makes_no_fault() -> None:
 
 def test_a_fault_that_stands_without_it_stays_one() -> None:
     """A process that nobody vouches for beside one that is seen takes nothing away; that it is there is told."""
-    # GIVEN
     other = doubted(replace(FIRST, pid=999, title="VLLM::Worker_TP1"))
 
-    # WHEN
     found = of(failing((FIRST, REFUSED), (other, other)), "spike.activation")
 
-    # THEN
     assert "fault" == found.status
     assert MARK in found.evidence
 
@@ -78,7 +73,6 @@ def test_a_fault_that_stands_without_it_stays_one() -> None:
 @pytest.mark.parametrize("finding_id", ["leak.device_torch", "leak.device_non_torch"])
 def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str) -> None:
     """The rule does not matter: growth that only agents tell is a suspect."""
-    # GIVEN
     torch = finding_id == "leak.device_torch"
     world = World(
         agents=True,
@@ -95,10 +89,8 @@ def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str)
         ),
     )
 
-    # WHEN
     known, found = (diagnose(one, facts(world)) for one in (timeline, unverified))
 
-    # THEN
     assert "fault" == of(known, finding_id).status
     assert "suspect" == of(found, finding_id).status
     assert "fault" not in {finding.status for finding in found.findings}
@@ -108,11 +100,9 @@ def test_steps_with_unverified_publications_alone_make_no_fault(finding_id: str)
 
 def test_gpus_that_only_agents_tell_of_go_with_them() -> None:
     """A device that was made of an unverified publication is no second witness."""
-    # GIVEN
     memory = Memory(total_bytes=80 * GIB, free_bytes=1 * GIB)
     inside = replace(FIRST, memory=memory, process_bytes=9 * GIB)
     sample = Sample(at_seconds=0.0, allocators=(doubted(inside),), devices=devices_inside((inside,)))
 
-    # THEN
     assert Sample(at_seconds=0.0) == verified(sample)
     assert replace(sample, allocators=(inside,)) == verified(replace(sample, allocators=(inside,)))

@@ -201,4 +201,4 @@ def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     assert SINGLE.cycles == len(tokens)
     assert [False, *[True] * (SINGLE.cycles - 1)] == seen
     assert [3 * tokens[0]] * (SINGLE.cycles - 1) == tokens[1:]
-    assert "offered again" in spans[-1].notes[-1]
+    assert "repeated with" in spans[-1].notes[-1]

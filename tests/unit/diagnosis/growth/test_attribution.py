@@ -58,14 +58,11 @@ def only(found: Finding | None) -> Finding:
 
 def test_server_that_grows_is_called_by_its_engine() -> None:
     """One of vLLM by torch, another engine's beside it; NVML cannot tell, which is said of both."""
-    # GIVEN
     timeline = seen(lambda grown, _: ((card(20 * GIB + grown, used=22 * GIB + grown),), None))
 
-    # WHEN
     torch, beside = device_growth(timeline, KNOWN, DEFAULT_LIMITS)
     other = device_growth(timeline, replace(KNOWN, engine_name="llama.cpp"), DEFAULT_LIMITS)
 
-    # THEN
     assert [(TORCH, "fault"), (NON_TORCH, "unknown")] == [(one.id, one.status) for one in (torch, beside)]
     assert [(TORCH, "unknown"), (NON_TORCH, "fault")] == [(one.id, one.status) for one in other]
     told = evidence(torch)
@@ -86,20 +83,16 @@ def test_server_that_grows_is_called_by_its_engine() -> None:
 )
 def test_device_of_untold_holders_is_suspect_alone(known: Facts, status: str) -> None:
     """A neighbour may grow on it, unless an engine took its pool there or it was assigned to the server."""
-    # WHEN
     found = device_growth(seen(lambda grown, _: ((card(None, used=22 * GIB + grown),), None)), known, DEFAULT_LIMITS)
 
-    # THEN
     assert (TORCH, status) == (found[0].id, found[0].status)
     assert "GPU 0 (process not visible)" == found[0].holder
 
 
 def test_devices_that_stand_still_are_ok_by_both_names() -> None:
     """And too short a time tells nothing at all."""
-    # GIVEN
     still: Part = lambda grown, _: ((card(20 * GIB, used=22 * GIB),), None)  # noqa: E731
 
-    # THEN
     found = device_growth(seen(still), KNOWN, DEFAULT_LIMITS)
     assert [(TORCH, "ok"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in found]
     assert "growth_of_others_per_hour" not in evidence(found[0])
@@ -113,7 +106,6 @@ def test_devices_that_stand_still_are_ok_by_both_names() -> None:
 def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...], others: int, growing: int) -> None:
     """One of several that grows alone is a leak of what it does."""
 
-    # GIVEN
     def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
         ranks = tuple(
             worker(6 * GIB + factor * grown, 20 * GIB, pid=100 + rank, gpu=str(rank))
@@ -121,10 +113,8 @@ def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...
         )
         return None, ranks
 
-    # WHEN
     torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     told = evidence(torch)
     assert (others, growing) == (told["other_ranks"], told["other_ranks_that_grow"])
     assert "VLLM::Worker 100" == torch.holder
@@ -133,15 +123,12 @@ def test_growth_is_told_with_that_of_the_ranks_beside_it(factors: tuple[int, ...
 def test_torch_tells_what_lives_and_what_is_beside() -> None:
     """Live bytes that grow within what is reserved; beside torch nothing."""
 
-    # GIVEN
     def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
         one = worker(6 * GIB + grown, 20 * GIB, process_bytes=21 * GIB)
         return (card(21 * GIB, used=22 * GIB),), (one,)
 
-    # WHEN
     torch, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert [(TORCH, "fault"), (NON_TORCH, "ok")] == [(one.id, one.status) for one in (torch, beside)]
     assert (0.0, 58 * GIB) == (evidence(torch)["reserved_growth_per_hour"], evidence(torch)["room"])
     assert 0.0 == evidence(beside)["reserved_growth_per_hour"]
@@ -162,16 +149,13 @@ def test_beside_torch_is_told_by_the_device_while_torch_stands_still(
 ) -> None:
     """Where no process tells what it holds in all; what both hold cannot be told apart."""
 
-    # GIVEN
     def part(grown: int, _: int) -> tuple[tuple[Device, ...] | None, tuple[Allocator, ...]]:
         size = 30 * GIB + (grown if device_grows else 0)
         devices = None if device_grows is None else (card(size, used=size + GIB),)
         return devices, (worker(6 * GIB, 20 * GIB + (grown if reserved_grows else 0)),)
 
-    # WHEN
     _, beside = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert (NON_TORCH, status) == (beside.id, beside.status)
 
 
@@ -183,7 +167,6 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
 ) -> None:
     """What is releasable torch gives back; which part is which only the blocks tell."""
 
-    # GIVEN
     def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
         parts = None
         if stranded_share is not None:
@@ -197,10 +180,8 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
             )
         return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), split=parts),)
 
-    # WHEN
     found = unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator")
 
-    # THEN
     assert expected == (None if found is None else found.status)
     if found is not None:
         told = evidence(found)
@@ -226,16 +207,14 @@ def test_cache_that_grows_is_holes_where_most_of_it_is_stranded(
 def test_cache_whose_parts_are_not_all_told_is_suspect(told: tuple[str, ...], status: str) -> None:
     """Where torch counts one part alone, the other may be all of the rest."""
 
-    # GIVEN a cache that grows and of which nothing is releasable, or of which that is not told
+    # A cache that grows and of which nothing is releasable, or of which that is not told
     def part(grown: int, _: int) -> tuple[None, tuple[Allocator, ...]]:
         parts = {"stranded_bytes": max(grown, 0), "releasable_bytes": 0}
         counted: dict[str, Any] = {name: parts[name] for name in told}
         return None, (worker(6 * GIB, 6 * GIB + max(grown, 0), expandable_segments=True, **counted),)
 
-    # WHEN
     actual = only(unused_growth(seen(part), KNOWN, DEFAULT_LIMITS, "fragmentation.allocator"))
 
-    # THEN
     assert status == actual.status
 
 
@@ -248,14 +227,11 @@ def test_cache_that_does_not_grow_is_none() -> None:
 
 def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
     """Bytes that are not the server's; none where they stand still."""
-    # GIVEN
     growing: Part = lambda grown, _: ((card(20 * GIB, used=25 * GIB + grown),), None)  # noqa: E731
     still: Part = lambda grown, _: ((card(20 * GIB, used=25 * GIB),), None)  # noqa: E731
 
-    # WHEN
     actual = only(others_growth(seen(growing), KNOWN, DEFAULT_LIMITS, "baseline.foreign_memory"))
 
-    # THEN
     assert ("baseline.foreign_memory", "fault") == (actual.id, actual.status)
     assert 0.0 == evidence(actual)["server_growth_per_hour"]
     assert others_growth(seen(still), KNOWN, DEFAULT_LIMITS, "x") is None
@@ -263,15 +239,13 @@ def test_neighbour_that_grows_is_told_with_the_server_beside_it() -> None:
 
 def test_room_is_the_least_that_is_told_of_the_device() -> None:
     """By NVML here, or inside the process; of another device nothing."""
-    # GIVEN a process that sees 40 GiB free where NVML here sees 58, and 1 GiB free elsewhere
+    # A process that sees 40 GiB free where NVML here sees 58, and 1 GiB free elsewhere
     inside = Memory(total_bytes=80 * GIB, free_bytes=40 * GIB)
 
     def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
         one = worker(6 * GIB + grown, 20 * GIB, memory=inside, process_bytes=21 * GIB)
         return (card(21 * GIB, used=22 * GIB), card(None, used=79 * GIB, index=1)), (one,)
 
-    # WHEN
     torch, _ = torch_growth(seen(part), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert 40 * GIB == evidence(torch)["room"]

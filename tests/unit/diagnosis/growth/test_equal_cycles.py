@@ -50,10 +50,8 @@ def test_a_climb_goes_on_in_most_of_its_cycles(
     used: Sequence[int], *, rose: bool, leaking: bool, rising: int, total: int
 ) -> None:
     """By a page of 2 MiB in three of four cycles, and later at least half as fast as before."""
-    # WHEN
     actual = climb_of([size * MIB for size in used], 2, 2 * MIB, DEFAULT_LIMITS)
 
-    # THEN
     assert (rose, leaking, rising, total * MIB) == (
         actual.rose,
         actual.leaking,
@@ -140,13 +138,10 @@ def test_growth_is_the_servers_where_its_own_bytes_rise(
     own: Sequence[int | None], used: Sequence[int], owner: str, *, leaking: bool, judged: int
 ) -> None:
     """A neighbour's where the device rises and the server does not; unseen where a reading does not list it."""
-    # GIVEN
     seen = run([gpu(one, all_of_it) for one, all_of_it in zip(own, used, strict=True)])
 
-    # WHEN
     (actual,) = device_growths(seen, KNOWN, DEFAULT_LIMITS, step="load")
 
-    # THEN
     assert owner in get_args(Owner)
     assert (owner, leaking, judged * MIB) == (actual.owner, actual.leaking, actual.judged_bytes)
     assert (0, "GPU-0", 2, 3, 2 * MIB) == (
@@ -161,10 +156,8 @@ def test_growth_is_the_servers_where_its_own_bytes_rise(
 
 def test_devices_are_compared_where_every_reading_tells_them() -> None:
     """One that is missing once, or without its memory, makes it untold; so do too few cycles."""
-    # GIVEN
     two = (*gpu(50, 500), device(1, processes=(process(100, MIB),)))
 
-    # THEN
     assert [0, 1] == [one.gpu for one in device_growths(run([two] * 6), KNOWN, DEFAULT_LIMITS, step="load")]
     assert () == device_growths(run([two] * 5 + [two[:1]]), KNOWN, DEFAULT_LIMITS, step="load")
     blind = (replace(two[0], memory=None), two[1])
@@ -177,10 +170,8 @@ def test_devices_are_compared_where_every_reading_tells_them() -> None:
 
 def test_growth_at_idle_is_the_control() -> None:
     """From the first reading of the baseline to its last; of a single one nothing is told."""
-    # GIVEN
     idle = [device(used_bytes=size * MIB) for size in (500, 900, 507)]
 
-    # THEN
     for readings, expected in ((idle, 7 * MIB), (idle[:2], 400 * MIB), (idle[:1], None), ([device(1), *idle], 7 * MIB)):
         (actual,) = device_growths(run(STILL, idle=readings), KNOWN, DEFAULT_LIMITS, step="load")
         assert expected == actual.idle_bytes
@@ -199,16 +190,14 @@ def torch(live: int, reserved: int, process_mib: int | None = None, pid: int = 1
 
 def test_torch_is_judged_process_by_process() -> None:
     """Live, reserved, and beside torch; who was not there for every cycle is left out."""
-    # GIVEN a worker whose live bytes grow by 1 MiB a cycle, what it reserves by 2, and nothing beside torch
+    # A worker whose live bytes grow by 1 MiB a cycle, what it reserves by 2, and nothing beside torch
     worker = [torch(10 + step, 100 + 2 * step, 200 + 2 * step) for step in range(6)]
     helper = torch(5, 50, pid=101)
     readings = [(each, helper, torch(9, 9, pid=7)) for each in worker]
     known = replace(KNOWN, server_pids=(100, 101))
 
-    # WHEN
     first, second = allocator_growths(run(STILL, allocators=readings), known, DEFAULT_LIMITS, step="load")
 
-    # THEN
     assert ("VLLM::Worker 100", "process 101", "0") == (first.who, second.who, first.device_uuid)
     assert (3 * MIB, 6 * MIB, 0) == (
         first.live.judged_bytes,
@@ -231,11 +220,9 @@ def test_torch_is_judged_process_by_process() -> None:
 def test_torch_grows_by_64_kib_a_cycle() -> None:
     """Less is told from tables that fill by nobody."""
 
-    # GIVEN
     def growing(step_bytes: int) -> list[tuple[Allocator, ...]]:
         return [(allocator(allocated_bytes=GIB + step_bytes * step),) for step in range(6)]
 
-    # THEN
     for step_bytes, leaking in ((64 * 1024, True), (64 * 1024 - 1, False)):
         seen = run(STILL, allocators=growing(step_bytes))
         (actual,) = allocator_growths(seen, KNOWN, DEFAULT_LIMITS, step="load")

@@ -47,11 +47,9 @@ def grown(size_bytes: int, *, minutes: int = 80, name: str = "llama-server") -> 
 )
 def test_growth_within_a_size_limit_is_the_caches(known: Facts, grown_mb: int, judged: Finding, status: Status) -> None:
     """A twentieth beyond it is not counted; under a bound that is only assumed a step less certain."""
-    # WHEN the bound is 1,000 MB, or 8 GiB by default
     seen = memory_series(grown(grown_mb * MB), known, DEFAULT_LIMITS)
     actual = within_its_limit(judged, HOLDER, seen, Part.HOST_ANONYMOUS, known, DEFAULT_LIMITS)
 
-    # THEN
     assert status == actual.status
     limit = 1000 * MB if known.host_caches else 8 * GIB
     assert [
@@ -76,10 +74,8 @@ def test_process_without_caches_is_judged_as_it_was() -> None:
 )
 def test_cache_that_fills_is_told_while_it_does(grown_mb: int, limit_mb: int, full: float | None) -> None:
     """Under a bound that is told; one through it is none, nor is one that stands still."""
-    # WHEN
     actual = filling(grown(grown_mb * MB), told(limit_mb * MB), DEFAULT_LIMITS, "benign.warmup")
 
-    # THEN
     assert (full is None) == (actual is None)
     if actual is not None:
         assert ("benign.warmup", "ok") == (actual.id, actual.status)
@@ -96,7 +92,7 @@ def test_cache_of_an_assumed_bound_is_not_told_as_filling() -> None:
 
 def test_fullest_of_two_caches_is_told() -> None:
     """By its share of the bound."""
-    # GIVEN two processes of one server, of which the second holds more of it
+    # Two processes of one server, of which the second holds more of it
     samples = []
     for minute in range(80):
         held = [
@@ -105,9 +101,7 @@ def test_fullest_of_two_caches_is_told() -> None:
         ]
         samples.append(Sample(at_seconds=60.0 * minute, engines=(engine(),), host=tuple(held)))
 
-    # WHEN
     actual = filling(Timeline(samples=tuple(samples)), told(4000 * MB), DEFAULT_LIMITS, "benign.warmup")
 
-    # THEN
     assert actual is not None
     assert 79 * 20 * MB / (4000 * MB) == evidence(actual)["full"]

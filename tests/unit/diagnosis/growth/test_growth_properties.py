@@ -63,11 +63,9 @@ def test_the_same_readings_have_the_same_diagnosis(name: str, seed: int, leak: f
 @given(kinds, st.integers(0, 99), leaks, st.integers(1, 10**9))
 def test_when_it_was_does_not_matter(name: str, seed: int, leak: float, shift: int) -> None:
     """The same hours at another time say the same."""
-    # GIVEN
     seen = two_gpus(name, seed, leak)
     later = Timeline(samples=tuple(replace(one, at_seconds=one.at_seconds + shift) for one in seen.samples))
 
-    # THEN
     assert said(judge(seen, SERVERS, DEFAULT_LIMITS)) == said(judge(later, SERVERS, DEFAULT_LIMITS))
 
 
@@ -79,14 +77,11 @@ def test_how_devices_are_numbered_does_not_matter(name: str, seed: int, leak: fl
     def renumbered(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         return tuple(replace(one, index=7 - one.index, uuid=f"GPU-{7 - one.index}") for one in reversed(devices))
 
-    # GIVEN
     seen = two_gpus(name, seed, leak)
     other = Timeline(samples=tuple(replace(one, devices=renumbered(one.devices or ())) for one in seen.samples))
 
-    # WHEN
     actual, expected = (judge(one, SERVERS, DEFAULT_LIMITS) for one in (other, seen))
 
-    # THEN
     assert said(expected) == said(actual)
     if leak:
         assert ["GPU 1" in one.summary for one in expected] == ["GPU 6" in one.summary for one in actual]
@@ -96,11 +91,9 @@ def test_how_devices_are_numbered_does_not_matter(name: str, seed: int, leak: fl
 @given(st.sampled_from(["pool", "sawtooth", "warm-up"]), st.integers(0, 99), st.sampled_from([0.0, 1000.0]))
 def test_half_of_the_readings_say_the_same(name: str, seed: int, leak: float) -> None:
     """Read each 15 s or each 30 s: what grows is called, and nothing else; how sure that is may differ."""
-    # GIVEN
     seen = two_gpus(name, seed, leak, tick_seconds=15.0)
     half = Timeline(samples=seen.samples[::2])
     assert {15.0} == {later.at_seconds - earlier.at_seconds for earlier, later in pairwise(seen.samples)}
 
-    # THEN
     whole, rest = (said(judge(readings, SERVERS, DEFAULT_LIMITS)) for readings in (seen, half))
     assert [_called(one) for one in whole] == [_called(one) for one in rest]

@@ -84,10 +84,8 @@ def test_command_line_tells_bounds(command: str, expected: list[tuple[str, int]]
 )
 def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected: tuple[int, bool] | None) -> None:
     """What the command line says goes before a program's default; a cache of media is none of a model of text."""
-    # WHEN
     actual = bound_of(who, replace(FACTS, **changes))  # type: ignore[arg-type]
 
-    # THEN
     assert expected == (None if actual is None else (actual.limit_bytes, actual.told))
     assert actual is None or isinstance(actual, Bound)
 
@@ -110,10 +108,8 @@ def test_bound_is_told_or_assumed(who: str, changes: dict[str, object], expected
 )
 def test_what_nothing_tells_may_be_a_cache(who: str, changes: dict[str, object], expected: int) -> None:
     """Of an engine that is not known the largest default counts; of one that is, what its model may have."""
-    # WHEN
     actual = untold_bytes(who, replace(Facts(), **changes), DEFAULT_LIMITS.growth.cache_bytes)  # type: ignore[arg-type]
 
-    # THEN
     assert expected == actual
 
 
@@ -133,12 +129,11 @@ def test_growth_that_may_be_a_cache_of_no_told_bound_is_suspect(
     name: str, gb_per_hour: float, limit_gib: int | None, status: str
 ) -> None:
     """Until it is through the largest bound that is usual, unless the memory ends before the cache would."""
-    # GIVEN an engine that is not known
+    # An engine that is not known
     known = Facts(host_limit_bytes=None if limit_gib is None else limit_gib * GIB)
     slow = timeline("pool", hours=9.0, leak_mb_per_hour=1000.0 * gb_per_hour, part=process_of(name))
     (actual,) = judge(slow if gb_per_hour < 1.0 else growing(name, gb_per_hour), known, DEFAULT_LIMITS)
 
-    # THEN
     assert status == actual.status
     assert ("cache_of_unknown_limit" in evidence(actual)) == (status == "suspect")
 
@@ -157,10 +152,8 @@ def test_growth_is_judged_by_the_size_limit(
     caches: tuple[HostCache, ...], gb_per_hour: float, status: str, limit_gib: int
 ) -> None:
     """Within a limit that is set a cache fills, within one that is assumed it may; beyond either it is a leak."""
-    # WHEN
     (actual,) = judge(growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches), DEFAULT_LIMITS)
 
-    # THEN
     assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
 
 
@@ -173,10 +166,8 @@ def test_growth_of_a_process_without_caches_is_a_leak() -> None:
 
 def test_cache_that_fills_is_a_benign_warm_up_with_its_bound() -> None:
     """The verdict for what is no leak says how full the cache is."""
-    # WHEN
     (actual,) = warmup(growing("llama-server", 1.0), replace(FACTS, host_caches=(CACHE,)), DEFAULT_LIMITS)
 
-    # THEN
     assert ("benign.warmup", "ok") == (actual.id, actual.status)
     assert evidence(actual)["full"] == pytest.approx(0.698, abs=0.01)
 
@@ -198,13 +189,10 @@ def test_nothing_fills_where_nothing_is_told() -> None:
 )
 def test_the_engine_tells_whose_caches_a_container_has(engine: str | None, who: str, expected: int | None) -> None:
     """A pod calls its container as it likes; a process of another program has none of the engine's caches."""
-    # GIVEN
     cache = HostCache(name="vLLM's KV offloading buffer", flag="kv_offloading_size", limit_bytes=8 * GIB)
 
-    # WHEN
     found = bound_of(who, replace(FACTS, engine_name=engine, host_caches=(cache,)))
 
-    # THEN
     assert expected == (None if found is None else found.limit_bytes)
 
 
@@ -245,14 +233,12 @@ def test_cache_of_media_is_assumed_where_the_model_takes_any(config: str | None,
 
 def test_several_caches_bound_a_process_together() -> None:
     """Their bounds are added up and all are named; one that is off is neither."""
-    # GIVEN
     known = (
         HostCache(name="vLLM's swap space", flag="--swap-space", limit_bytes=4 * GIB),
         HostCache(name="vLLM's KV offloading buffer", flag="--kv-offloading-size", limit_bytes=8 * GIB),
         MEDIA,
     )
 
-    # THEN
     assert bound_of("VLLM::EngineCore 7", Facts(host_caches=known, model_config=VISION)) == Bound(
         limit_bytes=12 * GIB,
         names="vLLM's KV offloading buffer (--kv-offloading-size), vLLM's swap space (--swap-space)",

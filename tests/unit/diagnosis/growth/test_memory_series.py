@@ -50,11 +50,9 @@ def by_name(seen: MemorySeries, part: Part) -> Mapping[str, Points]:
 
 def test_load_and_sleep_are_those_of_the_newest_sample_before() -> None:
     """For 90 s after it, and nothing before the first."""
-    # GIVEN
     asleep = replace(engine(usage=0.25), asleep=True)
     seen = engine_activity(timeline(at(5.0, engine(usage=0.5)), at(10.0, asleep)))
 
-    # THEN
     assert UNREPORTED == seen.at(4.9, GROWTH)
     assert (0.5, False) == seen.at(9.9, GROWTH)
     assert (0.25, True) == seen.at(100.0, GROWTH)
@@ -63,15 +61,12 @@ def test_load_and_sleep_are_those_of_the_newest_sample_before() -> None:
 
 def test_activity_is_over_all_engines() -> None:
     """As full as all together, asleep when one is; running requests where usage is not reported."""
-    # GIVEN
     first, second = engine(usage=0.25), replace(engine(usage=None, running=3, label="1"), asleep=True)
 
-    # WHEN
     actual = engine_activity(
         timeline(at(1.0, first, engine(usage=0.5, label="1")), at(2.0, first, second), at(3.0), at(4.0, engine()))
     )
 
-    # THEN
     assert (1.0, 2.0, 4.0) == actual.times_seconds
     assert (0.75, 3.25, 0.0) == actual.load
     assert (False, True, False) == actual.asleep
@@ -110,14 +105,11 @@ def test_a_server_is_seen_from_its_start_where_it_had_generated_nothing(
 
 def test_host_memory_is_that_of_each_process_and_of_all() -> None:
     """Anonymous bytes, together while all report them; resident ones of a process that does not."""
-    # GIVEN
     host = (on_host(100, 5 * MIB), on_host(101, 7 * MIB, name=""))
     unreported = (on_host(100, 6 * MIB), on_host(101, None, 9 * MIB, name=""))
 
-    # WHEN
     actual = series(at(0.0, host=host), at(15.0, host=unreported), at(30.0, host=host[:1]))
 
-    # THEN
     assert {
         "vllm 100": ([0.0, 15.0, 30.0], [5 * MIB, 6 * MIB, 5 * MIB]),
         "process 101": ([0.0], [7 * MIB]),
@@ -146,14 +138,11 @@ def test_readings_are_kept_four_times_a_minute(changes: dict[str, object], part:
 
 def test_torch_is_live_reserved_unused_and_outside() -> None:
     """Of processes that may be the server's; what is outside torch only where it is reported."""
-    # GIVEN
     reported = replace(allocator(device_uuid="AB", process_bytes=9 * GIB), title="VLLM::Worker")
     other, stranger = allocator(pid=101, pid_seen=False), allocator(pid=7)
 
-    # WHEN
     actual = series(at(0.0, allocators=(stranger, reported, other)))
 
-    # THEN
     assert {"VLLM::Worker 100", "process 101"} == set(by_name(actual, Part.TORCH_LIVE))
     name = "VLLM::Worker 100"
     parts = (Part.TORCH_LIVE, Part.TORCH_RESERVED, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH)
@@ -165,17 +154,15 @@ def test_torch_is_live_reserved_unused_and_outside() -> None:
 def test_devices_are_the_servers_where_its_processes_were_seen() -> None:
     """Its own bytes and those of others; a device that is not its own, and a reading without lists, do not count."""
 
-    # GIVEN
     def listed(seconds: float, own: int, used: int) -> Sample:
         mine = device(0, used_bytes=used, processes=(process(100, own), process(7, GIB)))
         return at(seconds, devices=(mine, device(1)))
 
-    # WHEN
     actual = series(
         listed(0.0, 4 * GIB, 6 * GIB), at(15.0, devices=(device(0), device(1))), listed(16.0, 5 * GIB, 4 * GIB)
     )
 
-    # THEN more of its own than of all is no others
+    # More of its own than of all is no others
     assert {"GPU 0": ([0.0, 16.0], [4 * GIB, 5 * GIB])} == by_name(actual, Part.SERVER)
     assert {"GPU 0": ([0.0, 16.0], [2 * GIB, 0])} == by_name(actual, Part.OTHERS)
     assert {} == by_name(actual, Part.DEVICE)

@@ -37,10 +37,8 @@ def test_healthy_memory_is_no_leak(name: str) -> None:
 
 def test_garbage_is_rarely_a_leak() -> None:
     """A heap that is collected every 3 to 20 load cycles is called in some 6 of 100 soaks, and then only suspected."""
-    # WHEN
     found = [soaked(MODELS["GC"], f"suite GC {seed}", DEFAULT) for seed in range(SOAKS)]
 
-    # THEN
     called_leaks = [one for one in found if one.shape == "leak"]
     assert len(called_leaks) <= 0.15 * SOAKS
     assert all(one.blocks < DEFAULT_LIMITS.soak.certain_blocks for one in called_leaks)
@@ -69,34 +67,28 @@ def test_first_touch_has_ended() -> None:
 def test_smallest_leak_that_would_show_does(name: str) -> None:
     """A leak of the size that a soak says it would have shown is called, or left open: not declared flat."""
     for seed in range(SOAKS):
-        # GIVEN a soak that found nothing, and its smallest visible leak
+        # A soak that found nothing, and its smallest visible leak
         visible = soaked(MODELS[name], f"visible {seed}", DEFAULT).visible_per_cycle / MIB
 
-        # WHEN
         actual = soaked(MODELS[name], f"visible {seed}", DEFAULT, visible)
 
-        # THEN
         assert actual.shape in ("leak", "unsteady", "background")
 
 
 @pytest.mark.parametrize("cycles", [DEFAULT, SHORT], ids=["12 min", "5 min"])
 def test_cache_of_contents_is_told_from_a_leak(cycles: tuple[object, ...]) -> None:
     """Repeated contents leave nothing behind; a real leak of the same size does."""
-    # WHEN
     minutes = 12 if cycles is DEFAULT else 5
     cache = soaked(Kind(model=contents), "a cache", cycles_of(minutes))
     leak = soaked(MODELS["flat"], "a leak", cycles_of(minutes), 20.0)
 
-    # THEN
     assert ("content", "leak") == (cache.shape, leak.shape)
 
 
 def test_leak_per_request_is_measured() -> None:
     """Twenty MiB in the mean load cycle, within a tenth, per request; and the dose shows."""
-    # WHEN
     actual = soaked(MODELS["flat"], "measured", DEFAULT, 20.0)
 
-    # THEN
     assert pytest.approx(20.0 * MIB / actual.requests_per_cycle, rel=0.1) == actual.per_request
     assert actual.dose_p is not None
     assert actual.dose_p < 0.01
@@ -104,28 +96,24 @@ def test_leak_per_request_is_measured() -> None:
 
 def test_too_few_cycles_are_not_judged() -> None:
     """Eleven load cycles of new content give no answer at all."""
-    # GIVEN idle and load in turns, up to the eleventh load
+    # Idle and load in turns, up to the eleventh load
     cycles = DEFAULT[: 2 * (DEFAULT_LIMITS.soak.cycles - 1)]
 
-    # THEN
     assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
 
 
 def test_without_idle_cycles_nothing_is_judged() -> None:
     """Where somebody else came in every idle cycle, load has nothing to be compared with."""
-    # GIVEN
     cycles = [cycle if cycle.requests else replace(cycle, problem="other traffic") for cycle in DEFAULT]
 
-    # THEN
     assert judge([0.0] * len(cycles), cycles, DEFAULT_LIMITS, least=MIB) is None
 
 
 def test_what_came_back_did_not_stay() -> None:
     """Memory that rose with the first cycles and is given back later is flat, not grown: seen on a real worker."""
-    # GIVEN 6 MiB that come with the first load and go, with 3 MiB of what was there before, half-way
+    # 6 MiB that come with the first load and go, with 3 MiB of what was there before, half-way
     sizes = [0, *[6 * MIB] * 29, *[-3 * MIB] * 30]
 
-    # THEN
     assert ("flat", -9.0 * MIB) == (judged(sizes).shape, judged(sizes).gain)
 
 
@@ -145,10 +133,8 @@ def verdict(sizes: list[int | None]) -> Soaked | None:
 @given(st.sampled_from(sorted(MODELS)), st.integers(0, 5), st.integers(-(2**33), 2**33))
 def test_only_differences_count(name: str, seed: int, shift: int) -> None:
     """The same bytes on another base are judged the same."""
-    # GIVEN
     sizes = readings(MODELS[name], f"shifted {seed}", DEFAULT)
 
-    # THEN
     assert verdict([*sizes]) == verdict([size + shift for size in sizes])
 
 
@@ -156,14 +142,11 @@ def test_only_differences_count(name: str, seed: int, shift: int) -> None:
 @given(st.sets(st.integers(0, len(DEFAULT) - 1), max_size=4))
 def test_a_reading_that_is_missing_is_no_growth(missing: set[int]) -> None:
     """Where a cycle was not read, what came before and after it is not compared; the leak is still found."""
-    # GIVEN
     sizes: list[int | None] = [*readings(MODELS["flat"], "holes", DEFAULT, 20.0)]
     for place in missing:
         sizes[place] = None
 
-    # WHEN
     actual = verdict(sizes)
 
-    # THEN
     assert actual is not None
     assert "leak" == actual.shape

@@ -29,10 +29,8 @@ def changed(timeline: Timeline, change: Callable[[Sample], Sample]) -> Timeline:
 
 def test_components_stand_in_their_order_with_their_names() -> None:
     """Blocks, torch's parts of each process, devices, others, the host; a device's bytes are told by whose they are."""
-    # WHEN
     found = of(Seen(live=NONE, beside=NONE, host=NONE))
 
-    # THEN
     assert [(one.kind, one.who) for one in found.components] == [
         ("kv_held_idle", "the pool"),
         ("torch_live", f"VLLM::EngineCore {SERVER_PID}"),
@@ -65,10 +63,8 @@ def test_components_stand_in_their_order_with_their_names() -> None:
 )
 def test_growth_is_in_its_own_component(kind: str, seen: Seen) -> None:
     """What each request leaves behind is found where it was left."""
-    # WHEN
     found = of(seen)
 
-    # THEN
     leaks = {one.kind for one in found.components if one.soaked.shape == "leak"}
     assert {kind} == leaks
 
@@ -91,14 +87,11 @@ def test_what_counts_is_the_components_own_least(kind: str, seen: Seen, least_by
 
 def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
     """60 requests later a block of each is still held; where blocks are not told nothing is."""
-    # GIVEN
     levels = [7 + level for level in after_requests(1)]
 
-    # WHEN
     kept = of(Seen(blocks=levels)).blocks_kept
     untold = soaked(soak(Seen(blocks=levels)), Facts(server_pids=(SERVER_PID,)), DEFAULT_LIMITS)
 
-    # THEN
     assert levels[-1] - levels[0] == kept
     assert untold is not None
     assert untold.blocks_kept is None
@@ -106,14 +99,11 @@ def test_blocks_that_are_kept_are_counted_from_the_first_cycle() -> None:
 
 def test_host_needs_a_longer_soak_than_torch() -> None:
     """Thirty judged cycles are two blocks and a half: garbage may come as steadily for so long, tensors do not."""
-    # GIVEN
     loads = LOADS[:41]
     levels = after_requests(MIB, loads)
 
-    # WHEN
     found = of(Seen(loads=loads, live=levels, host=levels))
 
-    # THEN
     assert {"torch_live": "leak", "host_anonymous": "unsteady"} == {
         one.kind: one.soaked.shape for one in found.components if one.kind in {"torch_live", "host_anonymous"}
     }
@@ -121,10 +111,8 @@ def test_host_needs_a_longer_soak_than_torch() -> None:
 
 def test_cycle_that_was_cut_short_spoils_no_other() -> None:
     """The others are judged without it."""
-    # WHEN
     found = of(Seen(live=NONE, host=NONE, last_cycle=50))
 
-    # THEN
     assert ["it was cut short"] == [cycle.problem for cycle in found.cycles if not cycle.clean]
     assert ["kv_held_idle", "torch_live", "torch_unused", "server", "others", "host_anonymous"] == [
         one.kind for one in found.components
@@ -134,13 +122,11 @@ def test_cycle_that_was_cut_short_spoils_no_other() -> None:
 @pytest.mark.parametrize(("fresh", "judged"), [(11, False), (12, True)])
 def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> None:
     """Whatever spoilt the others."""
-    # GIVEN somebody else's prompts in every load of new content after so many
+    # Somebody else's prompts in every load of new content after so many
     loads = [place for place, load in enumerate(LOADS) if load.requests and not load.repeated]
 
-    # WHEN
     found = of(Seen(other_prompts=loads[fresh:]))
 
-    # THEN
     assert judged == bool(found.components)
     assert judged == (found.problem is None)
 
@@ -158,10 +144,8 @@ def test_twelve_cycles_of_new_content_are_enough(fresh: int, judged: bool) -> No
 )
 def test_soak_of_too_few_cycles_says_what_spoilt_most(seen: Seen, problem: str) -> None:
     """And in how many of all; nothing is said of any component."""
-    # WHEN
     found = of(seen)
 
-    # THEN
     assert found.problem is not None
     assert "load cycles of new content can be judged, 12 are needed" in found.problem
     assert problem in found.problem
@@ -171,10 +155,8 @@ def test_soak_of_too_few_cycles_says_what_spoilt_most(seen: Seen, problem: str) 
 
 def test_soak_that_did_not_run_is_told_from_none() -> None:
     """Its warm-up alone is a soak that broke off; no mark of it is none."""
-    # GIVEN
     begun = Mark(at_seconds=1.0, step="soak_warmup", cycle=0, phase="begin")
 
-    # THEN
     assert Soak(cycles=(), problem="it did not run") == soaked(
         Timeline(samples=(), marks=(begun,)), Facts(), DEFAULT_LIMITS
     )
@@ -183,17 +165,15 @@ def test_soak_that_did_not_run_is_told_from_none() -> None:
 
 def test_nothing_that_was_read_is_said_to_be_so() -> None:
     """An engine without a pool, on a GPU that nobody reads."""
-    # WHEN
     found = soaked(soak(Seen(server=None)), Facts(), DEFAULT_LIMITS)
 
-    # THEN
     assert found is not None
     assert "nothing was read after enough load and idle cycles; a longer soak has more" == found.problem
 
 
 def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:
     """A device whose processes are listed in some cycles only is judged as a whole."""
-    # GIVEN lists that are missing after the thirtieth cycle
+    # Lists that are missing after the thirtieth cycle
     listed = soak(Seen())
     half = listed.samples[len(listed.samples) // 2].at_seconds
 
@@ -202,10 +182,8 @@ def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:
             return sample
         return replace(sample, devices=tuple(replace(one, processes=None) for one in sample.devices))
 
-    # WHEN
     found = soaked(changed(listed, unlisted), facts_of(), DEFAULT_LIMITS)
 
-    # THEN
     assert found is not None
     assert {"kv_held_idle", "device"} == {one.kind for one in found.components}
 
@@ -213,7 +191,6 @@ def test_whose_bytes_are_untold_now_and_then_are_the_devices() -> None:
 def test_unnamed_parts_are_called_by_what_they_are() -> None:
     """Processes without a title, a MIG slice by its own name; another server's allocator is none of the server's."""
 
-    # GIVEN
     def bare(sample: Sample) -> Sample:
         inside = allocator(title=None, process_bytes=None)
         slice_ = device(used_bytes=3 * GIB, processes=None, uuid="MIG-1", mig_parent_uuid="GPU-0")
@@ -230,10 +207,8 @@ def test_unnamed_parts_are_called_by_what_they_are() -> None:
             host=hosts,
         )
 
-    # WHEN
     found = soaked(changed(soak(Seen()), bare), facts_of(), DEFAULT_LIMITS)
 
-    # THEN
     assert found is not None
     assert [(one.kind, one.who) for one in found.components] == [
         ("kv_held_idle", "the pool"),

@@ -46,10 +46,9 @@ def soak(
 
 def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
     """Ten for a load of two requests, one for an idle cycle: of each request 4.5 stay."""
-    # WHEN
     actual = soak(10.0, 1.0, first=20.0, least=3.0)
 
-    # THEN the first judged load comes after 20 of the warm-up, and one idle cycle
+    # The first judged load comes after 20 of the warm-up, and one idle cycle
     levels = [31.0 + 11.0 * place for place in range(12)]
     assert actual == Soaked(
         shape="leak",
@@ -72,10 +71,9 @@ def test_figures_of_a_soak_are_those_of_its_cycles() -> None:
 
 def test_noise_of_idle_cycles_says_what_would_have_shown() -> None:
     """Twice its deviation, where that is more than twice the least; a cycle without requests has no smaller share."""
-    # GIVEN idle cycles that add 3 and take 3 in turns
+    # Idle cycles that add 3 and take 3 in turns
     actual = soak(0.0, [3.0, -3.0] * 6)
 
-    # THEN
     assert 6.0 == actual.visible_per_cycle
     assert 6.0 == replace(actual, requests_per_cycle=0.0).visible_per_request
 
@@ -143,10 +141,9 @@ def test_two_repeats_are_enough_beside_fourteen_loads(repeats: Sequence[float], 
 )
 def test_noise_of_a_hosts_memory_raises_what_counts(each: float, noisy: bool, shape: str) -> None:
     """Three deviations of its idle cycles over twelve load cycles: 3 * 12 * sqrt(11) / 12 / 12 = 0.829."""
-    # GIVEN idle cycles of which one added 12
+    # Idle cycles of which one added 12
     idle = [12.0, *[0.0] * 11]
 
-    # THEN
     assert shape == soak(each, idle, least=0.1, noisy=noisy).shape
 
 
@@ -163,14 +160,12 @@ def test_noise_of_a_hosts_memory_raises_what_counts(each: float, noisy: bool, sh
 )
 def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], shape: str) -> None:
     """Garbage that is collected falls back to what was there; three blocks of cycles at least have to be seen."""
-    # GIVEN an idle cycle after each load; a quarter of the loads is warm-up
+    # An idle cycle after each load; a quarter of the loads is warm-up
     cycles = [IDLE, *[LOAD, IDLE] * len(loads)]
     rises = [0.0, *(rise for load in loads for rise in (load, 0.0))]
 
-    # WHEN
     found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
 
-    # THEN
     assert found is not None
     assert (shape, 2) == (found.shape, found.blocks)
 
@@ -178,14 +173,12 @@ def test_lowest_readings_of_a_hosts_memory_have_to_rise(loads: Sequence[float], 
 @pytest.mark.parametrize(("loads", "judged"), [(12, 9), (15, 12), (16, 12), (19, 15), (20, 15)])
 def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, judged: int) -> None:
     """What is left of them is judged."""
-    # GIVEN an idle cycle after each load
+    # An idle cycle after each load
     cycles = [IDLE, *[LOAD, IDLE] * loads]
     rises = [0.0, *[10.0, 0.0] * loads]
 
-    # WHEN
     found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=False)
 
-    # THEN
     assert found is not None
     assert judged == found.load_cycles
 
@@ -193,27 +186,23 @@ def test_first_touch_is_a_quarter_of_the_loads_and_three_at_least(loads: int, ju
 @pytest.mark.parametrize(("loads", "blocks"), [(24, 3), (56, 6), (60, 6), (104, 6)])
 def test_blocks_of_a_long_soak_become_longer(loads: int, blocks: int) -> None:
     """Six at the most: a collector's period lies within one of them, be it ever so long."""
-    # GIVEN an idle cycle after each load; a quarter of the loads is warm-up
+    # An idle cycle after each load; a quarter of the loads is warm-up
     cycles = [IDLE, *[LOAD, IDLE] * loads]
     rises = [0.0, *[10.0, 0.0] * loads]
 
-    # WHEN
     found = judge([*accumulate(rises)], cycles, DEFAULT_LIMITS, least=1.0, noisy=True)
 
-    # THEN
     assert found is not None
     assert blocks == found.blocks
 
 
 def test_dose_is_judged_where_doses_differ() -> None:
     """The largest dose against the smallest."""
-    # GIVEN a leak of 5 a request
+    # A leak of 5 a request
     doses = (1, 2, 3) * 4
 
-    # WHEN
     actual = soak([5.0 * dose for dose in doses], doses=doses)
 
-    # THEN
     assert rank_sum_tail([15.0] * 4, [5.0] * 4) == actual.dose_p
     assert 5.0 == actual.per_request
 

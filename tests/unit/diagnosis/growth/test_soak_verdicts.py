@@ -90,7 +90,6 @@ def test_amount_is_in_the_components_unit(kind: str, value: float, expected: str
 
 def test_worst_is_the_gravest_then_the_fastest() -> None:
     """A fault before a suspect before what is not known; what is not flat before what is; then by its growth."""
-    # GIVEN
     order = [
         component("server", per_cycle=3.0),
         component("server", per_cycle=2.0),
@@ -100,7 +99,6 @@ def test_worst_is_the_gravest_then_the_fastest() -> None:
         component("server", "flat", per_cycle=9.0),
     ]
 
-    # THEN
     for place in range(len(order)):
         assert order[place] is worst(order[: place - 1 if place else None : -1], DEFAULT_LIMITS)
     assert worst([], DEFAULT_LIMITS) is None
@@ -108,10 +106,8 @@ def test_worst_is_the_gravest_then_the_fastest() -> None:
 
 def test_finding_is_that_of_the_worst() -> None:
     """With its evidence; where nothing was read there is none."""
-    # WHEN
     actual = finding("leak.host", [component("host_anonymous", "flat"), component("host_anonymous")], DEFAULT_LIMITS)
 
-    # THEN
     status, summary = said("host_anonymous")
     shown = evidence(component("host_anonymous"))
     assert actual == Finding(id="leak.host", status=status, summary=summary, evidence=shown, holder="a 7")
@@ -131,10 +127,8 @@ def test_finding_is_that_of_the_worst() -> None:
 )
 def test_soak_goes_before_what_was_watched(by_soak: Status, otherwise: Status, soak_counts: bool) -> None:
     """It has its own controls; where it cannot tell, one that can does."""
-    # GIVEN
     soak, other = (Finding(id="leak.host", status=status, summary="") for status in (by_soak, otherwise))
 
-    # THEN
     assert (soak if soak_counts else other) is weightier(soak, other)
     assert other is weightier(None, other)
 

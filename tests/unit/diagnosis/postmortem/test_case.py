@@ -53,10 +53,9 @@ FULL = Account(
 
 def test_account_is_filled_in_whole_by_one_that_agrees() -> None:
     """Everything that the more exact one leaves open, and nothing that it tells."""
-    # WHEN
     chief = Case(accounts=(FULL, replace(BARE, later=1))).chief
 
-    # THEN the figures that only refusals tell are of the engine's message alone
+    # The figures that only refusals tell are of the engine's message alone
     expected = replace(
         FULL,
         origin="the black box",
@@ -71,11 +70,9 @@ def test_account_is_filled_in_whole_by_one_that_agrees() -> None:
 
 def test_what_an_account_tells_itself_stays() -> None:
     """A zero is a figure."""
-    # GIVEN
     own = replace(FULL, exact=True, rank=0, running=0, waiting=0, later=9)
     own = replace(own, shortage=replace(own.shortage, free_bytes=0, others=((8, GIB),)))
 
-    # THEN
     assert own == Case(accounts=(FULL, own)).chief
 
 
@@ -108,19 +105,15 @@ def test_accounts_agree_as_far_as_they_are_printed(
     one: dict[str, object], other: dict[str, object], expected: bool
 ) -> None:
     """Figures differ by their rounding; another device, another kind of memory, and a refusal are other failures."""
-    # GIVEN
     first, second = (replace(account(), shortage=replace(account().shortage, **each)) for each in (one, other))  # type: ignore[arg-type]
 
-    # THEN
     assert (expected, expected) == (agree(first, second), agree(second, first))
 
 
 def test_sources_are_named_by_whether_they_agree() -> None:
     """The one that is judged, and all that tell of the same."""
-    # GIVEN
     box, log, other = BARE, FULL, account(origin="another log", device=1)
 
-    # THEN
     assert "" == Case().agreement
     assert "a log" == Case(accounts=(log,)).agreement
     assert "the black box; a log, standard input agree" == (
@@ -147,14 +140,12 @@ def test_contradiction_says_what_the_other_tells(other: Account) -> None:
 
 def test_what_contradicts_a_filled_account_is_not_said_to_agree() -> None:
     """One that leaves the size open agrees with any; once one has told it, a third of another size is no witness."""
-    # GIVEN a box without a size, and two logs that differ in it
+    # A box without a size, and two logs that differ in it
     one = account(origin="one log", device=None, asked_bytes=GIB)
     other = account(origin="another log", device=None, asked_bytes=3 * GIB)
 
-    # WHEN
     case = Case(accounts=(BARE, one, other))
 
-    # THEN
     assert case.chief is not None
     assert GIB == case.chief.shortage.asked_bytes
     assert "the black box; one log agrees" == case.agreement
@@ -163,10 +154,8 @@ def test_what_contradicts_a_filled_account_is_not_said_to_agree() -> None:
 
 def test_evidence_has_every_figure_with_its_unit_and_source() -> None:
     """The numbers that a finding on the failure stands on."""
-    # WHEN
     actual = [(one.name, one.value, one.unit, one.source) for one in evidence(Case(accounts=(FULL,)))]
 
-    # THEN
     assert actual == [
         ("sources", "a log", "", "kvdiag"),
         ("phase", "prefill", "", "traceback"),
@@ -254,7 +243,6 @@ def seen(busy_from_end: int, waiting: int = 0) -> Timeline:
 
 def test_trace_tells_that_it_served_where_the_failure_does_not() -> None:
     """Requests in the last thirty readings before it; what the failure itself says goes first."""
-    # WHEN
     late, early, told, none = (
         Case(accounts=(one,), timeline=timeline).chief
         for one, timeline in (
@@ -265,26 +253,22 @@ def test_trace_tells_that_it_served_where_the_failure_does_not() -> None:
         )
     )
 
-    # THEN
     phases = [(one.phase, one.phase_told_by) for one in (late, early, told, none) if one is not None]
     assert [("request", "the trace"), (None, None), ("load", "progress"), (None, None)] == phases
 
 
 def test_rank_is_the_one_that_failed_else_the_one_with_least() -> None:
     """By its name in the log; where none has it, the smallest pool decides what every rank gets."""
-    # GIVEN
     ranks = tuple(
         RankReport(name=f"Worker_TP{number}", pool=None if size is None else PrintedSize(nominal_bytes=size * GIB))
         for number, size in enumerate((None, 60, 50))
     )
     report = EngineReport(ranks=ranks)
 
-    # WHEN
     named, unnamed = (
         Case(accounts=(account(process=process),), report=report).rank for process in ("Worker_TP0", "APIServer")
     )
 
-    # THEN
     assert (ranks[0], ranks[2]) == (named, unnamed)
     assert ranks[0] == Case(report=EngineReport(ranks=ranks[:1])).rank
     assert Case().rank is None
@@ -292,10 +276,8 @@ def test_rank_is_the_one_that_failed_else_the_one_with_least() -> None:
 
 def test_total_is_the_messages_else_the_logs() -> None:
     """The log's, of the device with least, where the message has none."""
-    # GIVEN
     report = EngineReport(ranks=(RankReport(name="", total=PrintedSize(nominal_bytes=79 * GIB)),))
 
-    # THEN
     assert 80 * GIB == Case(accounts=(account(),), report=report).total_bytes
     assert 79 * GIB == Case(accounts=(account(total_bytes=None),), report=report).total_bytes
     assert 79 * GIB == Case(report=report).total_bytes

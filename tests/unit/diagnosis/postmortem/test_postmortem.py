@@ -54,10 +54,8 @@ def trace(*errors: str, begin_seconds: float = 1500.0, busy: bool = False) -> Ti
 )
 def test_request_of_our_own_that_ran_out_is_an_account(seen: Timeline, told: bool) -> None:
     """A trace whose last ten minutes have torch's message in an answer tells of the failure itself."""
-    # WHEN
     actual = postmortem(Case(timeline=seen, facts=facts_of(World())))
 
-    # THEN
     spike = next(one for one in actual.findings if one.id == "spike.activation")
     shown = {one.name: (one.value, one.source) for one in spike.evidence}
     expected = {
@@ -72,13 +70,11 @@ def test_request_of_our_own_that_ran_out_is_an_account(seen: Timeline, told: boo
 
 def test_failure_without_a_trace_has_the_time_that_is_told() -> None:
     """The earliest of its accounts' times stands for both ends; of none it is 0."""
-    # WHEN
     timed, untimed = (
         postmortem(Case(accounts=accounts))
         for accounts in ((account(at_seconds=70.0), account(at_seconds=60.0), account()), (account(),))
     )
 
-    # THEN
     assert (60.0, 60.0, 0) == (timed.start_seconds, timed.end_seconds, timed.samples)
     assert (0.0, 0.0, 0) == (untimed.start_seconds, untimed.end_seconds, untimed.samples)
 
@@ -107,28 +103,23 @@ HEALTHY, LEAKING = World(), World(device_growth_bytes=64 * 2**20)
 )
 def test_death_without_a_cause_is_unknown_and_never_healthy(world: World, expected: tuple[str, str]) -> None:
     """What is given is of a server that died: a trace that shows nothing wrong is no good news."""
-    # GIVEN
     seen, known = run(world), facts_of(world)
 
-    # WHEN
     actual = postmortem(Case(timeline=seen, facts=known))
 
-    # THEN
     assert expected == (diagnose(seen, known).worst, actual.worst)
 
 
 def test_time_before_fills_in_what_the_failure_cannot_tell() -> None:
     """Its findings stand where the failure says nothing, or cannot tell; each verdict is there once."""
-    # GIVEN a trace that saw neither a leak nor a spike, and a failure that tells neither figures nor time
+    # A trace that saw neither a leak nor a spike, and a failure that tells neither figures nor time
     seen, known = run(HEALTHY), facts_of(HEALTHY)
     before = {one.id: one for one in diagnose(seen, known).findings}
     masked = account("masked", asked_bytes=None, free_bytes=None, process_bytes=None, allocated_bytes=None)
 
-    # WHEN
     actual = postmortem(Case(accounts=(masked,), timeline=seen, facts=known))
     found = {one.id: one for one in actual.findings}
 
-    # THEN
     assert len(found) == len(actual.findings)
     assert {"unknown"} == {
         finding(one, masked).status for one in ("fragmentation.allocator", "baseline.foreign_memory")
@@ -142,15 +133,12 @@ def test_time_before_fills_in_what_the_failure_cannot_tell() -> None:
 
 def test_gaps_of_all_that_was_read_are_told_once() -> None:
     """The files' own, what contradicts, and the trace's."""
-    # GIVEN
     damaged = Gap(source="black_box", kind="failed", reason="damaged")
     seen = replace(trace(), samples=(*trace().samples[:-1], replace(trace().samples[-1], gaps=(NO_NVML, damaged))))
     accounts = (account(origin="a"), account(origin="b", device=1))
 
-    # WHEN
     actual = postmortem(Case(accounts=accounts, timeline=seen, gaps=(damaged, damaged)))
 
-    # THEN
     reasons = [gap.reason for gap in actual.gaps]
     assert reasons[0] == "damaged"
     assert reasons[1].startswith("b contradicts a")
@@ -160,19 +148,16 @@ def test_gaps_of_all_that_was_read_are_told_once() -> None:
 
 def test_facts_are_the_traces_else_the_logs() -> None:
     """What the engine printed of itself at start, where no trace has its facts."""
-    # GIVEN
     settings = EngineSettings(
         version="0.32.0", model="m", max_model_len_tokens=4096, tensor_parallel=2, pipeline_parallel=3
     )
     report = EngineReport(settings=settings)
 
-    # WHEN
     logged, traced, neither = (
         postmortem(case).facts
         for case in (Case(report=report), Case(report=report, facts=Facts(engine_name="sglang")), Case())
     )
 
-    # THEN
     assert logged == Facts(
         engine_name="vllm",
         engine_version="0.32.0",

@@ -6,7 +6,6 @@ from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import Case, postmortem
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Finding
-from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
@@ -30,10 +29,8 @@ REPORT = EngineReport(
 @pytest.mark.parametrize("verdict", ["spike.activation", "spike.graph_capture", "fragmentation.allocator"])
 def test_without_a_failure_nothing_is_told(verdict: str) -> None:
     """A rule that has nothing to look at says so, and the whole is unknown."""
-    # WHEN
     actual = postmortem(Case())
 
-    # THEN
     assert "unknown" == actual.worst
     assert {"unknown"} == {one.status for one in actual.findings if one.id == verdict}
 
@@ -46,39 +43,27 @@ class TestActivation:
     @pytest.mark.parametrize("phase", ["prefill", "decode", "logprobs", "encoder", "sampler", "profile", "warmup"])
     def test_fires_where_a_step_did_not_fit(self, phase: str) -> None:
         """A step that asked for more than all that was left is the cause, and has a remedy."""
-        # WHEN
         actual = finding(self.ID, account(phase=phase))
 
-        # THEN
         assert "fault" == actual.status
         assert actual.remedy
 
     def test_settings_are_reckoned_in_bytes(self) -> None:
         """The fraction is lowered by shortage over total, what that costs is told, and the batch is scaled."""
-        # WHEN 768 MiB of 80 GiB were short
-        actual = finding(self.ID, account(phase="prefill"), report=REPORT)
-
-        # THEN
-        expected = ANY_TEXT
-        assert expected == actual.remedy
+        assert finding(self.ID, account(phase="prefill"), report=REPORT).remedy
 
     def test_pool_that_was_set_by_hand_is_lowered_by_hand(self) -> None:
         """With --kv-cache-memory-bytes the fraction decides nothing."""
-        # GIVEN
         report = EngineReport(settings=EngineSettings(pool_bytes=60 * GIB))
 
-        # WHEN
         actual = finding(self.ID, account(phase="decode"), report=report)
 
-        # THEN
         assert actual.remedy is not None
 
     def test_profile_run_is_not_helped_by_a_smaller_fraction(self) -> None:
         """Before there is a pool, only a smaller step asks for less."""
-        # WHEN
         actual = finding(self.ID, account(phase="profile"), report=REPORT)
 
-        # THEN
         assert actual.remedy is not None
         assert "--gpu-memory-utilization" not in actual.remedy
 
@@ -89,28 +74,22 @@ class TestActivation:
 
     def test_silent_where_holes_or_others_explain_it(self) -> None:
         """Room in pieces, and memory of other processes, are causes of their own."""
-        # GIVEN
         holes = account(phase="prefill", unallocated_bytes=2 * GIB, allocated_bytes=75 * GIB)
         others = account(phase="prefill", process_bytes=60 * GIB, allocated_bytes=58 * GIB)
 
-        # THEN
         assert ["ok", "ok"] == [finding(self.ID, holes).status, finding(self.ID, others).status]
 
     def test_unknown_where_neither_size_nor_time_is_told(self) -> None:
         """A masked out-of-memory has no figures; what would tell is named."""
-        # WHEN
         actual = postmortem(case_of('RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "x.cpp":995'))
 
-        # THEN
         assert "unknown" == actual.worst
         assert any(one.id == self.ID and "black box" in one.summary for one in actual.findings)
 
     def test_only_suspect_where_enough_was_free(self) -> None:
         """The message is made after the failure; what it shows free may not have been."""
-        # GIVEN
         late = account(phase="prefill", free_bytes=2 * GIB, unallocated_bytes=0, allocated_bytes=75 * GIB)
 
-        # THEN
         actual = finding(self.ID, late)
         assert "suspect" == actual.status
         assert "another limit" in actual.summary
@@ -133,18 +112,14 @@ class TestGraphCapture:
 
     def test_unknown_where_no_figure_speaks_of_memory(self) -> None:
         """A capture that an error broke may have any cause."""
-        # WHEN
         actual = postmortem(case_of("CUDA error: operation not permitted when stream is capturing"))
 
-        # THEN
         assert "unknown" == actual.worst
 
     def test_suspect_where_others_hold_enough(self) -> None:
         """Then the graphs would have fitted on a device of their own."""
-        # WHEN
         actual = finding(self.ID, account(phase="graph_capture", process_bytes=60 * GIB, allocated_bytes=58 * GIB))
 
-        # THEN
         assert "suspect" == actual.status
 
 
@@ -159,25 +134,19 @@ class TestFragmentation:
 
     def test_only_suspect_where_the_device_was_full_all_the_same(self) -> None:
         """Under a hundredth of the device in holes: the next request would not have found room either."""
-        # GIVEN
         full = account(phase="prefill", asked_bytes=300 * MIB, unallocated_bytes=700 * MIB, allocated_bytes=76 * GIB)
 
-        # WHEN
         actual = finding(self.ID, full)
 
-        # THEN
         assert "suspect" == actual.status
         assert "fault" == finding("spike.activation", full).status
 
     def test_unknown_where_a_small_block_was_wanted(self) -> None:
         """A segment of 2 MiB is asked for small blocks alone, which holes between large ones do not serve."""
-        # GIVEN
         small = account(asked_bytes=2 * MIB, free_bytes=MIB, unallocated_bytes=3 * GIB, allocated_bytes=74 * GIB)
 
-        # WHEN
         actual = finding(self.ID, small)
 
-        # THEN
         assert "unknown" == actual.status
         assert "small block" in actual.summary
 
@@ -187,10 +156,8 @@ class TestFragmentation:
 
     def test_unknown_where_only_both_together_were_enough(self) -> None:
         """Free and unallocated bytes do not join; the measurement that decides is named."""
-        # WHEN
         actual = finding(self.ID, account(unallocated_bytes=900 * MIB, allocated_bytes=76 * GIB))
 
-        # THEN
         assert "unknown" == actual.status
 
     @pytest.mark.parametrize(
@@ -216,7 +183,6 @@ def status_of(text: str, verdict: str) -> tuple[str, Finding]:
 
 def test_refused_context_says_what_fits() -> None:
     """The length that fits, and the bytes that are missing, are in the remedy."""
-    # WHEN
     worst, actual = status_of(
         "To serve at least one request with the model's max seq len (131072), (16.00 GiB KV cache is needed, "
         "which is larger than the available KV cache memory (12.00 GiB). Based on the available memory, the estimated "
@@ -224,36 +190,30 @@ def test_refused_context_says_what_fits() -> None:
         "capacity.long_context",
     )
 
-    # THEN
     assert ("fault", "fault") == (worst, actual.status)
     assert actual.remedy is not None
 
 
 def test_refused_budget_says_which_fraction_fits() -> None:
     """A start that finds the device partly taken gets the fraction that is free."""
-    # WHEN
     _, actual = status_of(
         "Free memory on device cuda:1 (19.77/22.05 GiB) on startup is less than desired GPU memory utilization "
         "(0.9, 19.84 GiB).",
         "baseline.misconfigured",
     )
 
-    # THEN
     assert "fault" == actual.status
 
 
 def test_pool_below_zero_is_made_up_for() -> None:
     """Where the log prints how much was missing for the pool, the fraction is raised by that."""
-    # WHEN
     actual = finding("baseline.misconfigured", account("blocks"), report=REPORT, failed_pool_bytes=800 * MIB)
 
-    # THEN
     assert actual.remedy is not None
 
 
 def test_limit_below_the_device_is_named() -> None:
     """A process that is allowed less than the device has was stopped by its limit, not by the device."""
-    # WHEN
     worst, actual = status_of(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.00 GiB of which 10.00 GiB is "
         "free. 11.00 GiB allowed; Of the allocated memory 10.90 GiB is allocated by PyTorch, and 1.00 MiB is reserved "
@@ -261,16 +221,13 @@ def test_limit_below_the_device_is_named() -> None:
         "baseline.misconfigured",
     )
 
-    # THEN
     assert ("fault", "fault") == (worst, actual.status)
 
 
 def test_weights_that_do_not_fit_are_not_the_fractions_fault() -> None:
     """While weights are loaded there is no pool that could be smaller."""
-    # WHEN
     actual = finding("baseline.misconfigured", account(phase="load"), report=REPORT)
 
-    # THEN
     assert "fault" == actual.status
     assert actual.remedy is not None
     assert "--gpu-memory-utilization" not in actual.remedy
@@ -278,10 +235,9 @@ def test_weights_that_do_not_fit_are_not_the_fractions_fault() -> None:
 
 def test_more_than_at_start_is_suspect() -> None:
     """What torch held beyond weights, pool and peak of its start either grew, or is of this step."""
-    # GIVEN 74 GiB by the start's figures
+    # 74 GiB by the start's figures
     grown, same = account(phase="prefill"), account(phase="prefill", allocated_bytes=73 * GIB)
 
-    # THEN
     assert "suspect" == finding("leak.device_torch", grown, report=REPORT).status
     assert "ok" == finding("leak.device_torch", same, report=REPORT).status
     assert "unknown" == finding("leak.device_torch", grown).status
@@ -289,50 +245,41 @@ def test_more_than_at_start_is_suspect() -> None:
 
 def test_host_kill_is_no_leak_by_itself() -> None:
     """The kernel's word says how much was held, not whether it had grown."""
-    # WHEN
     worst, actual = status_of("Out of memory: Killed process 4 (x) total-vm:1kB, anon-rss:6291456kB", "leak.host")
 
-    # THEN
     assert ("unknown", "unknown") == (worst, actual.status)
     assert "6.00 GiB" in actual.summary
 
 
 def test_leak_of_the_trace_comes_before_the_spike_that_ended_it() -> None:
     """Where the trace shows growth, the last allocation is a consequence."""
-    # GIVEN a trace in which every request leaves 64 MiB
+    # A trace in which every request leaves 64 MiB
     world = World(device_growth_bytes=64 * MIB)
 
-    # WHEN
     actual = finding("spike.activation", account(phase="prefill"), timeline=run(world), facts=facts_of(world))
 
-    # THEN
     assert "suspect" == actual.status
     assert "leak.device" in actual.summary
 
 
 def test_second_copy_of_the_trace_is_no_spike() -> None:
     """A step that finds no room beside two copies of the weights would have had it beside one."""
-    # GIVEN a server that held its weights twice, and then ran out in a prefill
+    # A server that held its weights twice, and then ran out in a prefill
     world = World(overhead_bytes=7 * GIB, device_bytes=32 * GIB)
 
-    # WHEN
     case = Case(accounts=(account(phase="prefill"),), timeline=run(world), facts=facts_of(world))
     found = {one.id: one.status for one in postmortem(case).findings}
 
-    # THEN
     assert ("fault", "ok") == (found["baseline.duplicate_model"], found["spike.activation"])
 
 
 def test_sources_that_agree_fill_in_what_one_cannot_tell() -> None:
     """The exact figures are the black box's, the phase is the log's, and both are named."""
-    # GIVEN
     box = account(origin="the black box", exact=True, asked_bytes=GIB + 4096)
     log = account(origin="a log", phase="encoder", phase_told_by="traceback", free_bytes=None)
 
-    # WHEN
     actual = finding("spike.activation", log, box)
 
-    # THEN
     evidence = {one.name: one.value for one in actual.evidence}
     assert (GIB + 4096, "encoder", "the black box; a log agrees") == (
         evidence["requested"],
@@ -343,7 +290,6 @@ def test_sources_that_agree_fill_in_what_one_cannot_tell() -> None:
 
 def test_sources_that_contradict_are_said_to() -> None:
     """Two failures are not mixed: one is judged, and the other is named."""
-    # WHEN
     actual = postmortem(
         Case(
             accounts=(
@@ -353,21 +299,15 @@ def test_sources_that_contradict_are_said_to() -> None:
         )
     )
 
-    # THEN
-    (gap,) = actual.gaps
-    expected = ANY_TEXT
-    assert expected == gap.reason
+    assert 1 == len(actual.gaps)
 
 
 def test_every_verdict_is_known_and_advice_of_torch_is_never_one() -> None:
     """Whatever is said has an entry, and torch's hint about fragmentation moves nothing."""
-    # GIVEN
     hint = " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB."
 
-    # WHEN
     without, with_hint = (postmortem(case_of(one)) for one in (text, text + hint))
 
-    # THEN
     assert {one.id for one in without.findings} <= set(KNOWLEDGE)
     assert [(one.id, one.status) for one in without.findings] == [(one.id, one.status) for one in with_hint.findings]

@@ -31,13 +31,10 @@ class TestForeign:
     )
     def test_memory_that_came_free_was_anothers(self, before_gib: int | None, free_gib: int | None, size: str) -> None:
         """The engine stops where free memory grows while it measures; by how much is told where both figures are."""
-        # GIVEN
         before, free = (None if size is None else size * GIB for size in (before_gib, free_gib))
 
-        # WHEN
         actual = finding(FOREIGN, account("profiling", before_bytes=before, free_bytes=free, process_bytes=None))
 
-        # THEN
         assert "fault" == actual.status
 
     @pytest.mark.parametrize(
@@ -112,10 +109,7 @@ class TestMisconfigured:
     )
     def test_remedy_is_that_of_what_failed(self, figures: dict[str, object]) -> None:
         """Each with the bytes that were short, where they are told."""
-        # WHEN
         finding(MISCONFIGURED, account(**figures))  # type: ignore[arg-type]
-
-        # THEN
 
     @pytest.mark.parametrize(
         "changes",
@@ -129,11 +123,8 @@ class TestMisconfigured:
     )
     def test_refused_budget_is_told_by_its_figures(self, changes: dict[str, object]) -> None:
         """The claim, the device and what is free; the fraction that fits is 60 of 80 GiB."""
-        # WHEN
         told = {"free_bytes": 60 * GIB, "needed_bytes": 72 * GIB, "fraction_ratio": 0.9, **changes}
         finding(MISCONFIGURED, account("budget", **told))
-
-        # THEN
 
     @pytest.mark.parametrize(
         ("sizes_gib", "took"),
@@ -148,10 +139,8 @@ class TestMisconfigured:
     )
     def test_pool_that_is_empty_is_made_up_for(self, sizes_gib: dict[str, int | None], took: str) -> None:
         """By what weights, activations and the rest take beyond the memory fraction, where that is told."""
-        # WHEN
         actual = finding(MISCONFIGURED, account("blocks"), report=report_of(**sizes_gib))
 
-        # THEN
         assert took in actual.summary
 
     @pytest.mark.parametrize(
@@ -180,10 +169,8 @@ class TestContext:
     )
     def test_cache_that_grows_in_torch_is_too_long_a_context(self, kind: str, status: str) -> None:
         """Where no pool was taken, the requests in flight are what grew."""
-        # WHEN
         actual = finding(CONTEXT, account(kind, phase="kv_growth"))
 
-        # THEN
         assert status == actual.status
 
     def test_context_that_was_not_refused_is_no_finding(self) -> None:
@@ -218,18 +205,16 @@ class TestLeaks:
         self, total_gib: int, least_bytes: int, beyond_bytes: int, status: str
     ) -> None:
         """Weights, pool, peak and graphs of the start are planned; what is beyond grew, or is of this step."""
-        # GIVEN 10 + 50 + 4 + 1 GiB by the log
+        # 10 + 50 + 4 + 1 GiB by the log
         report = report_of(weights=10, pool=50, activation=4, graphs_actual=1)
         held = 65 * GIB + least_bytes + beyond_bytes
 
-        # WHEN
         actual = finding(
             "leak.device_torch",
             account(phase="decode", allocated_bytes=held, total_bytes=total_gib * GIB),
             report=report,
         )
 
-        # THEN
         assert status == actual.status
 
     @pytest.mark.parametrize(
@@ -240,15 +225,12 @@ class TestLeaks:
         self, over_bytes: int, total_bytes: int | None, status: str
     ) -> None:
         """8 % of 100 GiB; of a device of unknown size none."""
-        # GIVEN
         peak = round(0.08 * 100 * GIB)
         held = 60 * GIB + peak + round(0.02 * 100 * GIB) + over_bytes
 
-        # WHEN
         one = account(phase="decode", allocated_bytes=held, total_bytes=total_bytes)
         actual = finding("leak.device_torch", one, report=report_of(weights=10, pool=50))
 
-        # THEN
         assert status == actual.status
 
     @pytest.mark.parametrize(
@@ -270,21 +252,17 @@ class TestLeaks:
     @pytest.mark.parametrize("missing", ["weights", "pool", "allocated"])
     def test_unknown_where_a_part_of_the_sum_is_missing(self, missing: str) -> None:
         """Of the start's figures weights and pool, and what torch held."""
-        # GIVEN
         sizes: dict[str, int | None] = {"weights": 10, "pool": 50, "activation": 4}
         report = report_of(**{name: None if name == missing else size for name, size in sizes.items()})
         one = account(phase="decode")
         if missing == "allocated":
             one = replace(one, shortage=replace(one.shortage, allocated_bytes=None))
 
-        # THEN
         assert "unknown" == finding("leak.device_torch", one, report=report).status
 
     def test_host_memory_that_ran_out_is_told_with_its_size(self) -> None:
         """Where the kernel says how much the process held; of a device's failure nothing is said."""
-        # WHEN
         sized, bare = (finding("leak.host", account("host", process_bytes=size)) for size in (6 * GIB, None))
 
-        # THEN
         assert ("unknown", "unknown") == (sized.status, bare.status)
         assert () == judge_host(Case(accounts=(account(),)), DEFAULT_LIMITS) == judge_host(Case(), DEFAULT_LIMITS)

@@ -1,14 +1,20 @@
+"""benign.warmup: growth of the first cycles that stopped, of whole runs and to the byte."""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import STILL_GROWING, judge
-from kvdiag.model import Evidence, Finding, Timeline
+from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
 from tests.builders.answers import evidence
 from tests.builders.runs import run
-from tests.builders.values import MIB, NO_NVML
+from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
+from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
 from tests.builders.worlds import TRAINING, World, facts
+from tests.unit.diagnosis.rules.cycles import cycles
 
 
 def verdict(world: World) -> Finding:
@@ -19,15 +25,13 @@ def verdict(world: World) -> Finding:
 
 def test_growth_that_stopped_is_explained() -> None:
     """Memory that came with the first three requests, two of them unjudged, is summed up and called warm-up."""
-    # GIVEN kernels loaded with the first requests
+    # Kernels loaded with the first requests
     world = World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB))
-    # WHEN the run is judged
     actual = verdict(world)
-    # THEN
     expected = Finding(
         id="benign.warmup",
         status="ok",
-        summary="GPU 0: 360 MiB came with the first requests, and then growth stopped: warm-up, not a leak",
+        summary="GPU 0: grew 360 MiB with the first requests, then stopped: warm-up, not a leak",
         evidence=(
             Evidence(name="first_touch_growth", value=360 * MIB, unit="bytes", source="nvml"),
             Evidence(name="growth_over_judged_cycles", value=0, unit="bytes", source="nvml"),
@@ -40,10 +44,9 @@ def test_growth_that_stopped_is_explained() -> None:
 
 def test_a_server_that_never_grew_is_ok() -> None:
     """Without growth there is nothing to explain."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdict(World())
 
-    # THEN
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
@@ -51,43 +54,39 @@ def test_a_server_that_never_grew_is_ok() -> None:
     ("world", "reason"),
     [
         (World(nvml=NO_NVML), f"{NO_NVML.reason}"),
-        (World(lost_in="single_request"), "too few equal cycles with device readings after each"),
+        (World(lost_in="single_request"), "too few equal cycles with device samples; pause traffic for the run"),
         (World(device_growth_bytes=6 * MIB), STILL_GROWING),
     ],
     ids=["no NVML", "too few cycles", "still growing"],
 )
 def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
-    # WHEN such a run is judged
     actual = verdict(world)
 
-    # THEN
     assert ("unknown", reason) == (actual.status, actual.summary)
 
 
 def test_warmup_of_one_of_two_gpus_is_found() -> None:
     """Tensor parallel: first-touch growth is told for a GPU on which it happened."""
-    # GIVEN two GPUs that both load kernels
+    # Two GPUs that both load kernels
     actual = verdict(World(gpus=2, first_touch_bytes=(64 * MIB,)))
 
-    # THEN
     assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
 def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
     """Growth of somebody else's GPU neither counts as warm-up nor keeps the server's from being seen to stop."""
-    # GIVEN a growing job on GPU 1, where the server has no process
+    # A growing job on GPU 1, where the server has no process
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
     actual = verdict(world)
 
-    # THEN
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
 @pytest.mark.parametrize("step", ["baseline", "single_request"])
 def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step: str) -> None:
     """Where the baseline did not run or the first cycle did not settle, the unjudged requests' share stays unknown."""
-    # GIVEN kernels loaded with the first four requests, two of them unjudged, and no idle readings around those
+    # Kernels loaded with the first four requests, two of them unjudged, and no idle readings around those
     world = World(first_touch_bytes=(64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB))
     whole = run(world)
     start, end = (
@@ -97,18 +96,177 @@ def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step:
     samples = tuple(one for one in whole.samples if one.engines is None or not start <= one.at_seconds <= end)
     (actual,) = judge(Timeline(samples=samples, marks=whole.marks), facts(world), DEFAULT_LIMITS)
 
-    # THEN
     assert actual.status in {"ok", "unknown"}
     assert 0 < float(evidence(actual).get("first_touch_growth") or 1) <= 24 * MIB
 
 
 def test_cycles_without_a_baseline_are_judged_alone() -> None:
     """A trace that begins with the requests still shows that growth stopped."""
-    # GIVEN a run of which the baseline's marks are lost
+    # A run of which the baseline's marks are lost
     world = World(first_touch_bytes=(0, 0, 16 * MIB))
     whole = run(world)
     marks = tuple(mark for mark in whole.marks if mark.step != "baseline")
     (actual,) = judge(Timeline(samples=whole.samples, marks=marks), facts(world), DEFAULT_LIMITS)
 
-    # THEN
     assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
+
+
+KNOWN = Facts(pools=(pool(),))
+
+PAGE = 2 * MIB
+
+FLAT = (0,) * 8
+
+
+def gpus(*used: int | None) -> Sample:
+    """One reading of so many GPUs."""
+    return Sample(
+        at_seconds=0.0,
+        devices=tuple(
+            device(index, used_bytes=None if size is None else 10 * GIB + size) for index, size in enumerate(used)
+        ),
+    )
+
+
+def growing(*steps: Sequence[int], baseline: Sequence[Sample] = ()) -> Timeline:
+    """GPUs that take so much more with each cycle."""
+    return cycles([gpus(*(sum(each[:cycle]) for each in steps)) for cycle in range(9)], baseline=baseline)
+
+
+def of_cycles(timeline: Timeline, of: Facts = KNOWN) -> Finding:
+    """The rule's one finding."""
+    (found,) = judge(timeline, of, DEFAULT_LIMITS)
+    return found
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "told"),
+    [
+        (0, (PAGE - 1, 0), "device memory did not grow at all"),
+        (0, (PAGE, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
+        (PAGE, (0, 0), "GPU 0: grew 2.00 MiB with the first requests, then stopped: warm-up, not a leak"),
+        (PAGE, (3 * PAGE, PAGE), "GPU 0: grew 10.0 MiB with the first requests, then stopped: warm-up"),
+        (-PAGE, (PAGE, 0), "device memory did not grow at all"),
+    ],
+    ids=["less than a page", "a page", "with the unjudged requests", "with all of them", "given back before"],
+)
+def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tuple[int, int], told: str) -> None:
+    """What the unjudged requests between baseline and first cycle brought belongs to it."""
+    actual = of_cycles(growing((*first, *FLAT[2:]), baseline=[gpus(-before)]))
+
+    assert actual.summary.startswith(told)
+    assert "ok" == actual.status
+    assert [
+        ("first_touch_growth", before + sum(first), "bytes", "nvml"),
+        ("growth_over_judged_cycles", 0, "bytes", "nvml"),
+        ("judged_cycles", 6, "cycles", "kvdiag"),
+    ] == figures(actual)
+
+
+def test_the_gpu_to_which_most_came_is_told() -> None:
+    """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
+    # A third GPU that told nothing in the baseline
+    baseline = [gpus(0, -2 * PAGE, None)]
+    steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
+
+    assert of_cycles(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: grew 6.00 MiB with")
+    assert of_cycles(growing(*steps)).summary.startswith("GPU 0: grew 4.00 MiB with")
+
+
+def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
+    """One GPU that rose in the judged cycles is enough; the figures are those of the one with most at first."""
+    rising = (0, 0, 0, 0, 0, 0, 0, PAGE)
+    actual = of_cycles(growing((5 * PAGE, *FLAT[1:]), rising))
+
+    assert ("unknown", STILL_GROWING) == (actual.status, actual.summary)
+    assert [
+        ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
+        ("growth_over_judged_cycles", 0, "bytes", "nvml"),
+        ("judged_cycles", 6, "cycles", "kvdiag"),
+    ] == figures(actual)
+
+
+def then(first: Timeline, later: Seen) -> Finding:
+    """The finding on cycles and a soak after them."""
+    second = soak(later)
+    return of_cycles(Timeline(samples=first.samples + second.samples, marks=first.marks + second.marks), facts_of())
+
+
+LATE = (PAGE, 0, 0, 0, 0, 4 * PAGE, 0, 0)
+"""A page at first, and four more at the sixth request."""
+
+ENDS = [min(level, 60 * MIB) for level in after_requests(MIB)]
+"""Growth that stops in the first of the soak's cycles."""
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        (Seen(server_told=False), "ok"),
+        (Seen(), "ok"),
+        (Seen(server=ENDS), "ok"),
+        (Seen(server=after_requests(MIB)), "unknown"),
+        (Seen(server=after_cycles(4 * MIB), server_told=False), "unknown"),
+        (Seen(server=None, host=[0] * len(LOADS)), "unknown"),
+    ],
+    ids=["flat", "the server's flat", "came to its end", "leaks", "grows by itself", "not read"],
+)
+def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
+    """What rose in the minute's cycles belongs to the warm-up where nineteen load cycles stand still after it."""
+    actual = then(growing(LATE), later)
+
+    # A page at first and four later
+    told = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": STILL_GROWING}
+    assert actual.summary.startswith(told[status])
+    assert status == actual.status
+
+
+def test_what_rose_on_another_gpu_is_not_added() -> None:
+    """The one that is told has its own; what did not rise by a page is no growth of the judged cycles."""
+    # GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
+    little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
+
+    assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: grew 20.0 MiB with")
+
+
+@pytest.mark.parametrize(
+    ("timeline", "told"),
+    [
+        (Timeline(samples=(Sample(at_seconds=1.0, engines=(engine(),)),)), "no device memory was read"),
+        (Timeline(samples=(Sample(at_seconds=1.0, gaps=(NO_NVML,)),)), NO_NVML.reason),
+        (cycles([gpus(0)] * 5), "too few equal cycles with device samples; pause traffic for the run"),
+    ],
+    ids=["no device", "no NVML", "four cycles"],
+)
+def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
+    """Growth that nobody saw is not explained."""
+    expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
+    assert expected == of_cycles(timeline)
+
+
+@pytest.mark.parametrize("lost", ["baseline end", "nothing", "baseline readings"])
+def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost: str) -> None:
+    """A baseline that did not end, or of which no idle reading is there, has no floor to begin from."""
+    # A page with the first cycle, and ten before it
+    whole = growing((PAGE, *FLAT[1:]), baseline=[gpus(-10 * PAGE)])
+    marks = tuple(
+        mark for mark in whole.marks if not (lost == "baseline end" and (mark.step, mark.phase) == ("baseline", "end"))
+    )
+    samples = whole.samples[1:] if lost == "baseline readings" else whole.samples
+
+    actual = of_cycles(Timeline(samples=samples, marks=marks))
+    expected = 11 * PAGE if lost == "nothing" else PAGE
+    assert expected == dict(row[:2] for row in figures(actual))["first_touch_growth"]
+
+
+def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
+    """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
+    # A GPU that told nothing in the baseline, and one that tells nothing in the lead-in
+    dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
+
+    assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")

@@ -21,9 +21,8 @@ def verdict(world: World) -> Finding:
 
 def test_one_request_that_ran_out_of_memory_is_a_fault() -> None:
     """The failed request's own figures are the evidence."""
-    # GIVEN a server whose 16K prompt does not fit
+    # A server whose 16K prompt does not fit
     actual = verdict(World(failing={"long_context": OOM}))
-    # THEN
     expected = Finding(
         id="capacity.long_context",
         status="fault",
@@ -41,10 +40,9 @@ def test_one_request_that_ran_out_of_memory_is_a_fault() -> None:
 
 def test_a_long_request_that_ran_is_ok() -> None:
     """A healthy server served 16,384 tokens."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdict(World())
 
-    # THEN
     assert "ok" == actual.status
 
 
@@ -60,60 +58,52 @@ def test_a_long_request_that_ran_is_ok() -> None:
 )
 def test_a_long_request_that_was_not_seen_to_end_is_unknown(world: World) -> None:
     """A request that never ran, failed for another reason, or was not watched proves nothing."""
-    # WHEN such a run is judged
     actual = verdict(world)
-
-    # THEN
-    summary = ANY_TEXT
-    assert Finding(id="capacity.long_context", status="unknown", summary=summary) == actual
+    assert Finding(id="capacity.long_context", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_an_allocation_that_found_no_hole_is_not_the_contexts_size() -> None:
     """Where all that was left would have been enough it is fragmentation's case."""
-    # GIVEN a long request that failed with room left
+    # A long request that failed with room left
     assert "fault" != verdict(World(failing={"long_context": OOM_WITH_ROOM})).status
 
 
 def test_ten_requests_that_ran_out_are_not_one_long_context() -> None:
     """Running out with ten requests says nothing about one, which then worked."""
-    # GIVEN a server that fails ten requests and serves the long one
+    # A server that fails ten requests and serves the long one
     assert "ok" == verdict(World(failing={"concurrent": OOM})).status
 
 
 def test_figures_that_the_message_lacks_are_not_made_up() -> None:
     """A message without free bytes gives no free bytes: not zero."""
-    # GIVEN torch's message cut off after what was asked for
+    # Torch's message cut off after what was asked for
     actual = verdict(World(failing={"long_context": "CUDA out of memory. Tried to allocate 3.00 GiB."}))
 
-    # THEN
     assert evidence(actual)["free_on_device"] is None
 
 
 def test_a_pool_below_the_admitted_length_is_a_fault() -> None:
     """By the engine's own figures the longest admitted request cannot be held."""
-    # GIVEN a pool of 20,000 tokens and a length of 32,768
+    # A pool of 20,000 tokens and a length of 32,768
     actual = verdict(World(pools=(pool(capacity_tokens=20_000),)))
 
-    # THEN
     assert "fault" == actual.status
     assert {"capacity": 20_000, "max_model_len": 32_768} == evidence(actual)
 
 
 def test_the_smaller_pool_of_two_engines_decides() -> None:
     """A long request may land on the engine with the smaller pool."""
-    # GIVEN two engines of unequal pools
+    # Two engines of unequal pools
     actual = verdict(World(pools=(pool("0"), pool("1", capacity_tokens=20_000)), gpus=2))
 
-    # THEN
     assert ("fault", 20_000) == (actual.status, evidence(actual)["capacity"])
 
 
 def test_an_engine_that_does_not_tell_its_capacity_is_judged_by_what_ran() -> None:
     """Versions before 0.24 report no capacity: the request that ran is the evidence."""
-    # GIVEN such an engine
+    # Such an engine
     actual = verdict(World(pools=(pool(capacity_tokens=None, max_concurrency=None),)))
 
-    # THEN
     assert ("ok", None) == (actual.status, evidence(actual)["capacity"])
 
 
@@ -129,12 +119,8 @@ STUCK = holding(6144, running=1, waiting=5)
 
 def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> None:
     """It needs a block more than there is, and everything behind it waits."""
-    # WHEN a server works for two minutes, and then stands still for five
     actual = each_minute(*[holding(300, running=3)] * 2, *[STUCK] * 6)
-
-    # THEN
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     assert {"stalled": 300.0, "max_waiting": 5}.items() <= evidence(actual).items()
 
 
@@ -153,7 +139,6 @@ def test_a_request_that_has_the_whole_pool_and_gets_no_token_is_a_fault() -> Non
 )
 def test_a_full_pool_alone_is_not_stuck(readings: list[Engine]) -> None:
     """A long request that fills the pool and gets its tokens is what a pool is for."""
-    # THEN
     assert "unknown" == each_minute(*readings).status
 
 
@@ -178,7 +163,6 @@ def test_two_minutes_and_four_readings_are_needed_to_call_a_request_stuck(
     seconds: tuple[float, ...], status: str
 ) -> None:
     """A step of the longest prefill takes seconds; three samples are what admission takes."""
-    # THEN
     assert status == at(*((one, STUCK) for one in seconds)).status
 
 
@@ -197,18 +181,17 @@ def test_two_minutes_and_four_readings_are_needed_to_call_a_request_stuck(
 )
 def test_one_request_has_all_of_the_pool_but_a_block(stuck: Engine, status: str) -> None:
     """What is one block short cannot go on; with two left it can, and what is not told is not taken for it."""
-    # THEN
     assert status == at(*((60.0 * minute, stuck) for minute in range(5))).status
 
 
 def test_time_begins_anew_with_every_token_and_every_prompt() -> None:
     """Two minutes without either count, of whichever of the two counters moves."""
-    # GIVEN a token at a minute, and another prompt at two
+    # A token at a minute, and another prompt at two
     token = replace(STUCK, generation_tokens_total=1)
     prompt = replace(token, prompt_tokens_total=1)
     steps = [(0.0, STUCK), (30.0, STUCK), (60.0, token), (90.0, token), (120.0, prompt), (150.0, prompt)]
 
-    # THEN it is stuck two minutes after the last of them, and that is told
+    # It is stuck two minutes after the last of them, and that is told
     assert "unknown" == at(*steps, (180.0, prompt), (239.0, prompt)).status
     actual = at(*steps, (180.0, prompt), (240.0, prompt))
     assert ("fault", 120.0) == (actual.status, evidence(actual)["stalled"])
@@ -216,7 +199,7 @@ def test_time_begins_anew_with_every_token_and_every_prompt() -> None:
 
 def test_a_stuck_request_has_its_figures() -> None:
     """How long until something moved, the most that waited, and of which engine's pool."""
-    # GIVEN a second engine that stands still for three minutes, whose pool's capacity is not told
+    # A second engine that stands still for three minutes, whose pool's capacity is not told
     pools = (pool(), pool("1", usable_blocks=1000, capacity_tokens=None))
     stuck = [replace(holding(1000, of=pools[1], running=1, waiting=waiting), engine="1") for waiting in (2, 9, 4, 3)]
     moved = replace(stuck[0], generation_tokens_total=7, requests_waiting=50)
@@ -227,9 +210,8 @@ def test_a_stuck_request_has_its_figures() -> None:
     )
     (actual,) = judge(Timeline(samples=samples), Facts(pools=pools), DEFAULT_LIMITS)
 
-    # THEN a thousand blocks of 16 tokens
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    # A thousand blocks of 16 tokens
+    assert "fault" == actual.status
     assert [
         ("capacity", 16_000, "tokens", "engine"),
         ("running", 1, "requests", "engine"),
@@ -242,10 +224,8 @@ def test_a_stuck_request_has_its_figures() -> None:
 
 def test_a_stuck_request_that_goes_on_is_told_with_the_time_until_then() -> None:
     """Once a block is free, or the request over, the time ends."""
-    # GIVEN
     stuck = [(60.0 * minute, STUCK) for minute in range(4)]
 
-    # THEN
     assert 180.0 == evidence(at(*stuck, (240.0, holding(300, running=1, waiting=9)), (300.0, STUCK)))["stalled"]
 
 
@@ -255,15 +235,12 @@ def test_a_stuck_request_that_goes_on_is_told_with_the_time_until_then() -> None
     ids=["just fits", "a token less", "length not told", "capacity not told"],
 )
 def test_the_longest_request_has_to_fit_the_pool(capacity: int | None, longest: int | None, status: str) -> None:
-    """To the token, and only where both are told."""
-    # GIVEN a second engine that tells no capacity, or more
+    """To the token, and only where both are ANY_TEXT."""
+    # A second engine that tells no capacity, or more
     pools = (pool(capacity_tokens=capacity), pool("1", capacity_tokens=None), pool("2", capacity_tokens=98_320))
     actual = at((0.0, engine()), of=Facts(pools=pools, max_model_len_tokens=longest))
 
-    # THEN
     assert status == actual.status
-    told = ANY_TEXT
-    assert told == actual.summary or status == "unknown"
 
 
 def ran(*prompts: int, requests: int | None = 1, seen: int = 2, error: str | None = None) -> Finding:
@@ -301,13 +278,11 @@ def ran(*prompts: int, requests: int | None = 1, seen: int = 2, error: str | Non
 @pytest.mark.parametrize(("samples", "status"), [(1, "unknown"), (2, "ok")])
 def test_two_samples_have_to_see_a_long_request(samples: int, status: str) -> None:
     """One alone may have caught it on its way."""
-    # THEN
     assert status == ran(16_384, seen=samples).status
 
 
 def test_a_long_request_that_ran_has_its_figures() -> None:
     """What it had beside what the pool holds and what the server admits: of the first that ran."""
-    # THEN
     assert [
         ("prompt", 16_384, "tokens", "kvdiag"),
         ("max_model_len", 32_768, "tokens", "engine"),
@@ -317,7 +292,6 @@ def test_a_long_request_that_ran_has_its_figures() -> None:
 
 def test_the_first_request_alone_that_ran_out_is_told() -> None:
     """Of two failures the first; one of several requests, or of a load that is not known, is no single context's."""
-    # THEN
     first = ran(16_384, 1_024, error=OOM)
     assert ("fault", 16_384, 3 * GIB) == (first.status, evidence(first)["prompt"], evidence(first)["requested"])
     assert ["unknown", "unknown"] == [ran(16_384, requests=requests, error=OOM).status for requests in (2, None)]

@@ -73,14 +73,12 @@ def failing(*errors: tuple[str, int, str]) -> Finding:
 
 def test_of_several_messages_the_one_with_the_most_unused_is_told() -> None:
     """2.95 GiB lay unused in the first, 3.50 in the second; the last is plain exhaustion, which excuses neither."""
-    # GIVEN
     more = OOM_WITH_ROOM.replace("2.95 GiB is reserved", "3.50 GiB is reserved")
     found = [
         failing(("soak", 1, OOM_WITH_ROOM), ("concurrent", 7, more), ("long_context", 1, OOM)),
         failing(("concurrent", 7, more), ("soak", 1, OOM_WITH_ROOM)),
     ]
 
-    # THEN
     for one in found:
         assert "fault" == one.status
         assert [
@@ -93,11 +91,9 @@ def test_of_several_messages_the_one_with_the_most_unused_is_told() -> None:
 
 def test_of_exhaustion_the_newest_message_is_told() -> None:
     """Three GiB of less than one, twice: the newer one's figures; one without figures leaves it open."""
-    # GIVEN
     later = OOM.replace("512.00 MiB is free", "256.00 MiB is free")
     cut = "CUDA out of memory. Tried to allocate 3.00 GiB."
 
-    # THEN
     actual = failing(("concurrent", 9, OOM), ("long_context", 2, later))
     assert ("ok", 256 * MIB, 2) == (
         actual.status,
@@ -125,49 +121,46 @@ FAILED = FailedAllocation(age_seconds=300.0, asked_bytes=512 * MIB, free_bytes=2
 
 def test_a_process_has_all_of_its_parts() -> None:
     """What is reserved, what of it is unused, of what kind, and what failed before."""
-    # WHEN
     inside = held(5 * GIB, 8 * GIB, split=HOLES, failure=FAILED, process_bytes=9 * GIB)
     actual = told(inside)
-
-    # THEN
-    sentence = ANY_TEXT
-    assert Finding(
-        id="fragmentation.allocator",
-        status="fault",
-        summary=sentence,
-        holder="Worker 100",
-        evidence=(
-            Evidence(name="process", value="Worker 100", unit="", source="torch"),
-            Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),
-            Evidence(name="reserved_but_unallocated", value=3 * GIB, unit="bytes", source="torch"),
-            Evidence(name="alloc_retries", value=0, unit="times", source="torch"),
-            Evidence(name="requested", value=512 * MIB, unit="bytes", source="black box"),
-            Evidence(name="free_on_device", value=200 * MIB, unit="bytes", source="black box"),
-            Evidence(name="failed_seconds_ago", value=300.0, unit="seconds", source="black box"),
-            Evidence(name="releasable", value=320 * MIB, unit="bytes", source="torch"),
-            Evidence(name="stranded", value=2 * GIB, unit="bytes", source="torch"),
-            Evidence(name="private_pools", value=640 * MIB, unit="bytes", source="torch"),
-            Evidence(name="pending", value=64 * MIB, unit="bytes", source="torch"),
-            Evidence(name="largest_free_block", value=96 * MIB, unit="bytes", source="torch"),
-            Evidence(name="unusable_ratio", value=0.75, unit="ratio", source="computed"),
-        ),
-    ) == (actual)
+    assert (
+        Finding(
+            id="fragmentation.allocator",
+            status="fault",
+            summary=ANY_TEXT,
+            holder="Worker 100",
+            evidence=(
+                Evidence(name="process", value="Worker 100", unit="", source="torch"),
+                Evidence(name="reserved", value=8 * GIB, unit="bytes", source="torch"),
+                Evidence(name="reserved_but_unallocated", value=3 * GIB, unit="bytes", source="torch"),
+                Evidence(name="alloc_retries", value=0, unit="times", source="torch"),
+                Evidence(name="requested", value=512 * MIB, unit="bytes", source="black box"),
+                Evidence(name="free_on_device", value=200 * MIB, unit="bytes", source="black box"),
+                Evidence(name="failed_seconds_ago", value=300.0, unit="seconds", source="black box"),
+                Evidence(name="releasable", value=320 * MIB, unit="bytes", source="torch"),
+                Evidence(name="stranded", value=2 * GIB, unit="bytes", source="torch"),
+                Evidence(name="private_pools", value=640 * MIB, unit="bytes", source="torch"),
+                Evidence(name="pending", value=64 * MIB, unit="bytes", source="torch"),
+                Evidence(name="largest_free_block", value=96 * MIB, unit="bytes", source="torch"),
+                Evidence(name="unusable_ratio", value=0.75, unit="ratio", source="computed"),
+            ),
+        )
+        == actual
+    )
 
 
 @pytest.mark.parametrize(
-    ("age_seconds", "when"),
-    [(0.0, ANY_TEXT), (59.9, ANY_TEXT), (60.0, ANY_TEXT), (3600.0, ANY_TEXT), (3600.1, None)],
+    ("age_seconds", "status"),
+    [(0.0, "fault"), (59.9, "fault"), (60.0, "fault"), (3600.0, "fault"), (3600.1, "ok")],
 )
-def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, when: str | None) -> None:
+def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, status: str) -> None:
     """After that the requests that met the holes are gone."""
-    # GIVEN nothing unused by now
+    # Nothing unused by now
     inside = held(8 * GIB, 8 * GIB, title=None, failure=replace(FAILED, age_seconds=age_seconds))
     actual = told(inside)
 
-    # THEN
-    assert ("ok" if when is None else "fault") == actual.status
-    assert when is None or ANY_TEXT in actual.summary
-    assert (when is not None) == ("failed_seconds_ago" in evidence(actual))
+    assert status == actual.status
+    assert (status == "fault") == ("failed_seconds_ago" in evidence(actual))
 
 
 @pytest.mark.parametrize(
@@ -185,13 +178,11 @@ def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, when:
 )
 def test_a_gap_is_normal_up_to_two_gigabytes_and_then_needs_its_parts(inside: Allocator, status: str) -> None:
     """Reserved less allocated, by the decimal rule of thumb."""
-    # THEN
     assert status == told(inside).status
 
 
 def test_what_is_unknown_of_a_gap_has_its_size() -> None:
     """Three GiB whose parts are not told are shown as they are."""
-    # THEN
     assert [
         ("process", "Worker 100", "", "torch"),
         ("reserved", 8 * GIB, "bytes", "torch"),
@@ -207,10 +198,8 @@ def test_what_is_unknown_of_a_gap_has_its_size() -> None:
 )
 def test_holes_count_where_a_block_of_their_size_would_not_fit(stranded: int, fits: bool, status: str) -> None:
     """Together they would take the 512 MiB that are looked for, and in one piece they do not."""
-    # GIVEN
     inside = parts(5 * GIB, stranded_bytes=stranded, private_bytes=GAP, releasable_bytes=MIB, fits=fits)
 
-    # THEN
     actual = told(held(5 * GIB, inside.reserved_bytes, split=inside))
     assert status == actual.status
 
@@ -236,13 +225,11 @@ MEMORY = Memory(total_bytes=80 * GIB, free_bytes=60 * GIB)
 )
 def test_what_stays_unused_through_idle_minutes_is_holes_or_cache(stranded: int, status: str) -> None:
     """Ten GiB of 80 for ten minutes, half of them between live blocks, and a byte more."""
-    # GIVEN
     inside = parts(5 * GIB, stranded_bytes=stranded, releasable_bytes=10 * GIB - stranded)
     by_blocks = idle(held(5 * GIB, 15 * GIB, split=inside, memory=MEMORY))
     kept = held(5 * GIB, 15 * GIB, memory=MEMORY, stranded_bytes=stranded, releasable_bytes=10 * GIB - stranded)
     by_metrics = idle(kept)
 
-    # THEN
     assert status == by_blocks.status
     # what a Prometheus keeps does not tell whether a large block would fit
     assert ("suspect" if status == "suspect" else "unknown") == by_metrics.status
@@ -261,33 +248,27 @@ def test_what_stays_unused_through_idle_minutes_is_holes_or_cache(stranded: int,
 )
 def test_kept_holes_smaller_than_a_large_block_are_of_no_note(stranded: int, status: str) -> None:
     """Whether 512 MiB would fit is not kept: below that it does not matter."""
-    # WHEN
     actual = told(held(5 * GIB, 8 * GIB + stranded, stranded_bytes=stranded, releasable_bytes=3 * GIB))
 
-    # THEN
     assert status == actual.status
 
 
 @pytest.mark.parametrize("missing", ["stranded_bytes", "releasable_bytes"])
 def test_one_kept_part_alone_is_not_enough(missing: str) -> None:
     """Both parts have to be there."""
-    # GIVEN
     both = {"stranded_bytes": MIB, "releasable_bytes": 3 * GIB, missing: None, "expandable_segments": True}
 
-    # THEN
     actual = told(held(5 * GIB, 9 * GIB, **both))
-    assert ("unknown", True) == (actual.status, actual.summary.endswith(ANY_TEXT))
+    assert "unknown" == actual.status
     assert not {"stranded", "releasable"} & evidence(actual).keys()
 
 
 def test_the_worst_process_speaks_and_of_equals_the_first_by_name() -> None:
     """Fault before suspect before unknown before ok."""
-    # GIVEN
     fine, dark = held(8 * GIB, 8 * GIB), held(5 * GIB, 8 * GIB, pid=101)
     ill = held(5 * GIB, 8 * GIB, pid=102, split=HOLES)
     dead = held(5 * GIB, 8 * GIB, pid=100, split=HOLES, failure=FAILED)
 
-    # THEN
     assert ["ok", "unknown", "suspect", "fault"] == [
         told(*inside).status for inside in ((fine,), (dark, fine), (fine, ill, dark), (ill, dead, dark))
     ]
@@ -323,18 +304,13 @@ def left(
 @pytest.mark.parametrize(("seconds", "status"), [(3600.0, "fault"), (3599.9, "suspect"), (599.9, "ok")])
 def test_what_the_load_left_is_a_fault_after_an_hour(seconds: float, status: str) -> None:
     """Ten GiB of 80: up to an hour a request may yet come that uses them, in ten minutes nothing is told."""
-    # THEN
     assert status == left(10, seconds=seconds).status
 
 
 def test_what_the_load_left_has_its_price() -> None:
     """Ten GiB in three processes: at blocks of 2 MiB with 16 tokens each, 5,120 blocks are 81,920 tokens."""
-    # WHEN
     actual = left(9, 10, 9.5)
-
-    # THEN
-    sentence = ANY_TEXT
-    assert ("fault", sentence) == (actual.status, actual.summary)
+    assert "fault" == actual.status
     assert [
         ("process", "Worker 101", "", "torch"),
         ("min_unused_since_start", 10 * GIB, "bytes", "torch"),
@@ -348,18 +324,13 @@ def test_what_the_load_left_has_its_price() -> None:
 
 def test_what_the_load_left_where_a_block_has_no_size() -> None:
     """No bytes of the pool, no price; and one process alone is not counted."""
-    # WHEN
     actual = left(10, of=replace(SERVER, pools=(pool(pool_bytes=None),)))
-
-    # THEN
-    told_ = ANY_TEXT
-    assert actual.summary.startswith(told_)
+    assert "fault" == actual.status
     assert evidence(actual)["kv_tokens_lost"] is None
 
 
 def test_of_equal_leftovers_one_is_named_always_the_same() -> None:
     """By title, then by process."""
-    # THEN
     assert "Worker 100" == evidence(left(10, 10))["process"]
     assert "A 101" == evidence(left(10, 10, titles=("B", "A")))["process"]
     assert "process 101" == evidence(left(10, 10, titles=("B", None)))["process"]

@@ -1,14 +1,35 @@
+"""fragmentation.kv_waste: by loads of known tokens, and from metrics alone."""
+
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_kv_waste import judge
-from kvdiag.model import Evidence, Finding
+from kvdiag.model import (
+    Engine,
+    Evidence,
+    Facts,
+    Finding,
+    KvPool,
+    Load,
+    Mark,
+    Outcome,
+    Phase,
+    Sample,
+    Timeline,
+    Workload,
+)
 from tests.builders.answers import ANY_TEXT, evidence
 from tests.builders.runs import run
-from tests.builders.values import pool
+from tests.builders.values import engine, holding, pool
 from tests.builders.worlds import World, facts
+from tests.quality.corpus.tape import seeded
 
 
 def verdict(world: World) -> Finding:
@@ -19,9 +40,8 @@ def verdict(world: World) -> Finding:
 
 def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
     """A hundred blocks beside the 39 that 624 tokens need are more than three times as much."""
-    # GIVEN a server that reserves a hundred blocks more for each request
+    # A server that reserves a hundred blocks more for each request
     actual = verdict(World(extra_blocks_per_request=100))
-    # THEN
     expected = Finding(
         id="fragmentation.kv_waste",
         status="fault",
@@ -40,25 +60,23 @@ def test_requests_that_hold_far_more_than_their_tokens_are_a_fault() -> None:
 
 def test_blocks_that_the_tokens_need_are_ok() -> None:
     """A paged engine holds no more than whole blocks."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdict(World())
 
-    # THEN
     assert "ok" == actual.status
 
 
 def test_somewhat_more_is_suspect() -> None:
     """Two blocks more for each request of 39 are worth a look, not an alarm."""
-    # GIVEN a server that holds two blocks more than needed
+    # A server that holds two blocks more than needed
     actual = verdict(World(extra_blocks_per_request=2))
 
-    # THEN
     assert "suspect" == actual.status
 
 
 def test_one_block_more_for_each_request_is_the_rounding() -> None:
     """Gauge and token stream are read apart: a request may have entered its next block meanwhile."""
-    # GIVEN a server that holds one block more for each request
+    # A server that holds one block more for each request
     assert "ok" == verdict(World(extra_blocks_per_request=1)).status
 
 
@@ -77,37 +95,289 @@ def test_one_block_more_for_each_request_is_the_rounding() -> None:
 )
 def test_without_a_load_of_known_tokens_it_is_unknown(world: World) -> None:
     """Only blocks that belong to known tokens can be called too many."""
-    # WHEN such a run is judged
     actual = verdict(world)
-
-    # THEN
-    summary = ANY_TEXT
-    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=summary) == actual
+    assert Finding(id="fragmentation.kv_waste", status="unknown", summary=ANY_TEXT) == actual
 
 
 def test_large_blocks_are_rounding_and_not_waste() -> None:
     """With blocks of 1,024 tokens a short request fills part of one; that is what such a pool costs."""
-    # GIVEN a pool of large blocks
+    # A pool of large blocks
     actual = verdict(World(pools=(pool(block_tokens=1024, usable_blocks=100),)))
 
-    # THEN it is told how full they are
+    # It is told how full they are
     assert "ok" == actual.status
     assert 0 < float(evidence(actual)["fill_ratio"] or 0) < 1
 
 
 def test_a_leak_is_not_waste() -> None:
     """Blocks that stay held raise the floor, against which the next load is measured."""
-    # GIVEN a server that leaks
+    # A server that leaks
     assert "ok" == verdict(World(leaked_blocks_per_request=4)).status
 
 
 def test_windowed_layers_that_give_blocks_back_are_not_waste() -> None:
     """A sliding window of 1,024 tokens holds what the window touches."""
-    # GIVEN such a server
+    # Such a server
     assert "ok" == verdict(World(pools=(pool(sliding_window_tokens=1024),))).status
 
 
 def test_two_engines_share_the_requests() -> None:
     """Blocks are counted over all engines, tokens too."""
-    # GIVEN a healthy server of two engines
+    # A healthy server of two engines
     assert "ok" == verdict(World(pools=(pool("0"), pool("1")), gpus=2)).status
+
+
+POOL = pool(max_concurrency=None)
+
+RUNNING = (2, 3) * 40
+
+
+def pages(
+    running: Iterable[int] = RUNNING,
+    *,
+    blocks_each: float,
+    resident_blocks: int = 0,
+    prompt_tokens: int = 1_000,
+    generated_tokens: int = 100,
+    looked_up: float = 1.0,
+    of: KvPool = POOL,
+) -> list[Engine]:
+    """Readings in each of which one more request was begun and ended, so many running at once."""
+    return [
+        replace(
+            engine(
+                usage=(resident_blocks + count * blocks_each) / of.usage_blocks,
+                running=count,
+                waiting=1,
+                prompt_tokens=number * prompt_tokens,
+                label=of.engine,
+            ),
+            generation_tokens_total=number * generated_tokens,
+            prefix_queries_total=round(looked_up * number * prompt_tokens),
+        )
+        for number, count in enumerate(running)
+    ]
+
+
+def of_metrics(*readings: Engine, tick_seconds: float = 30.0, of: KvPool = POOL) -> Finding:
+    """The rule's one finding on so many pages."""
+    samples = tuple(Sample(at_seconds=number * tick_seconds, engines=(one,)) for number, one in enumerate(readings))
+    (found,) = judge(Timeline(samples=samples), Facts(pools=(of,)), DEFAULT_LIMITS)
+    return found
+
+
+def test_figures_by_the_page_have_units_and_sources() -> None:
+    """Blocks of a request to the hundredth, and what is read from the page apart from what is computed."""
+    # Three requests that take 4,501 blocks together
+    actual = of_metrics(*pages((1, 4) * 40, blocks_each=1_500 + 1 / 3))
+
+    assert {
+        "blocks_per_request": (1500.33, "blocks", "engine"),
+        "max_blocks_needed": (126, "blocks", "computed"),
+        "max_request_tokens": (2000, "tokens", "computed"),
+        "max_prompt_tokens": (1000, "tokens", "engine"),
+        "min_prompts": (79, "requests", "engine"),
+        "concurrency_changes": (79, "samples", "engine"),
+        "prefix_queries_to_prompt_tokens": (1.0, "ratio", "engine"),
+    } == {one.name: (one.value, one.unit, one.source) for one in actual.evidence}
+
+
+def test_long_contexts_that_stay_are_not_waste() -> None:
+    """A session of 90,000 tokens beside short requests holds most of the pool, and needs it."""
+    # Such a session, and requests that hold what they need
+    actual = of_metrics(*pages(blocks_each=70, resident_blocks=5_600))
+
+    assert "unknown" == actual.status
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pages([3] * 80, blocks_each=2_000),
+        pages(RUNNING[:8], blocks_each=2_000),
+        pages(blocks_each=2_000, prompt_tokens=0),
+        [replace(one, kv_usage_ratio=None) for one in pages(blocks_each=2_000)],
+        [replace(one, requests_running=None) for one in pages(blocks_each=2_000)],
+    ],
+    ids=["always as many", "too few readings", "no prompts", "usage not told", "requests not told"],
+)
+def test_pages_that_show_no_request_come_or_go_are_unknown(readings: list[Engine]) -> None:
+    """Without changes, or without prompts, nothing is said of one request."""
+    actual = of_metrics(*readings)
+    assert "unknown" == actual.status
+
+
+def test_readings_too_far_apart_are_unknown() -> None:
+    """Between readings of five minutes too many requests come and go."""
+    assert "unknown" == of_metrics(*pages(blocks_each=2_000), tick_seconds=300.0).status
+
+
+def test_a_pool_whose_curve_is_not_known_is_unknown() -> None:
+    """A model that takes blocks for states, too, is not measured by its tokens."""
+    # A pool by whose own figures a longest request takes more blocks than full attention would
+    hybrid = pool(max_concurrency=1.5)
+    known = Facts(pools=(hybrid,), max_model_len_tokens=32_768)
+    samples = tuple(
+        Sample(at_seconds=30.0 * number, engines=(one,))
+        for number, one in enumerate(pages(blocks_each=2_000, of=hybrid))
+    )
+    (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
+
+    assert "unknown" == actual.status
+
+
+@given(seed=st.integers(), longest=st.integers(1, 20_000), most=st.integers(1, 2_000), at_once=st.integers(1, 6))
+@settings(max_examples=25, deadline=None)
+def test_requests_that_hold_what_they_need_are_never_accused(seed: int, longest: int, most: int, at_once: int) -> None:
+    """However prompts and answers are spread, whole blocks of their tokens are no waste."""
+    # A request that begins with each reading, and ends some readings later
+    random = seeded(str(seed))
+    prompts, answers = ([random.randint(1, top) for _ in range(60)] for top in (longest, most))
+    lasting = [1 + (prompt + answer) % at_once for prompt, answer in zip(prompts, answers, strict=True)]
+    ends = [number + length for number, length in enumerate(lasting)]
+    readings = []
+    for now in range(len(prompts)):
+        resident = [one for one in range(now + 1) if ends[one] > now]
+        held = sum(-(-(prompts[one] + answers[one]) // 16) for one in resident)
+        readings.append(
+            replace(
+                engine(usage=min(held / 60_000, 1.0), running=len(resident), prompt_tokens=sum(prompts[: now + 1])),
+                generation_tokens_total=sum(answers[: now + 1]),
+                prefix_queries_total=sum(prompts[: now + 1]),
+            )
+        )
+
+    large = pool(usable_blocks=60_000, max_concurrency=None)
+    assert "unknown" == of_metrics(*readings, of=large).status
+
+
+def figures(found: Finding) -> list[tuple[str, object, str, str]]:
+    """Evidence as rows."""
+    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
+
+
+def uncounted(blocks: int, running: int = 0) -> Engine:
+    """A page that counts no tokens."""
+    return replace(holding(blocks, running=running), prompt_tokens_total=None, generation_tokens_total=None)
+
+
+def loads(*each: tuple[int, int, int], of: tuple[KvPool, ...] = (POOL,)) -> Finding:
+    """The finding on loads, one after the other: so many requests of so many tokens each that hold so many blocks."""
+    samples: list[Sample] = []
+    marks: list[Mark] = []
+    for number, (requests, tokens, held) in enumerate(each):
+        start = 10.0 * number
+        workload = Workload(requests=requests, prompt_tokens=tokens, max_tokens=1)
+        outcome = Outcome(completed=requests, failed=0, prompt_tokens=requests * tokens, generated_tokens=requests)
+        phases: tuple[tuple[float, Phase], ...] = ((0.0, "begin"), (1.0, "offer"), (2.0, "release"), (3.0, "end"))
+        for second, phase in phases:
+            marks.append(
+                Mark(
+                    at_seconds=start + second,
+                    step="soak",
+                    cycle=number,
+                    phase=phase,
+                    workload=workload,
+                    outcome=outcome if phase == "release" else None,
+                )
+            )
+        load = Load(requests=requests, resident_tokens=(tokens,) * requests)
+        for second, page, ours in (
+            (0.3, uncounted(0), None),
+            (0.6, uncounted(0), None),
+            (1.3, uncounted(held, requests), load),
+            (1.6, uncounted(held, requests), load),
+            (2.3, uncounted(0), None),
+            (2.6, uncounted(0), None),
+        ):
+            samples.append(Sample(at_seconds=start + second, engines=(page,), load=ours, load_before=ours))
+    (found,) = judge(Timeline(samples=tuple(samples), marks=tuple(marks)), Facts(pools=of), DEFAULT_LIMITS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "held", "status"),
+    [
+        (1, 64, 5, "ok"),
+        (1, 64, 6, "suspect"),
+        (1, 64, 7, "fault"),
+        (1, 16, 2, "ok"),
+        (2, 64, 10, "ok"),
+        (2, 64, 11, "suspect"),
+        (2, 64, 12, "suspect"),
+        (2, 64, 13, "fault"),
+        (1, 64, 4, "ok"),
+    ],
+)
+def test_one_block_for_each_request_is_rounding_and_half_as_much_again_a_fault(
+    requests: int, tokens: int, held: int, status: str
+) -> None:
+    """64 tokens need 4 blocks of 16: 5 may be the next one, 6 are one and a half times as many, 7 are more."""
+    assert status == loads((requests, tokens, held)).status
+
+
+def test_the_worst_of_several_loads_is_told_with_its_figures() -> None:
+    """Of 12 for 8, 14 for 8 and 40 for 32 the second holds most for its tokens; a load that holds nothing is none."""
+    actual = loads((2, 64, 12), (2, 64, 14), (1, 512, 40), (1, 64, 0))
+
+    # 128 tokens in 14 blocks of 16
+    assert "fault" == actual.status
+    assert [
+        ("blocks_in_use", 14, "blocks", "engine"),
+        ("blocks_needed", 8, "blocks", "computed"),
+        ("tokens_resident", 128, "tokens", "kvdiag"),
+        ("block_size", 16, "tokens", "engine"),
+        ("fill_ratio", 128 / 224, "ratio", "computed"),
+    ] == figures(actual)
+
+
+@pytest.mark.parametrize(
+    ("each", "of"),
+    [([(0, 64, 9)], (POOL,)), ([(1, 64, 0)], (POOL,)), ([(1, 64, 9)], ()), ([], (POOL,))],
+    ids=["no request", "no block", "no pool", "no load"],
+)
+def test_without_blocks_of_known_tokens_it_is_unknown(each: list[tuple[int, int, int]], of: tuple[KvPool, ...]) -> None:
+    """There is nothing to be compared."""
+    found = loads(*each, of=of)
+
+    assert "unknown" == found.status
+
+
+@pytest.mark.parametrize(
+    ("blocks", "looked_up", "status"),
+    [
+        (503, 1.0, "unknown"),
+        (504, 1.0, "suspect"),
+        (1_259, 1.0, "suspect"),
+        (1_260, 1.0, "fault"),
+        (1_260, 2.0, "fault"),
+        (1_260, 2.1, "suspect"),
+        (1_260, 0.5, "fault"),
+        (1_260, 0.4, "suspect"),
+        (1_260, 0.0, "suspect"),
+    ],
+    ids=[
+        "less than four",
+        "four",
+        "less than ten",
+        "ten",
+        "twice",
+        "more than twice",
+        "half",
+        "less than half",
+        "no second counter",
+    ],
+)
+def test_waste_by_the_page_counts_from_four_times_the_most_that_a_request_can_need(
+    blocks: int, looked_up: float, status: str
+) -> None:
+    """2,000 tokens at the most, which are 126 blocks: 504 are four times that, and 1,260 ten times."""
+    assert status == of_metrics(*pages(blocks_each=blocks, looked_up=looked_up)).status
+
+
+@pytest.mark.parametrize(("readings", "status"), [(2 * 121, "suspect"), (3 * 121, "fault")])
+def test_waste_of_three_hours_in_a_row_is_a_fault(readings: int, status: str) -> None:
+    """Five times the need, hour after hour, with counters that agree."""
+    running = [2 + number % 2 for number in range(readings)]
+
+    assert status == of_metrics(*pages(running, blocks_each=630)).status

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge
 from kvdiag.model import Allocator, Finding, Memory, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from tests.builders.answers import evidence
 from tests.builders.runs import run
 from tests.builders.values import GIB, MIB, allocator, device, engine, split
 from tests.builders.worlds import World, facts
@@ -37,22 +37,17 @@ def idle(held: Allocator, *, minutes: int = 11, running: int = 0) -> Finding:
 
 def test_cache_that_stays_through_ten_idle_minutes_is_to_be_watched() -> None:
     """It is called what it is, and no fault."""
-    # WHEN
     actual = idle(LARGE)
 
-    # THEN
     assert "ok" == actual.status
 
 
 def test_holes_that_stay_through_ten_idle_minutes_are_suspect() -> None:
     """Where the blocks show that it is stranded, it is more than cache."""
-    # GIVEN
     holes = split(reserved_bytes=15 * GIB, live_bytes=5 * GIB, releasable_bytes=0, stranded_bytes=10 * GIB, fits=True)
 
-    # WHEN
     actual = idle(replace(LARGE, split=holes))
 
-    # THEN
     assert "suspect" == actual.status
 
 
@@ -74,7 +69,6 @@ def test_holes_that_stay_through_ten_idle_minutes_are_suspect() -> None:
 )
 def test_gap_that_has_a_reason_is_not_watched(actual: Finding) -> None:
     """Between requests, in graph pools, or no larger than activations: of use, and said so."""
-    # THEN
     assert ("ok", False) == (actual.status, "worth watching" in actual.summary)
 
 
@@ -106,18 +100,13 @@ def served(*, first_tokens: int = 0, gaps_gib: tuple[int, ...] = (24,) * 30, poo
 
 def test_cache_of_the_load_that_no_request_used_in_an_hour_is_a_fault() -> None:
     """After half an hour the request that needs it may yet come; after an hour of traffic it is lost to the pool."""
-    # THEN
     assert "fault" == served(gaps_gib=(24,) * 62).status
 
 
 def test_cache_of_the_load_that_no_request_uses_is_suspect() -> None:
     """Torch keeps 24 GiB from the loading of the weights: the pool was sized without them, and nobody else has them."""
-    # WHEN a server is watched from its start, under load
     actual = served()
-
-    # THEN
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert {"min_unused_since_start": 24 * GIB, "kv_tokens_lost": 196_608}.items() <= evidence(actual).items()
 
 
@@ -135,7 +124,6 @@ def test_cache_of_the_load_that_no_request_uses_is_suspect() -> None:
 )
 def test_cache_that_requests_explain_is_ok(actual: Finding) -> None:
     """A high-water mark of requests is of use to the next of them."""
-    # THEN
     assert "ok" == actual.status
 
 
@@ -178,7 +166,6 @@ def idle_for(minutes: int, reading: Allocator) -> Finding:
 )
 def test_the_parts_that_a_prometheus_keeps_are_judged(actual: Finding, status: str) -> None:
     """Releasable and stranded bytes are enough for what takes no look at the blocks."""
-    # THEN
     assert status == actual.status
     assert {"releasable", "stranded"} <= evidence(actual).keys()
 
@@ -195,8 +182,6 @@ def test_the_parts_that_a_prometheus_keeps_are_judged(actual: Finding, status: s
 )
 def test_what_each_request_leaves_reserved_and_empty_is_suspect(world: World, status: str) -> None:
     """Torch that reserves more with each equal request while nothing more lives in it, as over hours."""
-    # WHEN
     (actual,) = judge(run(world), facts(world), DEFAULT_LIMITS)
 
-    # THEN
     assert status == actual.status

@@ -31,13 +31,12 @@ def result(server: Server, timeline: Timeline | None = None) -> StepResult:
 @pytest.mark.parametrize(("other_key", "keys"), [(False, 1), (True, 2)])
 def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys: int) -> None:
     """Thirty requests in turns; a miss takes 40 ms and a hit 10, each a thousandth longer than the one before it."""
-    # GIVEN the middle place of new prompts is 14, as of own ones and another's salt, without one 16.5
+    # The middle place of new prompts is 14, as of own ones and another's salt, without one 16.5
     milliseconds = (40 * 1.014, 10 * 1.014, 40 * 1.014, 10 * 1.0165)
 
-    # WHEN
     actual = verdict(Server(other_key=other_key))
 
-    # THEN six hits are all the fastest of 18 times: 1 way of 18,564
+    # Six hits are all the fastest of 18 times: 1 way of 18,564
     assert [
         ("requests_judged", 30, "requests", "kvdiag"),
         ("new_hit_ratio", 0.0, "ratio", "engine"),
@@ -56,22 +55,17 @@ def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys:
 
 def test_times_are_told_to_a_hundredth_of_a_millisecond() -> None:
     """A third of a millisecond, and 14 thousandths of it: 0.338."""
-    # WHEN
     actual = verdict(Server(hit_seconds=1 / 3000, miss_seconds=0.01))
 
-    # THEN
     assert 0.34 == {one.name: one.value for one in actual.evidence}["first_token_own"]
 
 
 def test_requests_that_failed_are_not_judged_and_have_no_time() -> None:
     """Where the tenant's own repetitions all failed, there is nothing to compare by the clock."""
-    # GIVEN
     own = [place for place, one in enumerate(REQUESTS) if one.probe is not None and one.probe.kind == "same_salt"]
 
-    # WHEN
     actual = verdict(Server(failing=own))
 
-    # THEN
     told = {one.name: one.value for one in actual.evidence}
     assert (24, None, None, None) == (
         told["requests_judged"],
@@ -83,12 +77,11 @@ def test_requests_that_failed_are_not_judged_and_have_no_time() -> None:
 
 def test_the_step_has_the_shares_that_must_be_nothing() -> None:
     """Another tenant's salt, and none: nothing is expected from the cache, and what came is beside it."""
-    # GIVEN a note on the first mark
+    # A note on the first mark
     whole = probe(Server(hits=SALTLESS))
     marks = (replace(whole.marks[0], notes=("scaled",)), *whole.marks[1:])
     actual = result(Server(), Timeline(samples=whole.samples, marks=marks))
 
-    # THEN
     assert ("isolation", "fault") == (actual.id, actual.status)
     assert (
         Quantity(name="other_salt_hit_ratio", value=0.0, unit="ratio"),
@@ -105,21 +98,15 @@ def test_the_step_has_the_shares_that_must_be_nothing() -> None:
 
 def test_requests_that_could_not_be_judged_are_not_counted() -> None:
     """Beside six of thirty somebody else's prompt was counted; one alone on the clock is told apart from none."""
-    # WHEN
     actual = result(Server(other_prompts=range(6)))
 
-    # THEN
     assert Quantity(name="requests", value=24, unit="requests") == actual.measured[0]
 
 
 def test_without_a_probe_nothing_is_said() -> None:
     """Neither by the rule nor by the step."""
-    # GIVEN
     nothing = Timeline(samples=())
-
-    # THEN
-    told = ANY_TEXT
-    assert Finding(id="isolation.prefix_cache", status="unknown", summary=told) == verdict(Server(), nothing)
+    assert Finding(id="isolation.prefix_cache", status="unknown", summary=ANY_TEXT) == verdict(Server(), nothing)
     assert ("isolation", "unknown", ()) == (
         result(Server(), nothing).id,
         result(Server(), nothing).status,
@@ -129,7 +116,6 @@ def test_without_a_probe_nothing_is_said() -> None:
 
 def test_what_the_probe_offers() -> None:
     """Thirty requests, one after the other: 2,048 tokens in, and the first token out."""
-    # THEN
     offered = prefix_isolation.STEP.workload
     assert ("isolation", 30, 1, 2_048, 1) == (
         prefix_isolation.STEP.id,

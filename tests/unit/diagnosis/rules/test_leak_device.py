@@ -1,4 +1,4 @@
-"""leak.device_torch and leak.device_non_torch by what the driver alone tells: whose memory grows, and how steadily."""
+"""leak.device_torch and leak.device_non_torch over the equal cycles of the steps, by NVML and by the agents."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.diagnosis.growth.attribution import UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.leak_device import judge
 from kvdiag.model import Device, Evidence, Finding, Sample, Timeline
@@ -32,17 +33,17 @@ def seen_otherwise(timeline: Timeline, change: object) -> Timeline:
 
 def test_growth_with_every_request_is_a_fault() -> None:
     """Six MiB more after each of six judged cycles is a leak; whether torch holds them is said to be open."""
-    # GIVEN a server that keeps 6 MiB of device memory of each request
+    # A server that keeps 6 MiB of device memory of each request
     world = World(device_growth_bytes=6 * MIB)
-    # WHEN its run is judged
     actual = verdicts(world)
-    # THEN the process is known to grow, and what inside it is not
-    undecided = "torch's allocator statistics would tell its allocations from others of the process"
+    # The process is known to grow, and what inside it is not
+    undecided = UNDECIDED
     expected = (
         Finding(
             id=TORCH,
             status="fault",
-            summary=f"GPU 0: the server's process grows 6.00 MiB with each request and is not released; {undecided}",
+            summary=f"GPU 0: memory of the server's process grows 6.00 MiB with each request and is not released; "
+            f"{undecided}",
             evidence=(
                 Evidence(name="gpu", value=0, unit="index", source="nvml"),
                 Evidence(name="growth_per_cycle", value=6.0 * MIB, unit="bytes", source="nvml"),
@@ -62,10 +63,9 @@ def test_growth_with_every_request_is_a_fault() -> None:
 
 def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     """A healthy server's verdict names the smallest leak that it would have seen."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = verdicts(World())
 
-    # THEN
     sentence = "device memory is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
     assert [("ok", sentence)] * 2 == [(one.status, one.summary) for one in actual]
 
@@ -75,20 +75,21 @@ def test_flat_device_memory_is_ok_and_says_what_would_have_shown() -> None:
     [
         (World(nvml=NO_NVML), NO_NVML.reason),
         (World(nvml=GPU_LOST), GPU_LOST.reason),
-        (World(memory_told=False), "5 equal cycles with device readings after each are needed"),
-        (World(lost_in="single_request"), "5 equal cycles with device readings after each are needed"),
-        (World(busy=True), "5 equal cycles with device readings after each are needed"),
-        (World(failing={"single_request": "HTTP 500"}), "5 equal cycles with device readings after each are needed"),
+        (World(memory_told=False), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(lost_in="single_request"), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (World(busy=True), "fewer than 5 equal cycles with device samples; pause traffic for the run"),
+        (
+            World(failing={"single_request": "HTTP 500"}),
+            "fewer than 5 equal cycles with device samples; pause traffic for the run",
+        ),
     ],
     ids=["no NVML", "GPU lost", "memory not told", "server lost", "never idle", "requests failed"],
 )
 def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason: str) -> None:
     """No device, no idle moment or no request that worked: nothing was compared, and the finding says why."""
-    # WHEN such a run is judged
     actual = verdicts(world)
 
-    # THEN
-    assert [("unknown", f"cannot tell: {reason}")] * 2 == [(one.status, one.summary) for one in actual]
+    assert [("unknown", reason)] * 2 == [(one.status, one.summary) for one in actual]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,9 @@ def test_without_readings_around_enough_loads_it_is_unknown(world: World, reason
 )
 def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
     """Lazily loaded kernels and workspaces that come with the first requests, however large, are no leak."""
-    # GIVEN device memory that grows with the first requests and then stands still
+    # Device memory that grows with the first requests and then stands still
     world = World(first_touch_bytes=first_touch)
 
-    # THEN
     assert both("ok") == statuses(verdicts(world))
 
 
@@ -120,59 +120,54 @@ def test_warmup_that_stops_is_no_leak(first_touch: tuple[int, ...]) -> None:
 )
 def test_growth_that_is_not_steady_is_not_called_a_leak(growth: tuple[int, ...]) -> None:
     """One event among flat cycles, or growth that comes to an end, is no leak; nor is it shown as flat."""
-    # GIVEN such growth among the judged cycles
+    # Such growth among the judged cycles
     world = World(first_touch_bytes=growth)
 
-    # THEN
     assert both("unknown") == statuses(verdicts(world))
 
 
 def test_memory_that_is_given_back_is_no_leak() -> None:
     """A server that shrinks is not growing."""
-    # GIVEN device memory that falls by 4 MiB in each cycle
+    # Device memory that falls by 4 MiB in each cycle
     world = World(foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: -4 * MIB})
 
-    # THEN
     assert both("ok") == statuses(verdicts(world))
 
 
 def test_a_neighbour_that_grows_on_the_same_gpu_is_not_the_server() -> None:
     """Another process that takes more in every cycle makes no fault of the server."""
-    # GIVEN a co-tenant that grows by 32 MiB in each cycle
+    # A co-tenant that grows by 32 MiB in each cycle
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
 
-    # THEN
     assert "fault" not in statuses(verdicts(world)).values()
 
 
 def test_a_neighbour_that_grows_on_another_gpu_is_not_looked_at() -> None:
     """On a host of several GPUs, those without a process of the server are nobody's business here."""
-    # GIVEN a server on GPU 0 and somebody else's growing job on GPU 1
+    # A server on GPU 0 and somebody else's growing job on GPU 1
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
 
-    # THEN
     assert both("ok") == statuses(verdicts(world))
 
 
 def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
     """A leak on one of the server's GPUs is found although somebody else grows faster on another of them."""
-    # GIVEN tensor parallel on two GPUs: the server leaks on GPU 0, a co-tenant grows faster on GPU 1
+    # Tensor parallel on two GPUs: the server leaks on GPU 0, a co-tenant grows faster on GPU 1
     world = World(
         gpus=2, device_growth_bytes=6 * MIB, foreign={1: (process(7, GIB),)}, foreign_growth_bytes={1: 64 * MIB}
     )
     actual = verdicts(world)[0]
 
-    # THEN the server's own is the verdict
+    # The server's own is the verdict
     assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["held_by"])
 
 
 def test_growth_whose_process_is_not_visible_says_so() -> None:
     """In a container the growth is seen and whose it is may not be: the finding does not claim to know."""
-    # GIVEN a leaking server whose processes cannot be told
+    # A leaking server whose processes cannot be told
     world = World(device_growth_bytes=6 * MIB, server_seen=False)
     actual = verdicts(world)[0]
 
-    # THEN
     assert "unseen" == evidence(actual)["held_by"]
     assert "whose process is not visible" in actual.summary
     assert actual.status in {"suspect", "fault"}
@@ -181,7 +176,7 @@ def test_growth_whose_process_is_not_visible_says_so() -> None:
 def test_one_of_two_gpus_out_of_reach_leaves_it_unknown() -> None:
     """A GPU of the server that could not be read after the cycles is not covered by the other one's flatness."""
 
-    # GIVEN two GPUs, of which the second does not answer after the first readings
+    # Two GPUs, of which the second does not answer after the first readings
     def lost(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         return tuple(replace(one, memory=None, processes=None) if one.index == 1 else one for one in devices)
 
@@ -190,13 +185,12 @@ def test_one_of_two_gpus_out_of_reach_leaves_it_unknown() -> None:
     known, later = whole.samples[:40], Timeline(samples=whole.samples[40:], marks=())
     timeline = Timeline(samples=known + seen_otherwise(later, lost).samples, marks=whole.marks)
 
-    # THEN
     assert both("unknown") == statuses(verdicts(world, timeline))
 
 
 def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None:
     """The driver lists processes on some readings only: one without a list, right after, does not blind the rule."""
-    # GIVEN a co-tenant that grows, and a plain reading of the devices shortly after each one with processes
+    # A co-tenant that grows, and a plain reading of the devices shortly after each one with processes
     world = World(foreign={0: (process(7, 1 * GIB),)}, foreign_growth_bytes={0: 32 * MIB})
     whole = run(world)
     samples: list[Sample] = []
@@ -206,10 +200,9 @@ def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None
             plain = tuple(replace(one, processes=None) for one in sample.devices)
             samples.append(replace(sample, at_seconds=sample.at_seconds + 0.001, devices=plain))
 
-    # WHEN it is judged
     actual = verdicts(world, Timeline(samples=tuple(samples), marks=whole.marks))
 
-    # THEN the growth is the neighbour's as before
+    # The growth is the neighbour's as before
     assert statuses(verdicts(world)) == statuses(actual)
     assert "neighbour" == evidence(actual[1])["held_by"]
 
@@ -217,18 +210,17 @@ def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None
 @pytest.mark.parametrize("growth", [1 * MIB, 300 * 1024], ids=["1 MiB", "300 KiB"])
 def test_growth_below_a_page_per_request_is_never_a_fault(growth: int) -> None:
     """What grows slower than the driver's page per request cannot be decided in one minute."""
-    # GIVEN pages of 2 MiB that fill up slowly, so that memory steps up now and then
+    # Pages of 2 MiB that fill up slowly, so that memory steps up now and then
     steps = tuple(
         2 * MIB * ((number * growth) // (2 * MIB) - ((number - 1) * growth) // (2 * MIB)) for number in range(1, 30)
     )
 
-    # THEN
     assert "fault" not in statuses(verdicts(World(first_touch_bytes=steps))).values()
 
 
 def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
     """Where it cannot be seen whose bytes they are, a device that grows at idle as well grows for another reason."""
-    # GIVEN a growing neighbour in a container that does not show processes
+    # A growing neighbour in a container that does not show processes
     world = World(
         server_seen=False,
         processes_told=False,
@@ -237,20 +229,18 @@ def test_growth_while_nothing_runs_is_not_blamed_on_requests() -> None:
     )
     actual = verdicts(world)
 
-    # THEN
     assert both("unknown") == statuses(actual)
-    assert "grows while nothing runs, too" in actual[1].summary
+    assert "also grows while idle" in actual[1].summary
 
 
 def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
     """Where the driver tells both sizes, the server's own growth is judged, whatever its neighbour takes."""
-    # GIVEN a leaking server and a neighbour that grows faster on the same GPU, or shrinks as fast
+    # A leaking server and a neighbour that grows faster on the same GPU, or shrinks as fast
     growing, shrinking = (
         World(device_growth_bytes=6 * MIB, foreign={0: (process(7, 2 * GIB),)}, foreign_growth_bytes={0: growth})
         for growth in (64 * MIB, -4 * MIB)
     )
 
-    # THEN
     assert ["fault", "fault"] == [verdicts(world)[0].status for world in (growing, shrinking)]
 
 
@@ -265,11 +255,117 @@ def test_a_leak_beside_a_growing_neighbour_is_the_servers_own() -> None:
 )
 def test_the_engine_names_what_nvml_alone_shows(engine_name: str | None, called: str, untold: str) -> None:
     """As it does over hours, in a soak and in a fleet: the same growth has one name."""
-    # GIVEN
     world = World(device_growth_bytes=6 * MIB)
 
-    # WHEN
     actual = judge(run(world), replace(facts(world), engine_name=engine_name), DEFAULT_LIMITS)
 
-    # THEN
     assert {called: "fault", untold: "unknown"} == statuses(actual)
+
+
+def told(world: World) -> dict[str, tuple[str, str]]:
+    """Status and summary of both ids."""
+    return {one.id: (one.status, one.summary) for one in verdicts(world)}
+
+
+def test_with_agents_a_leak_of_tensors_is_torchs() -> None:
+    """What lives in torch and grows is torch's leak, and outside torch nothing is wrong."""
+    world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
+
+    actual = told(world)
+
+    grows = "VLLM::Worker_TP0 100: torch's allocated memory grows 6.00 MiB with each request and is not released"
+    flat = "outside torch the process is flat over 6 equal cycles (detection limit 2.00 MiB per request)"
+    assert {TORCH: ("fault", grows), NON_TORCH: ("ok", flat)} == actual
+
+
+def test_with_agents_a_leak_beside_torch_is_not_torchs() -> None:
+    """What the process takes while torch stands still is not torch's."""
+    actual = told(World(agents=True, device_growth_bytes=6 * MIB))
+
+    flat = "torch's allocated memory is flat over 6 equal cycles (detection limit 64.0 KiB per request)"
+    grows = "VLLM::Worker_TP0 100 grows 6.00 MiB with each request outside torch, and it is not released"
+    assert {TORCH: ("ok", flat), NON_TORCH: ("fault", grows)} == actual
+
+
+def test_with_agents_a_leak_shows_before_the_driver_has_a_page_of_it() -> None:
+    """Tensors of 100 KiB a request, which fit into what torch has reserved already, are a leak that NVML cannot see."""
+    world = World(agents=True, torch_growth_bytes=100 * 2**10, nvml=None)
+
+    actual = told(world)
+
+    assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
+    assert "100 KiB with each request" in actual[TORCH][1]
+
+
+def test_with_agents_no_driver_is_needed_for_what_is_torchs() -> None:
+    """Where NVML does not answer here, the agents are enough to judge both."""
+    actual = told(World(agents=True, torch_growth_bytes=6 * MIB, device_growth_bytes=6 * MIB, nvml=NO_NVML))
+
+    assert ("fault", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
+
+
+def test_cache_that_grows_while_nothing_more_lives_in_it_is_no_leak() -> None:
+    """What torch reserves more with each equal request, no tensor kept, is fragmentation.allocator's to tell."""
+    actual = told(World(agents=True, device_growth_bytes=6 * MIB, cache_growth_bytes=6 * MIB))
+
+    assert ("ok", "ok") == (actual[TORCH][0], actual[NON_TORCH][0])
+
+
+@pytest.mark.parametrize(
+    ("torch_growth_bytes", "expected"),
+    [
+        (6 * MIB, ("ok", "GPU 0 grows by no more than torch reserves: outside torch it is flat")),
+        (
+            2 * MIB,
+            ("fault", "GPU 0 grows with each request and is not released, 24.0 MiB in 6 cycles of it outside torch"),
+        ),
+    ],
+)
+def test_where_processes_are_not_told_the_devices_growth_less_torchs_decides(
+    torch_growth_bytes: int, expected: tuple[str, str]
+) -> None:
+    """Without the bytes of the process itself, the device's growth that torch does not reserve is outside torch."""
+    world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=torch_growth_bytes, outside_told=False)
+
+    assert expected == told(world)[NON_TORCH]
+
+
+def test_agents_that_did_not_publish_after_each_cycle_decide_nothing() -> None:
+    """Publications of before a cycle's end tell of its load: the device alone is judged."""
+    world = World(agents=True, device_growth_bytes=6 * MIB, torch_growth_bytes=6 * MIB)
+    timeline = run(world)
+    late = tuple(
+        replace(sample, allocators=tuple(replace(each, age_seconds=60.0) for each in sample.allocators))
+        if sample.allocators
+        else sample
+        for sample in timeline.samples
+    )
+
+    actual = verdicts(world, Timeline(samples=late, marks=timeline.marks))
+
+    assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
+
+
+@pytest.mark.parametrize(
+    ("late_bytes", "expected"),
+    [
+        (
+            (0, 0, 0, 0, 300 * 2**10, 0, 0, 0),
+            ("ok", "torch's allocated memory rose once, 300 KiB in 6"),
+        ),
+        (
+            (0, 0, 0, 0, 0, 9 * MIB, 0, 9 * MIB),
+            ("unknown", "torch's allocated memory rose 18.0 MiB in 6"),
+        ),
+    ],
+    ids=["once", "now and then"],
+)
+def test_table_that_torch_makes_late_is_an_event(late_bytes: tuple[int, ...], expected: tuple[str, str]) -> None:
+    """One step among flat cycles is no leak; several that are not steady leave it open."""
+    # What came with the first request, with the second, and so on
+    world = World(agents=True, torch_late_bytes=late_bytes)
+
+    status, summary = told(world)[TORCH]
+
+    assert expected[0] == status
+    assert expected[1] in summary

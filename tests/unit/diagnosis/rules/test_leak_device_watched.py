@@ -1,3 +1,5 @@
+"""leak.device_torch and leak.device_non_torch over hours of samples, and over a soak."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis import diagnose
-from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH
+from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, UNDECIDED
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge as foreign
 from kvdiag.diagnosis.rules.fragmentation_allocator import judge as fragmented
@@ -23,7 +25,8 @@ from tests.builders.series import (
     timeline,
     torch_part,
 )
-from tests.builders.values import GIB, SERVER_PID, split
+from tests.builders.soak_timeline import NONE, Seen, after_cycles, after_requests, facts_of, soak
+from tests.builders.values import GIB, MIB, SERVER_PID, split
 from tests.builders.worlds import World, facts
 
 FACTS = facts(World())
@@ -40,10 +43,8 @@ def test_process_that_grows_for_hours_is_a_fault_with_the_time_that_is_left(busy
 
     Of an engine whose memory torch allocates, torch's is the likelier one.
     """
-    # WHEN
     actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part, busy=busy))
 
-    # THEN
     shown = evidence(actual[TORCH])
     left = shown["time_to_exhaustion"]
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
@@ -56,27 +57,22 @@ def test_process_that_grows_for_hours_is_a_fault_with_the_time_that_is_left(busy
 @pytest.mark.parametrize(("pools", "expected"), [(FACTS.pools, "fault"), ((), "suspect")], ids=["pool", "no pool"])
 def test_device_whose_processes_are_not_listed(pools: tuple[KvPool, ...], expected: str) -> None:
     """Beside an engine that took its pool at its start there is no room for a neighbour; else it may be one's."""
-    # WHEN
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
     actual = judge(seen, replace(FACTS, pools=pools), DEFAULT_LIMITS)
 
-    # THEN
     assert {TORCH: expected, NON_TORCH: "unknown"} == statuses(actual)
 
 
 def test_engine_that_does_not_allocate_by_torch_leaks_beside_it() -> None:
     """llama.cpp has no torch: what NVML alone shows is named so."""
-    # WHEN
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
     actual = judge(seen, replace(FACTS, engine_name="llama.cpp"), DEFAULT_LIMITS)
 
-    # THEN
     assert {TORCH: "unknown", NON_TORCH: "fault"} == statuses(actual)
 
 
 def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
     """A leak that leaves no hour is called after twenty minutes, where the room is about to be gone."""
-    # WHEN 26 GB/h after ten healthy minutes: of 80 GiB 50 are free at first
     minutes = 35.0
     seen = timeline(
         "filled cache", hours=minutes / 60.0, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
@@ -86,7 +82,7 @@ def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
     )
     actual, other = (judge(one, FACTS, DEFAULT_LIMITS) for one in (seen, slow))
 
-    # THEN with more room the window of an hour is waited for
+    # With more room the window of an hour is waited for
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(other)
     assert actual[0].growth is not None
@@ -95,19 +91,18 @@ def test_twenty_gib_in_minutes_are_a_fault_before_the_first_hour() -> None:
 
 def test_model_that_loads_is_no_burst() -> None:
     """Before the engine answers, memory is taken faster than by any leak."""
-    # GIVEN readings of the device alone
+    # Readings of the device alone
     seen = timeline(
         "filled cache", hours=0.6, tick_seconds=10.0, leak_mb_per_hour=90_000.0, onset=0.15, part=device_part
     )
     samples = tuple(replace(sample, engines=None) for sample in seen.samples)
 
-    # THEN
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(judge(Timeline(samples=samples), FACTS, DEFAULT_LIMITS))
 
 
 def test_sleep_is_no_growth() -> None:
     """Memory that an engine gives back while it sleeps, and takes again, is neither a fall nor a rise."""
-    # GIVEN an engine that sleeps each second half hour of eight
+    # An engine that sleeps each second half hour of eight
     seen = timeline("pool", hours=8.0, part=device_part)
     begin = seen.samples[0].at_seconds
     samples = []
@@ -117,24 +112,20 @@ def test_sleep_is_no_growth() -> None:
         devices = device_part(5 * GIB).devices if asleep else sample.devices
         samples.append(replace(sample, engines=(replace(page, asleep=asleep),), devices=devices))
 
-    # WHEN
     actual = judge(Timeline(samples=tuple(samples)), FACTS, DEFAULT_LIMITS)
 
-    # THEN
     assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
     assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
 
 
 def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
     """What is on the device and not the server's, and keeps growing, is named by the rule for others' memory."""
-    # GIVEN a server that stands still beside a process that grows by 500 MB/h
+    # A server that stands still beside a process that grows by 500 MB/h
     seen = timeline("pool", hours=3.0, leak_mb_per_hour=500.0, part=neighbour_part)
 
-    # WHEN
     (others,) = foreign(seen, FACTS, DEFAULT_LIMITS)
     leaks = judge(seen, FACTS, DEFAULT_LIMITS)
 
-    # THEN
     assert ("fault", 0.0) == (others.status, evidence(others)["server_growth_per_hour"])
     assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(leaks)
 
@@ -144,7 +135,6 @@ def test_neighbour_that_grows_is_foreign_and_no_leak() -> None:
 )
 def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(stranded: int | None, expected: str) -> None:
     """Reserved bytes that nothing lives in, more of them each hour: holes, unless torch could give them back."""
-    # GIVEN
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=torch_part(reserved=True))
     parts = (
         None if stranded is None else split(live_bytes=0, stranded_bytes=stranded, releasable_bytes=8 * GIB - stranded)
@@ -154,10 +144,8 @@ def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(strande
         for sample in seen.samples
     )
 
-    # WHEN
     (actual,) = fragmented(Timeline(samples=samples), FACTS, DEFAULT_LIMITS)
 
-    # THEN
     assert expected == actual.status
     if expected != "ok":
         assert 0.0 == evidence(actual)["live_growth_per_hour"]
@@ -177,10 +165,8 @@ def test_cache_of_torch_that_grows_is_fragmentation_where_it_is_no_cache(strande
 )
 def test_agents_tell_torch_from_what_is_beside(part: Part, torch: str, beside: str) -> None:
     """With the agents' figures over hours each of the two has a verdict of its own."""
-    # WHEN
     actual = verdicts(timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=part))
 
-    # THEN
     assert {TORCH: torch, NON_TORCH: beside} == statuses(tuple(actual.values()))
 
 
@@ -188,27 +174,24 @@ def test_agents_tell_torch_from_what_is_beside(part: Part, torch: str, beside: s
 @pytest.mark.parametrize("part", [device_part, torch_part(live=True)], ids=["NVML", "torch"])
 def test_healthy_device_memory_is_silent(name: str, part: Part) -> None:
     """What a healthy server's memory does over eight hours is no leak, by NVML or by torch."""
-    # WHEN
     actual = [verdicts(timeline(name, seed, hours=8.0, part=part)) for seed in range(2)]
 
-    # THEN noise as slow as an hour may stay open
+    # Noise as slow as an hour may stay open
     found = {status for one in actual for status in statuses(tuple(one.values())).values()}
     assert found <= ({"ok", "unknown"} if name == "slow noise" else {"ok"})
 
 
 def test_window_too_short_is_unknown_and_names_what_decides() -> None:
     """Half an hour without steps is neither cycles nor a window."""
-    # WHEN
     actual = verdicts(timeline("pool", hours=0.5, leak_mb_per_hour=5000.0, part=device_part))
 
-    # THEN
     assert {TORCH: "unknown", NON_TORCH: "unknown"} == statuses(tuple(actual.values()))
     assert all("1 h of samples" in one.summary for one in actual.values())
 
 
 def test_steps_are_judged_by_their_cycles_alone() -> None:
     """Hours of readings before a run change nothing of what its cycles say."""
-    # GIVEN a run after eight hours of growth
+    # A run after eight hours of growth
     before = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=device_part)
     cycles = run(World())
     shift = before.samples[-1].at_seconds + 1.0 - cycles.samples[0].at_seconds
@@ -220,20 +203,16 @@ def test_steps_are_judged_by_their_cycles_alone() -> None:
         marks=tuple(replace(mark, at_seconds=mark.at_seconds + shift) for mark in cycles.marks),
     )
 
-    # THEN
     assert judge(cycles, FACTS, DEFAULT_LIMITS) == judge(later, FACTS, DEFAULT_LIMITS)
 
 
 def test_a_day_of_every_source_names_who_leaks() -> None:
     """Of device, torch and host together at one reading in ten seconds."""
-    # GIVEN
     whole = timeline("fast noise", hours=24.0, tick_seconds=10.0, part=torch_part(live=True))
     samples = tuple(replace(sample, host=host_part(20 * GIB).host) for sample in whole.samples)
 
-    # WHEN
     actual = diagnose(Timeline(samples=samples), FACTS)
 
-    # THEN
     assert {f"VLLM::Worker {SERVER_PID}"} == {
         str(one.value)
         for found in actual.findings
@@ -245,18 +224,16 @@ def test_a_day_of_every_source_names_who_leaks() -> None:
 
 def test_device_that_was_assigned_is_the_server_s() -> None:
     """A device of the server's pod that grows is a fault without a process list, and without a pool."""
-    # WHEN
     seen = timeline("filled cache", hours=7.0, leak_mb_per_hour=200.0, part=hidden_device_part)
     uuid = (seen.samples[0].devices or ())[0].uuid
     actual = judge(seen, replace(FACTS, pools=(), device_uuids=(uuid,)), DEFAULT_LIMITS)
 
-    # THEN
     assert {TORCH: "fault", NON_TORCH: "unknown"} == statuses(actual)
 
 
 def test_beginning_that_is_told_is_left_out() -> None:
     """Where the server's start is told, its first half hour is no growth, though the readings begin with it."""
-    # GIVEN 30 GiB that come within 25 minutes
+    # 30 GiB that come within 25 minutes
     seen = timeline("pool", hours=2.0, part=device_part)
     begin = seen.samples[0].at_seconds
     samples = tuple(
@@ -267,10 +244,8 @@ def test_beginning_that_is_told_is_left_out() -> None:
         for sample in seen.samples
     )
 
-    # WHEN
     actual = judge(Timeline(samples=samples), replace(FACTS, started_seconds=begin), DEFAULT_LIMITS)
 
-    # THEN
     assert {TORCH: "ok", NON_TORCH: "ok"} == statuses(actual)
     assert {0.0} == {evidence(one)["growth_of_the_floor"] for one in actual}
 
@@ -291,16 +266,14 @@ def ranks(growing: tuple[int, ...], *, of: int = 4) -> Timeline:
 
 
 @pytest.mark.parametrize(
-    ("growing", "other_processes"),
+    ("growing", "others"),
     [((2,), 0), ((0, 2), 1), ((0, 1, 2, 3), 3)],
     ids=["one alone", "two", "all"],
 )
 def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(growing: tuple[int, ...], others: int) -> None:
     """What one rank alone does loses it: the finding names the rank, and how many others grow."""
-    # WHEN
     actual = verdicts(ranks(growing))[TORCH]
 
-    # THEN
     assert "fault" == actual.status
     assert actual.holder in {f"GPU {index} (the server's process)" for index in growing}
     assert (3, others) == (evidence(actual)["other_ranks"], evidence(actual)["other_ranks_that_grow"])
@@ -309,14 +282,81 @@ def test_a_leak_of_one_rank_says_that_the_others_do_not_grow(growing: tuple[int,
 @pytest.mark.parametrize("mb_per_hour", [200.0, 1000.0, 3500.0])
 def test_no_cache_explains_growth_of_a_device(mb_per_hour: float) -> None:
     """However much room there is: what engines keep on a device they take at start."""
-    # GIVEN growth on a GPU with 50 GiB of room
+    # Growth on a GPU with 50 GiB of room
     seen = timeline("pool", hours=3.0 if mb_per_hour > 500.0 else 7.0, leak_mb_per_hour=mb_per_hour, part=device_part)
 
-    # THEN
     assert "fault" == verdicts(seen)[TORCH].status
 
 
 def test_a_server_of_one_gpu_has_no_others() -> None:
     """There is nothing to compare with."""
-    # THEN
     assert "other_ranks" not in evidence(verdicts(ranks((0,), of=1))[TORCH])
+
+
+LEAK = after_requests(MIB)
+
+NO_CYCLES = "fewer than 5 equal cycles with device samples; pause traffic for the run"
+
+
+def told(seen: Seen, engine_name: str | None = "vllm") -> tuple[Finding, Finding]:
+    """Both findings, torch's first."""
+    known = replace(facts_of(), engine_name=engine_name)
+    found = {one.id: one for one in judge(soak(seen), known, DEFAULT_LIMITS)}
+    return found[TORCH], found[NON_TORCH]
+
+
+@pytest.mark.parametrize(
+    ("seen", "torch", "beside"),
+    [
+        (
+            Seen(live=LEAK, beside=NONE),
+            ("fault", "allocated memory grows"),
+            ("ok", "memory outside torch is flat"),
+        ),
+        (
+            Seen(live=NONE, beside=LEAK),
+            ("ok", "allocated memory is flat"),
+            ("fault", "memory outside torch grows"),
+        ),
+        (Seen(live=NONE, beside=None), ("ok", "allocated memory is flat"), ("unknown", NO_CYCLES)),
+        (Seen(live=LEAK, server=LEAK), ("fault", "allocated memory grows"), ("unknown", NO_CYCLES)),
+    ],
+    ids=["live", "beside", "flat, rest not told", "live, rest not told"],
+)
+def test_where_agents_tell_each_has_its_own(seen: Seen, torch: tuple[str, str], beside: tuple[str, str]) -> None:
+    """What NVML shows of the whole process decides nothing there; what is not told is left to the minute's cycles."""
+    for (status, words), actual in zip((torch, beside), told(seen), strict=True):
+        assert words in actual.summary
+        assert status == actual.status
+
+
+@pytest.mark.parametrize("server_told", [True, False], ids=["the server's bytes", "the device's"])
+def test_what_nvml_alone_sees_stand_still_is_flat_in_both(server_told: bool) -> None:
+    """Whatever is flat is flat in torch, too: one sentence for both, with the same figures."""
+    torch, beside = told(Seen(server_told=server_told))
+
+    assert ("ok", "ok") == (torch.status, beside.status)
+    assert "is flat over 19 load cycles" in torch.summary
+    assert torch == replace(beside, id=TORCH)
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "likely"), [("vllm", TORCH), (None, NON_TORCH)], ids=["an engine of torch's", "another"]
+)
+@pytest.mark.parametrize("server_told", [True, False], ids=["the server's bytes", "the device's"])
+def test_what_nvml_alone_sees_grow_is_called_what_it_mostly_is(
+    engine_name: str | None, likely: str, server_told: bool
+) -> None:
+    """The other one is unknown, and both say what would decide."""
+    found = told(Seen(server=LEAK, server_told=server_told), engine_name)
+
+    called, other = found if likely == TORCH else found[::-1]
+    assert ("fault", True) == (called.status, called.summary.endswith(f"; {UNDECIDED}"))
+    assert "grows 1.00 MiB with each request and is not released" in called.summary
+    assert ("unknown", f"{UNDECIDED}", ()) == (other.status, other.summary, other.evidence)
+
+
+def test_growth_that_idle_cycles_show_as_well_is_not_the_requests() -> None:
+    """Of the server's own bytes it is suspect, of a device whose are not told unknown."""
+    found = [told(Seen(server=after_cycles(4 * MIB), server_told=one))[0].status for one in (True, False)]
+    assert ["suspect", "unknown"] == found

@@ -67,7 +67,6 @@ def test_requests_between_the_first_idle_floor_and_the_last_are_counted(
     requests: list[tuple[float, int, int]], counted: int
 ) -> None:
     """Floors at tenths 2 and 6 of readings in each tenth: what was over by the first is in it already."""
-    # THEN
     assert counted == evidence(served(10, 30, requests))["requests_between"]
 
 
@@ -83,10 +82,9 @@ def test_requests_between_the_first_idle_floor_and_the_last_are_counted(
 )
 def test_what_each_request_leaves_and_when_the_pool_is_gone(first: int, last: int, rate: str, gone: int | None) -> None:
     """Ten requests between: (6,144 - held) * 10 / growth, as 6,114 * 10 / 20 = 3,057."""
-    # WHEN
     actual = served(first, last, [(3, 10, 0)])
 
-    # THEN in blocks of 2 MiB
+    # In blocks of 2 MiB
     f"{2 * last} MiB" if last >= 50 else f"{2 * last:.2f} MiB"
     assert "fault" == actual.status
     assert [
@@ -102,7 +100,6 @@ def test_what_each_request_leaves_and_when_the_pool_is_gone(first: int, last: in
 
 def test_without_requests_in_between_no_rate_is_made_up() -> None:
     """Blocks became more, and of ours there was no request, or steps that are not known."""
-    # THEN
     alone = verdict(seen(*idle(10), *BUSY, *idle(30)))
     assert evidence(alone)["requests_between"] is None
     assert evidence(alone)["requests_until_pool_full"] is None
@@ -125,11 +122,8 @@ def test_what_falls_below_every_floor_since_the_pool_was_empty_is_on_its_way_bac
     floors: tuple[int, ...], status: str
 ) -> None:
     """A floor that only falls is being returned; one that stands, or rises again, is not."""
-    # THEN
     actual = verdict(seen(*(reading for blocks in floors for reading in (*idle(blocks), *BUSY))))
     assert status == actual.status
-    told = ANY_TEXT
-    assert status == "fault" or told == actual.summary
 
 
 @pytest.mark.parametrize(
@@ -144,14 +138,12 @@ def test_what_falls_below_every_floor_since_the_pool_was_empty_is_on_its_way_bac
 )
 def test_an_end_that_did_not_settle_counts_where_it_shows_fewer(end: list[Engine], status: str) -> None:
     """Forty blocks of the last floor are proven until a reading shows fewer of them."""
-    # THEN
     actual = verdict(seen(*idle(0), *BUSY, *idle(40), *BUSY, *end))
     assert status == actual.status
 
 
 def test_an_empty_pool_whose_end_did_not_settle_is_unknown() -> None:
     """Readings that fall to nothing show that nothing stayed, those that stop above it do not."""
-    # THEN
     ends = [[holding(9), holding(0)], [holding(9), holding(1)], [holding(0), holding(9)], []]
     assert ["unknown", "unknown", "unknown", "ok"] == [verdict(seen(*idle(0), *BUSY, *end)).status for end in ends]
 
@@ -159,13 +151,11 @@ def test_an_empty_pool_whose_end_did_not_settle_is_unknown() -> None:
 @pytest.mark.parametrize(("after", "status"), [(0.0, "fault"), (0.05, "unknown")], ids=["at that moment", "before it"])
 def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, status: str) -> None:
     """What began when the floor was read has it; what began later has not."""
-    # GIVEN a floor whose second reading is at 1000.2
+    # A floor whose second reading is at 1000.2
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
     actual = verdict(seen(*idle(5), *BUSY), known)
 
-    # THEN
     assert status == actual.status
-    assert status == "fault" or ANY_TEXT == actual.summary
 
 
 @pytest.mark.parametrize(
@@ -182,7 +172,6 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
 )
 def test_why_there_is_no_floor_is_told(pages: list[Engine | Gap], of: Facts, told: str) -> None:
     """An engine that answered has its own reason, one that did not its gap's."""
-    # THEN
     assert Finding(id="leak.kv_blocks", status="unknown", summary=ANY_TEXT) == verdict(seen(*pages), of)
 
 
@@ -197,12 +186,8 @@ def late(*holds: tuple[int, int]) -> Finding:
 
 def test_late_returns_have_their_figures() -> None:
     """The longest and the most of them, which need not be the same; never one of another."""
-    # WHEN 1,536 blocks, a quarter of the pool, are held for two minutes and 768, an eighth, for five
     actual = late((1_536, 4), (768, 10))
-
-    # THEN
-    sentence = ANY_TEXT
-    assert ("suspect", sentence) == (actual.status, actual.summary)
+    assert "suspect" == actual.status
     assert [
         ("idle_intervals", 2, "intervals", "engine"),
         ("blocks_at_first_idle", 0, "blocks", "engine"),
@@ -227,13 +212,12 @@ def test_late_returns_have_their_figures() -> None:
 )
 def test_a_quarter_of_the_pool_twice_is_how_the_server_works(holds: tuple[tuple[int, int], ...], status: str) -> None:
     """Once may be a neighbour that was lost; 1,536 of 6,144 blocks are a quarter."""
-    # THEN
     assert status == late(*holds).status
 
 
 def test_hits_that_dwindled_have_their_figures() -> None:
     """From 60 to 1 in a hundred of what was looked up, over four hours."""
-    # GIVEN eight pieces of a half hour each, 600,000 prompt tokens looked up in each of them
+    # Eight pieces of a half hour each, 600,000 prompt tokens looked up in each of them
     pages, queries, hits = [], 0, 0
     for share in (60, 50, 40, 30, 20, 10, 4, 1):
         for _ in range(60):
@@ -249,7 +233,6 @@ def test_hits_that_dwindled_have_their_figures() -> None:
     samples = tuple(Sample(at_seconds=30.0 * number, engines=(one,)) for number, one in enumerate([*pages, last, last]))
     actual = verdict(Timeline(samples=samples))
 
-    # THEN
     assert "unknown" == actual.status
     assert [
         ("idle_intervals", 1, "intervals", "engine"),
@@ -285,10 +268,8 @@ FLAT = "never idle; the lowest readings beside as many requests do not rise"
 )
 def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, status: str) -> None:
     """Four requests at the least; growth of a block in all the six hours would show, 1 / 6 in an hour."""
-    # WHEN
     actual = never_idle(lambda _, running: each * running)
 
-    # THEN
     assert status == actual.status
     assert [
         ("window", 6.0, "hours", "kvdiag"),
@@ -301,21 +282,18 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, st
 
 def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() -> None:
     """Twenty blocks an hour more beside as many requests: a leak, or longer requests."""
-    # WHEN
     actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
 
-    # THEN in the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
-    told = ANY_TEXT
-    assert ("unknown", told) == (actual.status, actual.summary)
+    # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
+    assert "unknown" == actual.status
     assert pytest.approx(20.0, rel=0.02) == evidence(actual)["min_blocks_growth_per_hour"]
     assert pytest.approx(280, abs=9) == evidence(actual)["min_blocks_under_load"]
 
 
 def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
     """A run of steps makes idle moments itself: traffic in between is another's, and is told as such."""
-    # GIVEN hardly any block held over six hours
+    # Hardly any block held over six hours
     busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
 
-    # THEN
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]

@@ -51,10 +51,8 @@ def by_torch(*pairs: tuple[Allocator, Allocator]) -> Finding:
 
 def test_a_refused_allocation_has_its_figures() -> None:
     """What was asked for, what there was of it, and how much had come to live since the first reading."""
-    # WHEN torch gave up three times more, with a GiB more living in it
     actual = by_torch((FIRST, REFUSED))
 
-    # THEN
     expected = Finding(
         id="spike.activation",
         status="fault",
@@ -74,16 +72,14 @@ def test_a_refused_allocation_has_its_figures() -> None:
 
 def test_a_refusal_of_unknown_size_is_suspect() -> None:
     """Torch counts that it gave up; without the black box nobody knows on how much."""
-    # WHEN
     actual = by_torch((replace(FIRST, title=None), replace(REFUSED, title=None, failure=None)))
 
-    # THEN
     assert "suspect" == actual.status
     assert ["process", "failed_allocations", "allocated_growth"] == list(evidence(actual))
 
 
 @pytest.mark.parametrize(
-    ("grown", "requested", "status"),
+    ("grown", "asked", "status"),
     [
         (1536 * MIB, 3 * GIB, "ok"),
         (1536 * MIB - 1, 3 * GIB, "fault"),
@@ -96,25 +92,23 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
     """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
-    # GIVEN room in one piece, so that no hole explains it
+    # Room in one piece, so that no hole explains it
     whole = split(
         live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=2 * GIB
     )
     first = replace(FIRST, allocated_bytes=3 * GIB)
     failure = replace(FAILED, asked_bytes=asked, split=whole)
 
-    # THEN
     last = replace(first, ooms_total=3, allocated_bytes=3 * GIB + grown, failure=failure)
     assert status == by_torch((first, last)).status
 
 
 def test_why_a_refusal_is_no_spike_is_told() -> None:
     """Growth and holes have verdicts of their own."""
-    # GIVEN one whose live bytes grew by 2 GiB, and one that had room in pieces of 128 MiB
+    # One whose live bytes grew by 2 GiB, and one that had room in pieces of 128 MiB
     grown = replace(REFUSED, allocated_bytes=7 * GIB)
     pieces = replace(REFUSED, failure=replace(FAILED, asked_bytes=1 * GIB))
 
-    # THEN
     assert [
         ("ok", ANY_TEXT),
         ("ok", ANY_TEXT),
@@ -124,14 +118,12 @@ def test_why_a_refusal_is_no_spike_is_told() -> None:
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (5, 5), (5, 4), (None, 5), (5, None), (None, None)])
 def test_counts_that_do_not_rise_are_no_refusal(before: int | None, after: int | None) -> None:
     """Refusals before the first reading, or that are not counted, say nothing of now."""
-    # THEN
     counted = (replace(FIRST, ooms_total=before), replace(REFUSED, ooms_total=after))
     assert "unknown" == by_torch(counted).status
 
 
 def test_the_worst_process_is_told_and_of_equals_the_first_by_name() -> None:
     """A fault stands before a suspect and an ok; ranks in equal trouble are told in one order, whatever was read."""
-    # GIVEN
     grown, untold = replace(REFUSED, allocated_bytes=7 * GIB), replace(REFUSED, failure=None)
 
     def of(pid: int, last: Allocator, **changes: object) -> tuple[Allocator, Allocator]:
@@ -140,7 +132,6 @@ def test_the_worst_process_is_told_and_of_equals_the_first_by_name() -> None:
             replace(last, pid=pid, **changes),  # type: ignore[arg-type]
         )
 
-    # THEN
     worst = by_torch(of(100, grown), of(101, untold), of(102, REFUSED))
     assert ("fault", "VLLM::Worker_TP0 102") == (worst.status, evidence(worst)["process"])
     better = by_torch(of(100, grown), of(101, untold))
@@ -191,16 +182,13 @@ def under_load(*free_bytes: int, at_peak_others: int = 0) -> Finding:
 )
 def test_a_dip_below_the_headroom_that_comes_back_is_suspect(before: int, least: int, after: int, status: str) -> None:
     """300 MB are the least that the next transient allocation needs, 256 MiB the least that has come back."""
-    # THEN
     assert status == under_load(before, least, after).status
 
 
 def test_a_dip_has_its_figures() -> None:
     """Free bytes before, at the fullest and after, and what a neighbour took of it meanwhile."""
-    # WHEN a neighbour takes 100 MiB while requests run
     actual = under_load(2 * GIB, 100 * MIB, 1 * GIB, at_peak_others=100 * MIB)
 
-    # THEN
     assert [
         ("gpu", 0, "index", "nvml"),
         ("min_free_under_load", 100 * MIB, "bytes", "nvml"),
@@ -210,10 +198,9 @@ def test_a_dip_has_its_figures() -> None:
     ] == figures(actual)
 
 
-@pytest.mark.parametrize(("other_processes", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
+@pytest.mark.parametrize(("others", "status"), [(CONTEXT, "ok"), (CONTEXT - 1, "suspect")])
 def test_what_a_neighbour_took_is_not_the_servers_spike(others: int, status: str) -> None:
     """From the smallest context on a neighbour explains the dip."""
-    # THEN
     assert status == under_load(2 * GIB, 100 * MIB, 2 * GIB, at_peak_others=others).status
 
 
@@ -232,15 +219,12 @@ KEPT = "torch keeps what a step took as a leak does; its statistics would tell"
 )
 def test_what_no_spike_was_seen_in_is_told(free: tuple[int, ...]) -> None:
     """Each sentence has the figures that decided."""
-    # THEN
 
 
 def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
     """Without an idle reading neither before nor what others took can be told."""
-    # WHEN
     actual = judged(*(Sample(at_seconds=float(at), engines=(BUSY,), devices=(gpu(100 * MIB),)) for at in range(3)))
 
-    # THEN
     assert "unknown" == actual.status
     assert {
         "gpu": 0,
@@ -253,20 +237,17 @@ def test_a_server_that_was_never_idle_has_nothing_to_compare_with() -> None:
 
 def test_what_others_gave_back_is_no_negative_share() -> None:
     """A neighbour that held a GiB at idle and nothing at the peak took nothing."""
-    # WHEN
     actual = judged(
         Sample(at_seconds=0.0, engines=(IDLE,), devices=(gpu(2 * GIB, others=GIB),)),
         Sample(at_seconds=15.0, engines=(BUSY,), devices=(gpu(100 * MIB),)),
         Sample(at_seconds=30.0, engines=(IDLE,), devices=(gpu(2 * GIB),)),
     )
 
-    # THEN
     assert ("suspect", 0) == (actual.status, evidence(actual)["taken_by_other_processes"])
 
 
 def test_the_idle_readings_next_to_the_fullest_moment_are_compared() -> None:
     """Before is the last one before it, after the first one after it; an equal moment later changes neither."""
-    # THEN
     kept = under_load(3 * GIB, GIB, 2 * GIB, 100 * MIB, 1 * GIB, 100 * MIB, 500 * MIB)
     assert (2 * GIB, 1 * GIB) == (evidence(kept)["free_before_load"], evidence(kept)["free_after_load"])
     fuller = under_load(3 * GIB, 100 * MIB, 2 * GIB, 50 * MIB, 1 * GIB, 80 * MIB, 500 * MIB)
@@ -275,7 +256,6 @@ def test_the_idle_readings_next_to_the_fullest_moment_are_compared() -> None:
 
 def test_the_fullest_of_several_gpus_is_told() -> None:
     """Two GPUs, one of which does not tell its memory in between; of equals the first as they are counted."""
-    # GIVEN
     dark = device(0, used_bytes=None, processes=(process(100, None),))
 
     def over(*peak: Device) -> Finding:
@@ -286,7 +266,6 @@ def test_the_fullest_of_several_gpus_is_told() -> None:
             Sample(at_seconds=30.0, engines=(IDLE,), devices=idle),
         )
 
-    # THEN
     assert 1 == evidence(over(gpu(200 * MIB), gpu(100 * MIB, index=1)))["gpu"]
     assert 0 == evidence(over(gpu(100 * MIB, index=1), gpu(100 * MIB)))["gpu"]
     assert ("suspect", 1) == (
@@ -297,13 +276,12 @@ def test_the_fullest_of_several_gpus_is_told() -> None:
 
 def test_whose_gpus_are_looked_at() -> None:
     """A lone GPU is the server's, of two only an assignment tells; somebody else's is never looked at."""
-    # GIVEN GPUs without process lists, under load, and the server's with somebody else's beside it
+    # GPUs without process lists, under load, and the server's with somebody else's beside it
     two = tuple(device(index, used_bytes=24 * GIB - free) for index, free in ((0, GIB), (1, 100 * MIB)))
 
     def under(devices: tuple[Device, ...], of: Facts) -> Finding:
         return judged(Sample(at_seconds=1.0, engines=(BUSY,), devices=devices), of=of)
 
-    # THEN
     assert "ok" == under(two[:1], Facts()).status
     assert "unknown" == under(two, Facts()).status
     assert ("ok", 0) == (
@@ -331,7 +309,6 @@ def pages(*told: tuple[float, Engine | None, int | None]) -> Finding:
 
 def test_a_reading_belongs_to_the_page_before_it_for_ninety_seconds() -> None:
     """Devices are read apart from pages: with an old page, or none, nobody knows whether requests ran."""
-    # THEN
     assert "ok" == pages((10.0, BUSY, None), (100.0, None, GIB)).status
     assert "unknown" == pages((10.0, BUSY, None), (100.1, None, GIB)).status
     assert "unknown" == pages((5.0, None, GIB), (10.0, BUSY, None)).status
@@ -354,10 +331,9 @@ def test_long_timelines_are_looked_at_four_times_a_minute(
     length_seconds: float, apart_seconds: float, least: int
 ) -> None:
     """Torch keeps what the largest step took, so that readings 14.5 s apart miss nothing that lasts."""
-    # GIVEN a dip so many seconds after a reading
+    # A dip so many seconds after a reading
     actual = pages(
         (100.0, BUSY, 2 * GIB), (100.0 + apart_seconds, BUSY, 100 * MIB), (100.0 + length_seconds, BUSY, None)
     )
 
-    # THEN
     assert least == evidence(actual)["min_free_under_load"]

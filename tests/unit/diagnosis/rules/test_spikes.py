@@ -64,12 +64,8 @@ class TestDevices:
 
     def test_next_to_nothing_free_while_requests_run_is_suspect(self) -> None:
         """A transient of 1.5 GiB leaves 120 MiB: a larger one does not fit."""
-        # WHEN
         actual = activation(under_load(1_656, 900, 1_656, 120, 1_656))
-
-        # THEN
-        sentence = ANY_TEXT
-        assert ("suspect", sentence) == (actual.status, actual.summary)
+        assert "suspect" == actual.status
         assert {"free_before_load": 1_656 * MIB, "taken_by_other_processes": 0}.items() <= evidence(actual).items()
 
     @pytest.mark.parametrize(
@@ -84,21 +80,17 @@ class TestDevices:
     )
     def test_less_than_a_spike(self, free: tuple[int, ...], status: str) -> None:
         """Room at the fullest moment is no spike; what does not come back may be a leak as well."""
-        # THEN
         assert status == activation(under_load(*free)).status
 
     def test_a_server_that_was_never_idle(self) -> None:
         """Room at the fullest moment is enough to tell; the lack of it needs an idle reading to compare with."""
-        # THEN
         assert ["ok", "unknown"] == [activation(readings(*[(BUSY, gpu(free))] * 3)).status for free in (1_000, 100)]
 
     def test_what_a_neighbour_took_is_no_spike(self) -> None:
         """A job that comes and goes beside the server takes the headroom; the server's own bytes stay as they were."""
-        # GIVEN
         job = process(7, 1_536 * MIB, "job")
         timeline = readings((IDLE, gpu(1_656)), (BUSY, gpu(120, job)), (IDLE, gpu(1_656)))
 
-        # THEN
         actual = activation(timeline)
         assert "ok" == actual.status
 
@@ -113,11 +105,9 @@ class TestDevices:
     )
     def test_unknown_without_a_device_of_its_own(self, timeline: Timeline, reason: str) -> None:
         """What cannot be seen is named."""
-        # THEN
 
     def test_a_healthy_run_is_silent(self) -> None:
         """Four steps on a GPU with room say nothing of a spike, nor of graphs."""
-        # THEN
         assert ["ok", "ok"] == [rule(run(), facts(World())).status for rule in (activation, capture)]
 
 
@@ -137,12 +127,8 @@ class TestTorch:
 
     def test_a_step_that_asked_for_more_than_there_was_is_a_fault(self) -> None:
         """Torch counts one allocation more that it gave up on, and its black box has the figures."""
-        # WHEN
         actual = by_torch(allocator(), REFUSED)
-
-        # THEN
-        sentence = ANY_TEXT
-        assert ("fault", sentence) == (actual.status, actual.summary)
+        assert "fault" == actual.status
         assert {"failed_allocations": 1, "requested": 3 * GIB}.items() <= evidence(actual).items()
 
     @pytest.mark.parametrize(
@@ -164,12 +150,10 @@ class TestTorch:
     )  # fmt: skip
     def test_what_is_less_than_sure(self, refused: Allocator, status: str) -> None:
         """Holes and leaks end in the same refusal: their own verdicts have them."""
-        # THEN
         assert status == by_torch(allocator(), refused).status
 
     def test_a_refusal_before_the_first_reading_is_none(self) -> None:
         """What torch had given up on before anybody looked is not counted."""
-        # THEN
         assert "unknown" == by_torch(REFUSED, REFUSED).status
 
 
@@ -181,18 +165,14 @@ class TestDeaths:
 
     def test_a_death_under_load_is_unknown_with_what_would_decide(self) -> None:
         """It served, it stopped to answer, its memory came free: of what it died its log tells."""
-        # WHEN
         actual = activation(readings((IDLE, gpu(900)), (BUSY, gpu(700)), *DEAD, (IDLE, gpu(900))))
 
-        # THEN
         assert "unknown" == actual.status
 
     def test_a_start_that_ended_is_unknown_with_what_would_decide(self) -> None:
         """Its page never answered, and its memory came free with 120 MiB left before."""
-        # WHEN
         actual = capture(readings((NO_ANSWER, gpu(20_000)), (NO_ANSWER, gpu(700)), *DEAD))
 
-        # THEN
         assert "unknown" == actual.status
         assert 1 == evidence(actual)["failed_starts"]
 
@@ -206,19 +186,15 @@ class TestDeaths:
     )
     def test_a_page_that_fails_is_no_death(self, timeline: Timeline) -> None:
         """As long as the server's memory stays where it is, it lives."""
-        # THEN
         assert ["ok", "ok"] == [activation(timeline).status, capture(timeline).status]
 
     def test_no_start_was_seen_without_an_engine(self) -> None:
         """A GPU alone says nothing of graphs."""
-        # THEN
 
     def test_somebody_elses_memory_that_comes_free_is_no_death(self) -> None:
         """On a host of two GPUs the job on the other one ends while the server's page fails."""
-        # GIVEN
         job = device(1, used_bytes=20 * GIB, processes=(TRAINING,))
         gone = device(1, used_bytes=464 * MIB, processes=())
         told: list[Reading] = [(BUSY, (*gpu(900), job)), (NO_ANSWER, (*gpu(900), job)), (NO_ANSWER, (*gpu(900), gone))]
 
-        # THEN
         assert "ok" == activation(readings(*told)).status

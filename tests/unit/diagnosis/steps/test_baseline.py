@@ -1,3 +1,5 @@
+"""The baseline step: whole runs, and single samples to the byte and the block."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.idle_baseline import judge
-from kvdiag.model import Device, Gap, Quantity, StepResult, Timeline
+from kvdiag.diagnosis.steps.idle_baseline import STEP, judge
+from kvdiag.model import Device, Engine, Gap, Mark, Quantity, Sample, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT, expected, measured
 from tests.builders.runs import run
-from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, pool, process
+from tests.builders.values import GIB, GPU_LOST, MIB, NO_ANSWER, NO_NVML, device, engine, holding, pool, process
 from tests.builders.worlds import TRAINING, World, facts
 
 POOL_BYTES = 6145 * 2 * MIB
@@ -31,9 +33,9 @@ def with_devices(world: World, *devices: Device, gaps: tuple[Gap, ...] = ()) -> 
 
 def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
     """The idle server holds no block, and its device what pool, weights, driver and an allowance explain."""
-    # GIVEN a healthy server
+    # A healthy server
     actual = result(World())
-    # THEN expected and measured stand side by side
+    # Expected and measured stand side by side
     used = 464 * MIB + POOL_BYTES + 7 * GIB
     explained = POOL_BYTES + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
 
@@ -54,28 +56,25 @@ def test_an_empty_pool_on_an_explained_device_is_ok() -> None:
 
 def test_blocks_held_by_nobody_are_a_fault() -> None:
     """Fifty blocks in use while nothing runs are a fault before anything was offered."""
-    # GIVEN a pool of which fifty blocks are stuck
+    # A pool of which fifty blocks are stuck
     actual = result(World(held_at_start_blocks=50))
 
-    # THEN
     assert ("fault", 50) == (actual.status, measured(actual)["blocks"])
 
 
 def test_more_on_the_device_than_explained_is_suspect() -> None:
     """Six GiB that neither pool nor weights nor the allowance explain are told, with their size."""
-    # GIVEN a co-tenant
+    # A co-tenant
     actual = result(World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
 
-    # THEN
     assert "suspect" == actual.status
 
 
 def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
     """A fault is not softened by something else that is only suspect."""
-    # GIVEN both at once
+    # Both at once
     world = World(held_at_start_blocks=50, foreign={0: (TRAINING,)}, device_bytes=48 * GIB)
 
-    # THEN
     assert "fault" == result(world).status
 
 
@@ -91,43 +90,37 @@ def test_held_blocks_weigh_more_than_unexplained_bytes() -> None:
 )
 def test_a_pool_that_was_not_seen_idle_is_unknown(world: World) -> None:
     """Without an idle moment and its usage the step cannot be judged, and says which was missing."""
-    # WHEN such a run is judged
     actual = result(world)
 
-    # THEN
     assert "unknown" == actual.status
 
 
 def test_too_few_readings_are_not_called_traffic() -> None:
     """A server whose pages came too slowly to tell is not accused of traffic that nobody saw."""
-    # GIVEN a run of whose engine readings one is left
+    # A run of whose engine readings one is left
     whole = run()
     begin_seconds = whole.spans("baseline")[0].begin_seconds
     only = next(one for one in whole.samples if one.engines is not None and one.at_seconds >= begin_seconds)
     late = replace(whole, samples=tuple(one for one in whole.samples if one.engines is None or one is only))
 
-    # THEN
-    summary = ANY_TEXT
-    assert summary == result(World(), late).summary
+    assert "unknown" == result(World(), late).status
 
 
 def test_a_step_that_did_not_run_or_end_is_unknown() -> None:
     """No span, or one that was cut off, is told as such."""
-    # GIVEN a run without marks of the step, and one whose step has no end
+    # A run without marks of the step, and one whose step has no end
     whole = run()
     none = Timeline(samples=whole.samples)
     begun = Timeline(samples=whole.samples, marks=whole.marks[:1])
 
-    # THEN
     assert [ANY_TEXT, ANY_TEXT] == [result(World(), timeline).summary for timeline in (none, begun)]
 
 
 def test_without_a_gpu_the_pool_alone_is_judged() -> None:
     """No driver is no reason for unknown: the pool is empty, and that the device is not seen is said."""
-    # GIVEN no NVML
+    # No NVML
     actual = result(World(nvml=NO_NVML))
 
-    # THEN
     assert "ok" == actual.status
     assert measured(actual)["device_used_bytes"] is None
     assert expected(actual)["device_used_bytes"] is None
@@ -135,42 +128,39 @@ def test_without_a_gpu_the_pool_alone_is_judged() -> None:
 
 def test_a_gpu_that_fails_is_unknown() -> None:
     """A device that should tell its memory and does not leaves the step open."""
-    # GIVEN a GPU that is listed and lost
+    # A GPU that is listed and lost
     lost = device(used_bytes=None)
     actual = result(World(), with_devices(World(), lost, gaps=(GPU_LOST,)))
 
-    # THEN
     assert "unknown" == actual.status
     assert measured(actual)["device_used_bytes"] is None
 
 
 def test_a_gpu_without_memory_of_its_own_is_like_none() -> None:
     """Unified memory (GB10) is not told by NVML at all: that is absence, as without a GPU, and no failure."""
-    # GIVEN such a device with its gap
+    # Such a device with its gap
     absent = Gap(source="nvml", kind="absent", reason="GPU 0 does not report its memory (Not Supported)")
     unified = device(used_bytes=None, processes=(process(100, 5 * GIB),))
     actual = result(World(), with_devices(World(), unified, gaps=(absent,)))
 
-    # THEN
     assert "ok" == actual.status
     assert measured(actual)["device_used_bytes"] is None
 
 
 def test_a_mig_parent_that_is_hidden_is_read_through_its_slice() -> None:
     """In a container with a MIG slice the parent may not be read: the slice is the server's device."""
-    # GIVEN a hidden parent and one slice, whose processes cannot be told
+    # A hidden parent and one slice, whose processes cannot be told
     hidden = Gap(source="nvml", kind="absent", reason="GPU 0 is not read as a whole but in its 1 MIG slices")
     parent = device(used_bytes=None)
     part = device(uuid="MIG-a", mig_parent_uuid="GPU-0", used_bytes=19 * GIB)
     actual = result(World(server_seen=False), with_devices(World(server_seen=False), parent, part, gaps=(hidden,)))
 
-    # THEN
     assert ("ok", 19 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_only_the_servers_gpus_count() -> None:
     """On a host of two GPUs the other tenant's is not added to the server's, on any reading."""
-    # GIVEN a full GPU 1 without a process of the server, and readings that mostly come without process lists
+    # A full GPU 1 without a process of the server, and readings that mostly come without process lists
     world = World(foreign={1: (process(7, 23 * GIB),)})
     whole = run(world)
     first = next(index for index, sample in enumerate(whole.samples) if sample.devices is not None)
@@ -182,53 +172,195 @@ def test_only_the_servers_gpus_count() -> None:
     )
     actual = result(world, Timeline(samples=samples, marks=whole.marks))
 
-    # THEN
     assert ("ok", 464 * MIB + POOL_BYTES + 7 * GIB) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_no_more_is_expected_than_there_is() -> None:
     """Pool, weights and allowance may add up to more than the device; what is expected on it does not."""
-    # GIVEN a device that is full and little larger than what is certainly on it
+    # A device that is full and little larger than what is certainly on it
     actual = result(World(), with_devices(World(), device(used_bytes=19 * GIB, total_bytes=19 * GIB)))
 
-    # THEN
     assert ("ok", 19 * GIB) == (actual.status, expected(actual)["device_used_bytes"])
 
 
 def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     """Two GPUs and no telling which is the server's: somebody else's full one accuses nobody."""
-    # GIVEN two GPUs without process lists, of which the second is somebody else's
+    # Two GPUs without process lists, of which the second is somebody else's
     full = with_devices(
         World(server_seen=False), device(used_bytes=19 * GIB), device(1, used_bytes=79 * GIB, total_bytes=80 * GIB)
     )
     actual = result(World(server_seen=False), full)
 
-    # THEN
     assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
 
 
 def test_two_ranks_are_explained_by_a_pool_each() -> None:
     """Tensor parallel: each rank has a pool, and they share the weights."""
-    # GIVEN a healthy server on two GPUs
+    # A healthy server on two GPUs
     actual = result(World(gpus=2))
 
-    # THEN
     assert ("ok", 2 * (464 * MIB + POOL_BYTES + 4 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_two_engines_are_explained_by_a_pool_and_weights_each() -> None:
     """Data parallel: each engine has a pool and the weights of its own."""
-    # GIVEN a healthy server of two engines on two GPUs
+    # A healthy server of two engines on two GPUs
     actual = result(World(pools=(pool("0"), pool("1")), gpus=2))
 
-    # THEN
     assert ("ok", 2 * (464 * MIB + POOL_BYTES + 7 * GIB)) == (actual.status, measured(actual)["device_used_bytes"])
 
 
 def test_without_the_weights_nothing_is_called_unexplained() -> None:
     """Where the checkpoint is not visible the device's bytes are told and not judged."""
-    # GIVEN a co-tenant, and weights of unknown size
+    # A co-tenant, and weights of unknown size
     actual = result(World(weights_bytes=None, foreign={0: (TRAINING,)}, device_bytes=48 * GIB))
 
-    # THEN
     assert ("ok", None) == (actual.status, expected(actual)["device_used_bytes"])
+
+
+EXPLAINED = 6145 * 2 * MIB + 6 * GIB + 464 * MIB + 1100 * MIB + int(0.08 * 24 * GIB)
+"""Pool, weights, the driver's share, a context, and 8 % of 24 GiB."""
+
+BEGIN, END = 10.0, 20.0
+
+
+def idle(
+    *devices: Device, pages: tuple[Engine, ...] = (engine(),) * 2, gaps: tuple[Gap, ...] = (), gap_at: float = 11.0
+) -> StepResult:
+    """The step on one reading of the devices and some pages, a second each."""
+    samples = [Sample(at_seconds=12.0 + number, engines=(page,)) for number, page in enumerate(pages)]
+    if devices:
+        samples.append(Sample(at_seconds=12.5, devices=devices))
+    samples.append(Sample(at_seconds=gap_at, gaps=gaps))
+    marks = (
+        Mark(at_seconds=BEGIN, step="baseline", cycle=0, phase="begin", notes=("as planned",)),
+        Mark(at_seconds=END, step="baseline", cycle=0, phase="end"),
+    )
+    timeline = Timeline(samples=tuple(sorted(samples, key=lambda one: one.at_seconds)), marks=marks)
+    known = replace(facts(World()), server_pids=None)
+    return judge(timeline, known, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("used", "status"),
+    [
+        (EXPLAINED, "ok"),
+        (EXPLAINED + 1, "suspect"),
+    ],
+)
+def test_what_is_explained_is_told_to_the_byte(used: int, status: str) -> None:
+    """12.00 GiB of pool, 6 of weights, and 3.45 of driver, context and activations."""
+    assert StepResult(
+        id="baseline",
+        status=status,  # type: ignore[arg-type]
+        summary=ANY_TEXT,
+        expected=(
+            Quantity(name="blocks", value=0, unit="blocks"),
+            Quantity(name="device_used_bytes", value=EXPLAINED, unit="bytes"),
+        ),
+        measured=(
+            Quantity(name="blocks", value=0, unit="blocks"),
+            Quantity(name="device_used_bytes", value=used, unit="bytes"),
+        ),
+        notes=("as planned",),
+    ) == idle(device(used_bytes=used))
+
+
+HELD = (holding(7),) * 2
+
+DARK = device(1, used_bytes=None)
+
+LOST = (GPU_LOST,)
+
+
+@pytest.mark.parametrize(
+    ("actual", "status", "measurable"),
+    [
+        (lambda: idle(pages=HELD), "fault", False),
+        (lambda: idle(device(used_bytes=EXPLAINED + 1), pages=HELD), "fault", True),
+        (lambda: idle(device(), DARK, gaps=LOST), "unknown", False),
+        (lambda: idle(device(), DARK, gaps=LOST, pages=HELD), "fault", False),
+        (lambda: idle(device(), DARK), "ok", False),
+        (lambda: idle(device(), DARK, gaps=(NO_NVML,)), "ok", False),
+        (lambda: idle(device(), DARK, gaps=(NO_ANSWER,)), "ok", False),
+        (lambda: idle(device(), DARK, gaps=LOST, gap_at=BEGIN), "unknown", False),
+        (lambda: idle(device(), DARK, gaps=LOST, gap_at=BEGIN - 1), "ok", False),
+        (lambda: idle(device(), DARK, gaps=LOST, gap_at=END + 1), "ok", False),
+        (
+            lambda: idle(device(), pages=(engine(usage=None),) * 2),
+            "unknown",
+            True,
+        ),
+    ],
+    ids=[
+        "blocks",
+        "blocks and bytes",
+        "GPU lost",
+        "blocks, GPU lost",
+        "GPU does not tell",
+        "NVML absent",
+        "page failed",
+        "lost at its begin",
+        "lost before",
+        "lost after",
+        "usage not told",
+    ],
+)
+def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_told(
+    actual: object, status: str, measurable: bool
+) -> None:
+    """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
+    result = actual()  # type: ignore[operator]
+
+    assert status == result.status
+    assert measurable == (measured(result)["device_used_bytes"] is not None)
+
+
+def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
+    """Another tenant's bytes are not to be explained by this server's."""
+    actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
+
+    assert "ok" == actual.status
+    assert Quantity(name="device_used_bytes", value=None, unit="bytes") == actual.expected[1]
+
+
+@pytest.mark.parametrize(
+    ("pages", "gaps"),
+    [
+        ((engine(running=1), engine()), ()),
+        ((engine(running=None), engine(running=1)), ()),
+        ((engine(running=None), engine()), ()),
+        ((engine(),), ()),
+        ((), (NO_ANSWER,)),
+    ],
+    ids=["busy", "busy, and untold", "untold", "one reading", "none"],
+)
+def test_why_the_pool_was_not_seen_idle_is_told(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
+    """Traffic, an engine that does not tell, or pages that came too slowly."""
+    actual = idle(device(), pages=pages, gaps=gaps)
+    assert ("unknown", ("as planned",)) == (actual.status, actual.notes)
+
+
+def test_readings_outside_of_the_step_are_not_its_own() -> None:
+    """What ran before it began, or after its end, is no traffic of its own."""
+    # A busy page before and after one idle page within
+    pages = [(BEGIN - 1, engine(running=1)), (BEGIN, engine()), (END + 1, engine(running=1))]
+    samples = tuple(Sample(at_seconds=at_seconds, engines=(page,)) for at_seconds, page in pages)
+    marks = tuple(
+        Mark(at_seconds=at_seconds, step="baseline", cycle=0, phase=phase)  # type: ignore[arg-type]
+        for at_seconds, phase in ((BEGIN, "begin"), (END, "end"))
+    )
+    judge(Timeline(samples=samples, marks=marks), facts(World()), DEFAULT_LIMITS)
+
+
+def test_what_the_step_offers() -> None:
+    """Nothing, for four seconds, once."""
+    offered = STEP.workload
+    assert ("baseline", 1, 0, 0, 0, 4.0) == (
+        STEP.id,
+        STEP.cycles,
+        offered.requests,
+        offered.prompt_tokens,
+        offered.max_tokens,
+        offered.hold_seconds,
+    )

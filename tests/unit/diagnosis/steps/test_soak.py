@@ -1,4 +1,4 @@
-"""The soak: what grows with requests is found, what grows anyway or stops is told apart, what is missing said."""
+"""The soak: growth with requests is found, other growth is not, and each figure of the result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.steps.soak_step import judge
-from kvdiag.model import StepResult, Timeline
+from kvdiag.diagnosis.steps.soak_step import STEP, judge
+from kvdiag.model import Quantity, StepResult, Timeline
 from kvdiag.outputs.documents.diagnosis_document import document
 from tests.builders.answers import evidence, finding, measured, statuses
 from tests.builders.runs import judged, run
@@ -22,6 +22,7 @@ from tests.builders.values import KIB, MIB
 from tests.builders.worlds import World
 
 PAGE = 2 * MIB
+
 LEAK = [size // PAGE * PAGE for size in after_requests(0.25 * MIB)]
 """A quarter of a MiB with each request, as the driver's pages show it: 2.3 MiB in the mean load cycle."""
 
@@ -42,10 +43,8 @@ ALL = Seen(live=NONE, beside=NONE, host=NONE)
 
 def test_nothing_grows() -> None:
     """Flat components are ok, and each kind says which leak it would have shown."""
-    # WHEN
     actual = result(ALL)
 
-    # THEN
     assert ("ok", "no leak found over 30 load and 30 idle cycles, 312 requests") == (actual.status, actual.summary)
     assert (
         "KV blocks: all released (detection limit 1 block over 312 requests)",
@@ -99,10 +98,8 @@ def test_nothing_grows() -> None:
 )
 def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str, str]) -> None:
     """What grows names the verdict, and the idle cycles whether it is the requests that do."""
-    # WHEN
     status, findings = result(seen).status, leaks(seen)
 
-    # THEN
     blamed = {name: findings[name] for name in found}
     others = {name: one for name, one in findings.items() if name not in found and one in ("suspect", "fault")}
     assert (step, found, {}) == (status, blamed, others)
@@ -110,10 +107,8 @@ def test_growth_is_told_by_its_component(seen: Seen, step: str, found: dict[str,
 
 def test_leak_says_what_decided() -> None:
     """A finding of a soak holds growth in load and idle cycles, per request, each test's chance, and the dose."""
-    # WHEN
     actual = finding(diagnose(soak(replace(ALL, live=after_requests(64 * KIB))), facts_of()), "leak.device_torch")
 
-    # THEN
     figures = evidence(actual)
     assert "grows 64.0 KiB with each request and is not released; larger doses leave more" in actual.summary
     assert (0.0, 64.0 * KIB, 19, 19) == (
@@ -130,32 +125,28 @@ def test_leak_says_what_decided() -> None:
 
 def test_growth_that_stops_is_warm_up() -> None:
     """First touch that ends is no leak, and is told with its size."""
-    # GIVEN 300 MiB with the first load cycle, half of that with the next, and so on
+    # 300 MiB with the first load cycle, half of that with the next, and so on
     levels, level, step = [], 0.0, 300.0
     for load in LOADS:
         level, step = (level + step, step / 2) if load.requests else (level, step)
         levels.append(int(level * MIB) // PAGE * PAGE)
     seen = Seen(server=levels)
 
-    # WHEN
     actual = result(seen)
 
-    # THEN
     assert ("ok", "ok") == (actual.status, leaks(seen)["leak.device_non_torch"])
     assert any("grew 598 MiB and stopped: warm-up" in note for note in actual.notes), actual.notes
 
 
 def test_what_only_new_content_grows_is_a_cache() -> None:
     """Repeated contents leave nothing behind where contents are kept: a suspect, until its bound is known."""
-    # GIVEN a cache that keeps a MiB of each new content
+    # A cache that keeps a MiB of each new content
     first = next(place for place, load in enumerate(LOADS) if load.repeated)
     levels = after_requests(MIB)
     seen = replace(ALL, host=[levels[min(place, first)] for place in range(len(LOADS))])
 
-    # WHEN
     found = finding(diagnose(soak(seen), facts_of()), "leak.host")
 
-    # THEN
     assert "suspect" == found.status
     assert "with each request of new content and not with repeated ones" in found.summary
 
@@ -193,14 +184,12 @@ def test_too_few_cycles_say_why(seen: Seen, why: str) -> None:
 
 def test_some_spoilt_cycles_are_left_out() -> None:
     """What somebody else's prompts brought is not counted, and the others decide."""
-    # GIVEN somebody whose three prompts leave 50 MiB each
+    # Somebody whose three prompts leave 50 MiB each
     spoilt = (9, 22, 35)
     levels = [50 * MIB * sum(each <= place for each in spoilt) for place in range(len(LOADS))]
 
-    # WHEN
     actual = result(replace(ALL, beside=levels, other_prompts=spoilt))
 
-    # THEN
     assert ("ok", "3 of 60 cycles left out: other traffic") == (actual.status, actual.notes[1])
 
 
@@ -217,13 +206,10 @@ UNSTEADY = World(first_touch_bytes=(*[0] * 7, 4 * MIB, 0, 4 * MIB))
 
 def test_soak_answers_what_the_minute_left_open() -> None:
     """One verdict of both: a rise in two of six cycles tells nothing, nineteen flat load cycles do."""
-    # GIVEN
     minute, both = run(UNSTEADY), after(run(UNSTEADY), soak(Seen()))
 
-    # WHEN
     before, actual = diagnose(minute, facts_of()), diagnose(both, facts_of())
 
-    # THEN
     names = ("leak.device_torch", "leak.device_non_torch", "benign.warmup")
     assert ["unknown"] * 3 == [finding(before, name).status for name in names]
     assert ["ok"] * 3 == [finding(actual, name).status for name in names]
@@ -231,17 +217,14 @@ def test_soak_answers_what_the_minute_left_open() -> None:
 
 def test_soak_that_cannot_tell_hides_nothing() -> None:
     """What the minute's cycles called stays called where the soak was spoilt or open."""
-    # GIVEN
     minute = run(World(device_growth_bytes=6 * MIB))
     open_ = Seen(server=after_cycles(4 * MIB), server_told=False)
 
-    # WHEN
     actual = [
         finding(diagnose(after(minute, soak(seen)), facts_of()), "leak.device_torch").status
         for seen in (open_, replace(ALL, other_prompts=range(60)))
     ]
 
-    # THEN
     assert ["fault", "fault"] == actual
 
 
@@ -251,6 +234,7 @@ def test_soak_that_was_not_asked_for_is_no_step() -> None:
 
 
 sizes = st.lists(st.integers(-(2**30), 2**30), min_size=len(LOADS), max_size=len(LOADS))
+
 places = st.sets(st.integers(0, len(LOADS) - 1), max_size=20)
 
 
@@ -265,7 +249,6 @@ def test_any_soak_is_judged(
     lost: set[int],
 ) -> None:
     """Whatever the readings are, and whichever marks are missing, there is a verdict, and a valid document."""
-    # GIVEN
     whole = soak(
         Seen(
             server=server,
@@ -278,11 +261,87 @@ def test_any_soak_is_judged(
     )
     marks = tuple(mark for place, mark in enumerate(whole.marks) if place // 5 not in lost)
 
-    # WHEN
     actual = diagnose(Timeline(samples=whole.samples, marks=marks), facts_of())
 
-    # THEN
     assert actual.steps[-1].summary
     json.dumps(document(actual), allow_nan=False)
     written = [one.value for each in actual.findings for one in each.evidence if isinstance(one.value, float)]
     assert all(map(math.isfinite, written))
+
+
+def result_with_notes(seen: Seen, notes: tuple[str, ...] = ()) -> StepResult:
+    """The step's result, where the first mark has notes."""
+    whole = soak(seen)
+    marks = (replace(whole.marks[0], notes=notes), *whole.marks[1:])
+    return judge(Timeline(samples=whole.samples, marks=marks), facts_of(), DEFAULT_LIMITS)
+
+
+def test_blocks_that_did_not_come_back_weigh_most() -> None:
+    """Half a block with each of 312 requests, and device memory that grows beside it: the blocks are told."""
+    actual = result_with_notes(Seen(blocks=after_requests(0.5), server=after_requests(MIB)), notes=("shorter",))
+
+    # 156 less what was kept in the first cycle, which is idle
+    assert ("fault", "156 KV blocks are still in use after 30 load and 30 idle cycles, 312 requests") == (
+        actual.status,
+        actual.summary,
+    )
+    assert (Quantity(name="blocks_kept", value=0, unit="blocks"),) == actual.expected
+    assert (
+        Quantity(name="requests", value=312, unit="requests"),
+        Quantity(name="blocks_kept", value=156, unit="blocks"),
+        Quantity(name="cycles_judged", value=19, unit="cycles"),
+        Quantity(name="idle_cycles_judged", value=19, unit="cycles"),
+    ) == actual.measured
+    assert "shorter" == actual.notes[0]
+    assert not any("KV blocks" in note for note in actual.notes)
+    assert any("the server's device memory grows" in note for note in actual.notes)
+
+
+def test_the_component_that_is_worst_is_the_summary_and_each_kind_has_a_note() -> None:
+    """A leak of the server's, beside what is flat: the smallest leak that each of those would have shown."""
+    actual = result_with_notes(Seen(server=after_requests(MIB), host=NONE))
+
+    assert "fault" == actual.status
+    assert "the server's device memory grows" in actual.summary
+    kinds = (
+        "KV blocks: all released",
+        "GPU 0: the server's device memory grows",
+        "device memory of other processes: flat",
+        "anonymous",
+    )
+    assert [True] * 4 == [note.startswith(kind) for note, kind in zip(actual.notes, kinds, strict=True)]
+
+
+def test_cycles_that_were_spoilt_are_counted() -> None:
+    """Two of sixty, one of them idle: what is left is told, with the reason of the first."""
+    actual = result_with_notes(Seen(other_prompts=(10, 11)))
+
+    assert actual.summary.startswith("no leak found over 29 load and 29 idle cycles, ")
+    assert "2 of 60 cycles left out: other traffic" in actual.notes
+
+
+def test_a_soak_that_cannot_be_judged_keeps_its_notes() -> None:
+    """Too few cycles, or none at all."""
+    short = result_with_notes(Seen(last_cycle=4), notes=("cut",))
+    assert ("soak", "unknown", ("cut",)) == (short.id, short.status, short.notes)
+    assert "load cycles of new content can be judged, 12 are needed" in short.summary
+    none = judge(Timeline(samples=()), facts_of(), DEFAULT_LIMITS)
+    assert ("it did not run", ()) == (none.summary, none.notes)
+
+
+def test_what_the_step_offers() -> None:
+    """Four requests of 2,048 tokens, sixteen out, thirty times."""
+    offered = STEP.workload
+    assert ("soak", 30, 4, 2_048, 16) == (
+        STEP.id,
+        STEP.cycles,
+        offered.requests,
+        offered.prompt_tokens,
+        offered.max_tokens,
+    )
+
+
+@pytest.mark.parametrize(("each", "status"), [(1 / 312, "fault"), (0.0, "ok")])
+def test_one_block_of_all_requests_is_a_fault(each: float, status: str) -> None:
+    """Blocks are counted exactly: one that stays is one too many."""
+    assert status == result_with_notes(Seen(blocks=after_requests(each + 1e-9))).status

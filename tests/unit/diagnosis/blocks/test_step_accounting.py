@@ -1,4 +1,4 @@
-"""Which loads can be judged: seen whole, without other traffic, from floor to floor; and what their judgement is."""
+"""A load's blocks against what its tokens need, and when a load cannot be judged."""
 
 from __future__ import annotations
 
@@ -7,19 +7,184 @@ from dataclasses import replace
 
 import pytest
 
+from kvdiag.diagnosis.blocks.expected import ExpectedBlocks
 from kvdiag.diagnosis.blocks.step_accounting import (
+    Growth,
     blind_spot,
+    compare,
     floor_after,
     floor_before,
+    highest_blocks,
     judge_load,
     last_span,
+    measure,
+    nominal_need,
     other_tokens,
+    quantities,
     refused,
+    rounded,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Engine, Facts, Gap, Quantity, Sample, Span, Timeline
-from tests.builders.values import MIB
-from tests.unit.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, idle, marks, seen, under_load
+from kvdiag.model import Engine, Facts, Gap, Quantity, Sample, Span, Status, Timeline
+from tests.builders.values import MIB, pool
+from tests.unit.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, WORKLOAD, idle, marks, seen, under_load
+
+
+def growth(held: int, need: int, *, requests: int = 2, least: int | None = None) -> Growth:
+    """So many blocks held where so many are needed."""
+    return Growth(
+        samples=2,
+        requests=requests,
+        tokens=1024,
+        need=ExpectedBlocks(least_blocks=need if least is None else least, most_blocks=need),
+        held_blocks=held,
+        filled_ratio=None,
+    )
+
+
+@pytest.mark.parametrize(("held", "excess"), [(59, -1), (60, 0), (64, 0), (65, 1), (100, 36), (0, -60)])
+def test_excess_is_counted_from_the_nearer_end_of_the_need(held: int, excess: int) -> None:
+    """Blocks between the least and the most that tokens need are neither too many nor too few."""
+    assert excess == growth(held, 64, least=60).excess_blocks
+
+
+@pytest.mark.parametrize(
+    ("held", "need", "requests", "status"),
+    [
+        (66, 64, 2, "ok"),  # a block for each request is the tolerance
+        (67, 64, 2, "suspect"),
+        (62, 64, 2, "ok"),
+        (61, 64, 2, "suspect"),
+        (65, 64, 1, "ok"),
+        (66, 64, 1, "suspect"),
+        (96, 64, 2, "suspect"),  # 1.5 times
+        (97, 64, 2, "fault"),
+        (0, 64, 2, "unknown"),
+        (-5, 64, 2, "unknown"),
+        (1, 64, 2, "suspect"),
+        (3, 0, 2, "fault"),
+    ],
+)
+def test_blocks_beyond_one_a_request_count(held: int, need: int, requests: int, status: Status) -> None:
+    """One block for each request is the tolerance, half as much again a fault, and nothing held tells nothing."""
+    assert status == compare(growth(held, need, requests=requests), DEFAULT_LIMITS)[0]
+
+
+def test_fewer_blocks_than_the_tokens_need_are_suspect() -> None:
+    """The pool's report then does not fit the model."""
+    assert "suspect" == compare(growth(10, 64), DEFAULT_LIMITS)[0]
+
+
+def test_fullest_whole_sample_is_measured() -> None:
+    """Blocks are those beyond the floor, at the fullest of the samples that saw every request."""
+    # A load of which one sample saw but one request
+    timeline = seen(under_load(20.0, 64), under_load(25.0, 90), under_load(26.0, 80), under_load(27.0, 200, (512,)))
+
+    actual = measure(timeline, KNOWN, SPAN, 3)
+
+    need = ExpectedBlocks(least_blocks=64, most_blocks=64)
+    assert actual == Growth(
+        samples=3, requests=2, tokens=1024, need=need, held_blocks=87, filled_ratio=1024 / (87 * 16)
+    )
+
+
+def test_nothing_is_measured_of_an_engine_that_tells_no_usage() -> None:
+    """No blocks, no figure; one sample that tells them is enough."""
+    blind = under_load(21.0, 64, usage=False)
+    assert measure(seen(blind), KNOWN, SPAN, 0) is None
+    told = measure(seen(blind, under_load(22.0, 64)), KNOWN, SPAN, 0)
+    assert told is not None
+    assert (2, 64) == (told.samples, told.held_blocks)
+    assert measure(seen(under_load(21.0, 64)), Facts(), SPAN, 0) is None
+
+
+def test_need_reaches_from_the_look_before_the_page_to_the_one_after() -> None:
+    """A page was rendered somewhere between the two looks at our streams: from 30 + 32 blocks to 32 + 33."""
+    # 480 and 512 tokens before, 512 and 513 after
+    actual = measure(seen(under_load(21.0, 63, (512, 513), before=(480, 512))), KNOWN, SPAN, 0)
+
+    assert actual is not None
+    assert ExpectedBlocks(least_blocks=62, most_blocks=65) == actual.need
+
+
+@pytest.mark.parametrize(
+    ("counted", "tokens"),
+    [
+        (None, 1024),
+        (1026, 1024),  # each request's last token is not stored yet
+        (1027, 1026),  # one token behind: either request may have it
+        (1028, 1026),
+        (1029, 1028),
+        (900, 1024),  # a counter behind our own streams takes nothing away
+    ],
+)
+def test_tokens_that_our_streams_lag_behind_are_needed_as_well(counted: int | None, tokens: int) -> None:
+    """What the engines counted beyond what our streams have brought is shared out, rounded up."""
+    # Counters that stood at 0 when the span began
+    first = idle(10.0, counted=None if counted is None else 0)
+
+    actual = measure(seen(first, under_load(21.0, 64, counted=counted)), KNOWN, SPAN, 0)
+
+    assert actual is not None
+    assert tokens == actual.tokens
+
+
+def test_one_request_has_all_that_its_stream_lags_behind() -> None:
+    """Of one request every token that was counted and not yet read is its own."""
+    # 512 tokens read of a request that had brought 522 to the page
+    alone = under_load(21.0, 33, (512,), running=1, counted=523)
+    span = replace(SPAN, workload=replace(WORKLOAD, requests=1))
+
+    actual = measure(seen(idle(10.0, counted=0), alone), KNOWN, span, 0)
+
+    assert actual is not None
+    assert 522 == actual.tokens
+
+
+def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
+    """Windowed layers hold the last chunk of a prompt until three tokens after it: 515 of a prompt of 512."""
+    sliding = Facts(pools=(pool(sliding_window_tokens=1024),))
+    early, late = under_load(21.0, 99, (514, 600)), under_load(22.0, 66, (515, 600))
+    behind = under_load(23.0, 99, (515, 600), before=(514, 599))
+
+    actual = measure(seen(early, late, behind), sliding, SPAN, 0)
+
+    # One that keeps every token is measured at any time
+    assert actual is not None
+    assert (1, 66) == (actual.samples, actual.held_blocks)
+    everything = measure(seen(early, late, behind), KNOWN, SPAN, 0)
+    assert everything is not None
+    assert (3, 99) == (everything.samples, everything.held_blocks)
+
+
+def test_bytes_are_those_of_the_blocks() -> None:
+    """39 blocks of 2 MiB are 78 MiB; without a block's size they are not told."""
+    sizes = quantities(KNOWN, requests=1, tokens=624, blocks=39)
+    assert [("requests", 1), ("tokens", 624), ("blocks", 39), ("bytes", 78 * MIB)] == [
+        (one.name, one.value) for one in sizes
+    ]
+    assert ["requests", "tokens", "blocks", "bytes"] == [one.unit for one in sizes]
+    extra = Quantity(name="kept", value=1, unit="blocks")
+    untold = quantities(Facts(), requests=1, tokens=624, blocks=39, extra=(extra,))
+    assert (None, extra) == (untold[3].value, untold[4])
+    assert (0.1235, None) == (rounded(0.12345678), rounded(None))
+
+
+def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
+    """The prefill's among them; outside the load they do not count."""
+    timeline = seen(*WHOLE[:2], under_load(21.0, 70), under_load(30.0, 90, (512,)), idle(31.0, 500))
+    assert 87 == highest_blocks(timeline, KNOWN, SPAN, DEFAULT_LIMITS)
+    assert highest_blocks(timeline, KNOWN, replace(SPAN, release_seconds=None), DEFAULT_LIMITS) is None
+    assert highest_blocks(timeline, KNOWN, replace(SPAN, offer_seconds=None), DEFAULT_LIMITS) is None
+    assert highest_blocks(seen(*WHOLE[:2]), KNOWN, SPAN, DEFAULT_LIMITS) is None
+    blind = under_load(22.0, 99, usage=False)
+    assert 64 == highest_blocks(seen(*WHOLE[:3], blind), KNOWN, SPAN, DEFAULT_LIMITS)
+
+
+def test_finished_requests_need_all_but_their_last_token() -> None:
+    """512 + 65 - 1 = 576 tokens are 36 blocks, of two requests 72."""
+    assert ExpectedBlocks(least_blocks=72, most_blocks=72) == nominal_need(KNOWN, SPAN)
+    assert nominal_need(KNOWN, replace(SPAN, workload=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +312,7 @@ def test_only_memory_that_ran_out_refuses(span: Span | None, said: str | None) -
 
 def test_a_load_is_judged_by_its_last_offer() -> None:
     """A load that was not seen whole is offered once more: the second one counts, with its floor."""
-    # GIVEN two cycles, of which the first held twice what its tokens need
+    # Two cycles, of which the first held twice what its tokens need
     again = replace(
         SPAN, begin_seconds=50.0, offer_seconds=60.0, release_seconds=70.0, end_seconds=80.0, notes=("again",)
     )
@@ -156,10 +321,8 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
         samples=(*WHOLE[:2], under_load(21.0, 131), under_load(22.0, 131), *later), marks=(*marks(), *marks(again, 1))
     )
 
-    # WHEN
     actual = judge_load("load", timeline, KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     last = last_span(timeline, "load")
     assert last is not None
     assert (1, ("again",)) == (last.cycle, actual.notes)
@@ -176,14 +339,11 @@ def test_a_load_is_judged_by_its_last_offer() -> None:
 
 def test_a_load_that_cannot_be_judged_says_so() -> None:
     """Out of memory is a fault, a step that did not run or has no floor is unknown."""
-    # GIVEN
     failed = replace(SPAN, outcome=replace(OUTCOME, completed=1, failed=1, errors=("out of memory",)), notes=("n",))
 
-    # WHEN
     refusal = judge_load("load", Timeline(samples=WHOLE, marks=marks(failed)), KNOWN, DEFAULT_LIMITS)
     absent = judge_load("other", seen(*WHOLE), KNOWN, DEFAULT_LIMITS)
     judge_load("load", seen(*WHOLE[2:]), KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert ("fault", ("n",)) == (refusal.status, refusal.notes)
     assert ("unknown", ()) == (absent.status, absent.notes)

@@ -40,15 +40,12 @@ class TestCapture:
 
     def test_room_that_the_engine_had_kept_is_told(self) -> None:
         """Its own estimate, where the log has it, and the settings that make the graphs smaller."""
-        # GIVEN
         rank = RankReport(name="", graphs_estimate=PrintedSize(nominal_bytes=768 * MIB))
         one = account(phase="graph_capture", max_num_seqs=512)
 
-        # WHEN
         finding(CAPTURE, one, report=EngineReport(ranks=(rank,)))
         untold = finding(CAPTURE, one, report=EngineReport(ranks=(replace(rank, graphs_estimate=None),)))
 
-        # THEN
         assert "had kept" not in untold.summary
 
     def test_without_bytes_nothing_is_said_to_be_the_least(self) -> None:
@@ -113,10 +110,8 @@ class TestActivation:
         self, phase: str | None, parts: dict[str, Any], told: str | None
     ) -> None:
         """A log from the start would tell whether it was a request or the start; one that is given is not asked for."""
-        # GIVEN
         summary = finding(ACTIVATION, account(phase=phase), **parts).summary
 
-        # THEN
         _, found, missing = summary.partition("or the start is unknown")
         assert told == (missing if found else None)
 
@@ -134,10 +129,8 @@ class TestActivation:
         self, free_bytes: int | None, status: str, another_limit: bool
     ) -> None:
         """A segment of 2 MiB more than that, and the device was not full: another limit stood against it."""
-        # WHEN
         actual = finding(ACTIVATION, account(phase="prefill", free_bytes=free_bytes, unallocated_bytes=0))
 
-        # THEN
         assert status == actual.status
         assert another_limit == ("another limit" in actual.summary)
 
@@ -162,15 +155,12 @@ class TestActivation:
     )
     def test_what_took_the_room_before_it_is_the_cause(self, verdict: str, before: str, status: str) -> None:
         """A leak or a second copy that the trace shows; not one that it does not show, nor the host's."""
-        # GIVEN
         found = Finding(id=verdict, status=before, summary=ANY_TEXT)  # type: ignore[arg-type]
         case = Case(accounts=(account(phase="prefill"),), before=BEFORE)
         case = replace(case, before=replace(BEFORE, findings=(found,)))
 
-        # WHEN
         (actual,) = judge_activation(case, DEFAULT_LIMITS)
 
-        # THEN
         assert status == actual.status
 
     @pytest.mark.parametrize(
@@ -189,21 +179,15 @@ class TestActivation:
     )
     def test_setting_is_that_of_the_step(self, figures: dict[str, object]) -> None:
         """What the failed allocation grows with, scaled by the quarter of it that was free."""
-        # GIVEN
         report = EngineReport(settings=EngineSettings(max_num_batched_tokens=8192))
 
-        # WHEN
         one = account(**{"max_num_seqs": 512, **figures})  # type: ignore[arg-type]
         finding(ACTIVATION, one, report=report)
 
-        # THEN
-
     def test_step_that_failed_stands_in_for_the_largest(self) -> None:
         """Where the log does not say how many tokens a batch may have, the batch that failed had so many."""
-        # GIVEN
         step = Work(scheduled_tokens=6144, requests=3)
 
-        # WHEN
         finding(ACTIVATION, account(phase="prefill", work=step))
         finding(
             ACTIVATION,
@@ -211,8 +195,6 @@ class TestActivation:
             report=EngineReport(settings=EngineSettings(max_num_batched_tokens=8192)),
         )
         finding(ACTIVATION, account(phase="profile"))
-
-        # THEN
 
 
 BEFORE = Diagnosis(
@@ -242,13 +224,10 @@ class TestHoles:
     @pytest.mark.parametrize(("on", "advised"), [(None, True), (False, True), (True, False)])
     def test_segments_that_expand_are_advised_where_they_are_not_on(self, on: bool | None, advised: bool) -> None:
         """Where the black box says that they are, that setting is no remedy."""
-        # GIVEN
         one = account(unallocated_bytes=2 * GIB, allocator=None if on is None else allocator(expandable_segments=on))
 
-        # WHEN
         actual = finding(HOLES, one)
 
-        # THEN
         assert advised == ("expandable_segments:True" in (actual.remedy or ""))
 
     @pytest.mark.parametrize(
@@ -264,8 +243,6 @@ class TestHoles:
     )
     def test_driver_pool_that_keeps_more_than_half_is_suspect(self, figures: dict[str, object], status: str) -> None:
         """What cudaMallocAsync keeps is what is taken and not torch's; without all three figures it is not known."""
-        # WHEN
         actual = finding(HOLES, account("async", **figures))
 
-        # THEN
         assert status == actual.status

@@ -21,10 +21,8 @@ def others_of(kind: str = "torch", /, **figures: Any) -> Foreign | None:
 @pytest.mark.parametrize(("beyond_bytes", "told"), [(0, False), (1, True)])
 def test_at_start_only_what_exceeds_a_context_is_foreign(beyond_bytes: int, told: bool) -> None:
     """A refusal of the budget is printed after the process has made its own context."""
-    # GIVEN
     taken = CONTEXT + beyond_bytes
 
-    # THEN
     expected = Foreign(size_bytes=taken, sure=True) if told else None
     assert expected == others_of("budget", total_bytes=80 * GIB, free_bytes=80 * GIB - taken)
 
@@ -42,10 +40,9 @@ def test_listed_others_count_from_what_would_have_been_enough(
     total_gib: int, asked_bytes: int, least_bytes: int
 ) -> None:
     """From 256 MiB, a fiftieth of the device, and what was short, whichever is most."""
-    # GIVEN 256 MiB free, and a process that leaves the rest to others
+    # 256 MiB free, and a process that leaves the rest to others
     full = total_gib * GIB - 256 * MIB
 
-    # WHEN
     enough, less = (
         others_of(
             total_bytes=total_gib * GIB,
@@ -57,7 +54,6 @@ def test_listed_others_count_from_what_would_have_been_enough(
         for held in (least_bytes, least_bytes - 1)
     )
 
-    # THEN
     assert (Foreign(size_bytes=least_bytes, sure=True), None) == (enough, less)
 
 
@@ -66,7 +62,7 @@ def test_listed_others_count_without_the_devices_size() -> None:
     listed: dict[str, Any] = {
         "total_bytes": None,
         "free_bytes": None,
-        "other_processes": ((7, 200 * MIB), (8, 100 * MIB)),
+        "others": ((7, 200 * MIB), (8, 100 * MIB)),
     }
     assert Foreign(size_bytes=300 * MIB, sure=True) == others_of(**listed)
 
@@ -77,11 +73,10 @@ def test_without_a_list_others_are_guessed_from_the_rest(
     total_gib: int, least_gib: int, beyond_bytes: int, told: bool
 ) -> None:
     """What neither torch nor a context explains, above 2 GiB and a tenth of the device, which libraries may take."""
-    # GIVEN torch's 1.5 GiB, 256 MiB free, and the rest
+    # Torch's 1.5 GiB, 256 MiB free, and the rest
     rest = least_gib * GIB + beyond_bytes
     free = total_gib * GIB - GIB - 512 * MIB - CONTEXT - rest
 
-    # WHEN
     actual = others_of(
         total_bytes=total_gib * GIB,
         free_bytes=free,
@@ -90,23 +85,21 @@ def test_without_a_list_others_are_guessed_from_the_rest(
         process_bytes=None,
     )
 
-    # THEN
     assert (Foreign(size_bytes=rest, sure=False) if told else None) == actual
 
 
 @pytest.mark.parametrize("missing", ["total_bytes", "free_bytes", "allocated_bytes", "unallocated_bytes"])
 def test_without_all_figures_nothing_is_said_of_others(missing: str) -> None:
     """Half of a sum is no guess."""
-    # GIVEN 50 GiB that nobody explains, but for one figure
+    # 50 GiB that nobody explains, but for one figure
     figures: dict[str, Any] = {"process_bytes": None, "allocated_bytes": 28 * GIB, missing: None}
 
-    # THEN
     assert others_of(**figures) is None
     assert foreign(Case(), DEFAULT_LIMITS) is None
 
 
 @pytest.mark.parametrize(
-    ("requested", "free", "unallocated", "state"),
+    ("asked", "free", "unallocated", "state"),
     [
         (GIB, GIB, GIB, "unknown"),
         (GIB, GIB - 1, GIB, "confirmed"),
@@ -125,10 +118,8 @@ def test_message_speaks_for_holes_where_unallocated_bytes_alone_were_enough(
     asked: int | None, free: int | None, unallocated: int | None, state: str
 ) -> None:
     """Free and unallocated bytes do not join to one block; what is missing leaves it open."""
-    # WHEN
     actual = holes(account(asked_bytes=asked, free_bytes=free, unallocated_bytes=unallocated), DEFAULT_LIMITS)
 
-    # THEN
     assert state == actual.state
 
 
@@ -159,8 +150,6 @@ def test_only_torch_has_blocks_with_holes(kind: str) -> None:
 )
 def test_blocks_of_a_black_box_decide_by_the_byte(blocks: dict[str, int], free: int | None, state: str) -> None:
     """What is free and what lies between live blocks has to be enough, and no block of it; 1 GiB was asked for."""
-    # WHEN
     actual = holes(account(split=split(**blocks), free_bytes=free, unallocated_bytes=3 * GIB), DEFAULT_LIMITS)
 
-    # THEN
     assert state == actual.state

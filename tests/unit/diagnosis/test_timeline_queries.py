@@ -109,7 +109,6 @@ def test_floor_is_what_the_last_readings_agree_on(held: Sequence[int | None], bl
 
 def test_every_idle_stretch_has_its_floor() -> None:
     """A busy reading ends a stretch, one without the engines does not; one reading alone settles nothing."""
-    # GIVEN
     busy = at(5.0, engine(running=1))
     seen = timeline(
         at(1.0, holding(3)),
@@ -122,10 +121,8 @@ def test_every_idle_stretch_has_its_floor() -> None:
         at(9.0, holding(5)),
     )
 
-    # WHEN
     actual = idle_floors(seen, KNOWN, DEFAULT_LIMITS)
 
-    # THEN
     assert [(3.0, 3), (9.0, 5)] == [(floor.at_seconds, floor.blocks) for floor in actual]
 
 
@@ -139,7 +136,6 @@ def test_requests_of_our_own_are_no_idle_stretch() -> None:
 
 def test_floor_has_the_newest_devices_of_its_stretch() -> None:
     """Those with process lists before those without; published figures only where they are of the stretch."""
-    # GIVEN
     listed = (device(processes=(process(100, GIB),)), device(1))
     bare = (device(used_bytes=21 * GIB),)
     published = (allocator(age_seconds=0.5),)
@@ -147,7 +143,6 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
     first, second = at(1.0, holding(3), devices=(device(used_bytes=GIB),)), at(2.0, holding(3), devices=listed)
     third, last = at(3.0, devices=bare), at(4.0, holding(3))
 
-    # WHEN
     with_lists = floor_within(timeline(first, second, third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     without = floor_within(timeline(first, at(2.0, holding(3)), third, last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
     none = floor_within(timeline(at(1.0, holding(3)), last), 0.0, 9.0, KNOWN, DEFAULT_LIMITS)
@@ -159,7 +154,6 @@ def test_floor_has_the_newest_devices_of_its_stretch() -> None:
         DEFAULT_LIMITS,
     )
 
-    # THEN
     assert IdleFloor(at_seconds=4.0, blocks=3, devices=listed) == with_lists
     assert IdleFloor(at_seconds=4.0, blocks=3, devices=bare) == without
     assert IdleFloor(at_seconds=4.0, blocks=3, devices=None) == none
@@ -266,14 +260,12 @@ def test_bytes_of_a_device_are_told_by_memory_and_processes() -> None:
 
 def test_devices_of_a_server_are_those_its_processes_were_ever_on() -> None:
     """Whichever reading lists them; else those assigned to it, else all, GPUs cut into slices apart."""
-    # GIVEN
     on_one = device(1, processes=(process(100, GIB), process(7, GIB)))
     seen = timeline(
         at(1.0, devices=(device(0, processes=(process(7, GIB),)), on_one)), at(2.0, devices=(device(0), device(1)))
     )
     strangers = Facts(server_pids=(8,), device_uuids=("GPU-0",))
 
-    # THEN
     assert frozenset({"GPU-1"}) == server_uuids(seen, KNOWN) == assigned_uuids(seen, KNOWN)
     assert frozenset() == server_uuids(seen, strangers)
     assert frozenset({"GPU-0"}) == assigned_uuids(seen, strangers)
@@ -287,20 +279,17 @@ def test_devices_of_a_server_are_those_its_processes_were_ever_on() -> None:
 def test_torch_is_read_from_first_to_last() -> None:
     """Of each process that is there to the end and may be the server's; one that began anew is another."""
 
-    # GIVEN
     def told(seconds: float, *each: Allocator) -> Sample:
         return Sample(at_seconds=seconds, allocators=each)
 
     first, last = allocator(allocated_bytes=GIB), allocator(allocated_bytes=2 * GIB)
     stranger, gone, anew = allocator(pid=7), allocator(pid=101), allocator(pid=101, start_ticks=2)
 
-    # WHEN
     actual = torch_readings(
         timeline(told(1.0, first, stranger, gone), told(1.5, first), at(2.0), told(3.0, last, stranger, anew), at(4.0)),
         KNOWN,
     )
 
-    # THEN
     assert ((first, last), (anew, anew)) == actual
     assert () == torch_readings(timeline(at(1.0)), KNOWN)
 
@@ -315,12 +304,10 @@ def test_first_and_newest_devices_are_readings_that_were_there() -> None:
 
 def test_a_server_begins_with_what_its_devices_held_when_it_answered_awake() -> None:
     """Neither what was there while it loaded nor what it gave away asleep."""
-    # GIVEN
     loading, asleep, awake = ((device(used_bytes=size * GIB),) for size in (1, 2, 3))
     sleeping = replace(engine(), asleep=True)
     before = (at(1.0, devices=loading), at(2.0, sleeping, engine(label="1"), devices=asleep))
 
-    # THEN
     assert awake == serving_devices(timeline(*before, at(3.0, engine()), at(4.0, devices=awake)))
     assert awake == serving_devices(timeline(*before, at(3.0, engine(), devices=awake)))
     assert serving_devices(timeline(*before)) is None

@@ -1,19 +1,47 @@
+"""Requests that failed for lack of memory, and the figures of torch's message."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdiag.diagnosis.request_failures import OutOfMemory, parse_oom
+from kvdiag.diagnosis.request_failures import OutOfMemory, memory_failures, parse_oom
+from kvdiag.model import Mark, Outcome, Timeline
 from tests.builders.values import GIB, MIB, OOM
+
+
+def timeline(*outcomes: Outcome | None) -> Timeline:
+    """A step of one cycle for each outcome."""
+    return Timeline(
+        samples=(),
+        marks=tuple(
+            Mark(at_seconds=float(place), step="concurrent", cycle=place, phase="release", outcome=outcome)
+            for place, outcome in enumerate(outcomes)
+        ),
+    )
+
+
+def outcome(failed: int, *errors: str) -> Outcome:
+    """What became of a cycle's requests."""
+    return Outcome(completed=0, failed=failed, prompt_tokens=0, generated_tokens=0, errors=errors)
+
+
+def test_cycles_that_ran_out_are_told_with_their_largest_request() -> None:
+    """In order, each with how many failed; other errors, and cycles without an outcome, are none."""
+    larger = OOM.replace("3.00 GiB", "4.00 GiB")
+
+    found = memory_failures(
+        timeline(None, outcome(2, "HTTP 500"), outcome(5, OOM, larger, "HTTP 500"), outcome(0), outcome(1, OOM))
+    )
+
+    assert [(2, 5, 4 * GIB), (4, 1, 3 * GIB)] == [(one.span.cycle, one.failed, one.oom.asked_bytes) for one in found]
 
 
 def test_every_figure_of_torchs_message_is_read() -> None:
     """Asked, free and unallocated bytes stand in one message."""
-    # WHEN torch's message is read
     actual = parse_oom(OOM)
 
-    # THEN
     assert OutOfMemory(asked_bytes=3 * GIB, free_bytes=512 * MIB, unallocated_bytes=256 * MIB) == actual
 
 
@@ -28,7 +56,6 @@ def test_every_figure_of_torchs_message_is_read() -> None:
 )
 def test_a_short_message_gives_what_it_has(text: str, asked: int) -> None:
     """Figures that are not there stay unknown."""
-    # THEN
     assert OutOfMemory(asked_bytes=asked, free_bytes=None, unallocated_bytes=None) == parse_oom(text)
 
 
@@ -44,7 +71,6 @@ def test_a_short_message_gives_what_it_has(text: str, asked: int) -> None:
 )
 def test_other_errors_are_none(text: str) -> None:
     """Only a message that says both, out of memory and how much was asked for, is one."""
-    # THEN
     assert parse_oom(text) is None
 
 
@@ -55,19 +81,16 @@ def test_room_is_left_only_where_both_figures_are_known(
     free: int | None, unallocated: int | None, room: bool | None
 ) -> None:
     """Free and unallocated bytes together are compared with what was asked for."""
-    # GIVEN three bytes asked for
+    # Three bytes asked for
     oom = OutOfMemory(asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
 
-    # THEN
     assert room is oom.room_left
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_it_fail(text: str) -> None:
     """Whatever a server answers is read or refused, and never raises."""
-    # WHEN any text follows the words
     actual = parse_oom(f"CUDA out of memory. Tried to allocate 1.00 GiB. {text}")
 
-    # THEN
     assert actual is not None
     assert GIB == actual.asked_bytes

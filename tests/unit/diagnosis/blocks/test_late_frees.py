@@ -75,14 +75,13 @@ def test_only_an_idle_server_holds_what_should_have_come_back(between: Sample, h
 
 def test_two_engines_hold_together() -> None:
     """Their blocks are added up, against both pools; both have to be idle."""
-    # GIVEN 20 and 20 of 2,000 blocks, then 20 and 19, and 40 of one alone
+    # 20 and 20 of 2,000 blocks, then 20 and 19, and 40 of one alone
     both = Facts(pools=(SMALL, replace(SMALL, engine="1")))
     pages = [
         tuple(replace(holding(blocks, of=SMALL), engine=label) for label, blocks in (("0", one), ("1", other)))
         for one, other in ((20, 20), (20, 19), (40, 0))
     ]
 
-    # WHEN
     enough, less, of_one = (
         late_holds(
             Timeline(samples=tuple(Sample(at_seconds=at, engines=page) for at in (0.0, 60.0))), both, DEFAULT_LIMITS
@@ -90,7 +89,6 @@ def test_two_engines_hold_together() -> None:
         for page in pages
     )
 
-    # THEN
     assert ([40], [], [40]) == tuple([hold.blocks for hold in each] for each in (enough, less, of_one))
 
 
@@ -120,10 +118,8 @@ FALLING = (0.5, 0.4, 0.3, 0.2, 0.1, 0.06, 0.05, 0.04)
 
 def test_share_of_hits_that_falls_to_nothing_is_told_with_its_figures() -> None:
     """The first and the last eighth of what was looked up, all of it, and how long it took."""
-    # WHEN
     actual = hit_collapse(cached(FALLING), DEFAULT_LIMITS)
 
-    # THEN
     assert Collapse(first_ratio=0.5, last_ratio=0.04, queried_tokens=800_000, hours=2.0) == actual
 
 
@@ -153,24 +149,21 @@ def test_hits_collapse_from_piece_to_piece(seen: Timeline, collapsed: bool) -> N
 
 def test_counters_that_begin_anew_are_joined() -> None:
     """After a restart they count on from what was counted; another engine's are added, one that tells none is not."""
-    # GIVEN a restart in the middle
+    # A restart in the middle
     samples = list(cached(FALLING).samples)
     anew = [_minus(sample, samples[4]) for sample in samples[5:]]
     silent = engine(label="2")
 
-    # WHEN
     seen = [*samples[:5], _zero(samples[4]), *anew]
     actual = hit_collapse(
         Timeline(samples=tuple(replace(one, engines=(silent, *(one.engines or ()))) for one in seen)), DEFAULT_LIMITS
     )
 
-    # THEN
     assert Collapse(first_ratio=0.5, last_ratio=0.04, queried_tokens=800_000, hours=2.0) == actual
 
 
 def test_engines_are_counted_together() -> None:
     """Two that look up half each are one cache of a server."""
-    # GIVEN
     halves = cached(FALLING, each=50_000)
     both = Timeline(
         samples=tuple(
@@ -179,7 +172,6 @@ def test_engines_are_counted_together() -> None:
         )
     )
 
-    # THEN
     assert (None, hit_collapse(cached(FALLING), DEFAULT_LIMITS)) == (
         hit_collapse(halves, DEFAULT_LIMITS),
         hit_collapse(both, DEFAULT_LIMITS),

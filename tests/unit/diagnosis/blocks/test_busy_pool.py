@@ -57,10 +57,9 @@ def floor(samples: Sequence[Sample], since: float = 0.0) -> BusyFloor | None:
 )
 def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], float], says: str, lowest: int) -> None:
     """The lowest of the last third bounds what is lost; else they rise, or are flat beside equal requests."""
-    # WHEN
     actual = floor(busy(blocks))
 
-    # THEN the lowest has two requests
+    # The lowest has two requests
     assert actual is not None
     assert says in get_args(Says)
     assert (says, 6.0, 2) == (actual.says, actual.hours, actual.running)
@@ -69,10 +68,8 @@ def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], flo
 
 def test_rate_of_the_lowest_readings_is_in_blocks_an_hour() -> None:
     """1,500 blocks in six hours are 250 an hour; what would show is a little more than nothing."""
-    # WHEN
     rising, flat = floor(busy(lambda share: 2000.0 + 1500.0 * share)), floor(busy(lambda share: 2000.0))
 
-    # THEN
     assert rising is not None
     assert flat is not None
     assert pytest.approx(250.0, rel=0.03) == rising.growth_per_hour
@@ -94,14 +91,12 @@ def test_six_hours_are_needed_since_the_moment() -> None:
 
 def test_readings_that_tell_nothing_are_left_out() -> None:
     """Of engines asleep, without requests counted, without usage; a quarter of the hours may be missing."""
-    # GIVEN
     whole = busy(lambda share: 2000.0)
     asleep = [replace(one, engines=(replace((one.engines or ())[0], asleep=True),)) for one in whole]
     uncounted = [replace(one, engines=(replace((one.engines or ())[0], requests_running=None),)) for one in whole]
     unused = [replace(one, engines=(engine(usage=None, running=2),)) for one in whole]
     unread = [replace(one, engines=None) for one in whole]
 
-    # THEN
     for blind in (asleep, uncounted, unused, unread):
         assert floor(blind) is None
         assert floor([*whole[:130], *blind[130:214], *whole[214:]]) is not None
@@ -110,12 +105,10 @@ def test_readings_that_tell_nothing_are_left_out() -> None:
 
 def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
     """Of one every 10 s the second within 14.5 s is not taken, though it were the lowest."""
-    # GIVEN a pool read each 10 s, of which every second reading is low
+    # A pool read each 10 s, of which every second reading is low
     samples = busy(lambda share: 2000.0, tick=10.0, running=(9, 0))
-    # WHEN
     actual = floor(samples)
 
-    # THEN
     assert actual is not None
     assert 9 == actual.running
     assert pytest.approx(2900, abs=12) == actual.lowest_blocks
@@ -125,15 +118,13 @@ def test_readings_closer_than_a_quarter_minute_are_left_out() -> None:
 def test_less_than_a_block_in_all_is_not_rising(grown: float, says: str) -> None:
     """However sure the slope of it is: what is lost is lost in whole blocks."""
 
-    # GIVEN lowest readings that change between neighbours, and rise by so much on the mean
+    # Lowest readings that change between neighbours, and rise by so much on the mean
     def blocks(share: float) -> int:
         cell = round(share * 360) // 6
         return 2000 + math.floor(grown * cell / 60 + cell * 7 % 10 / 10)
 
-    # WHEN
     actual = floor(busy(blocks))
 
-    # THEN
     assert actual is not None
     assert pytest.approx(grown / 6.0, rel=0.1) == actual.growth_per_hour
     assert says == actual.says

@@ -66,11 +66,9 @@ def answer(
 
 def test_answer_has_what_the_engines_counted_of_it() -> None:
     """Between the page before and the page after it; of all engines together."""
-    # GIVEN
     expected = Answer(kind="same_salt", other_key=True, problem=None, queries=48, hits=32, first_token_seconds=0.25)
     still = replace(page((7, 7, 7)), engine="1")
 
-    # THEN
     assert expected == answer()
     assert expected == answer((page((100, 100, 0)), still), (page((148, 148, 32)), still))
 
@@ -138,15 +136,12 @@ def test_hits_without_their_lookups_are_not_counted(
 )
 def test_caching_is_on_by_the_engines_own_word(caching: tuple[bool | None, ...], expected: bool | None) -> None:
     """Of several engines one is enough, and one that does not say leaves it open."""
-    # GIVEN
     pools = tuple(replace(pool(str(place)), prefix_caching=one) for place, one in enumerate(caching))
     probe = Workload(requests=1, prompt_tokens=48, max_tokens=1, probe=Probe(kind="first", other_key=False))
     mark = Mark(at_seconds=1.0, step="isolation", cycle=0, phase="begin", workload=probe)
 
-    # WHEN
     found = probed(Timeline(samples=(), marks=(mark,)), Facts(pools=pools))
 
-    # THEN
     assert found is not None
     assert expected == found.caching
     assert probed(Timeline(samples=(), marks=(replace(mark, workload=None),)), Facts()) is None
@@ -184,11 +179,9 @@ def made(
 
 def test_arm_adds_up_what_can_be_judged() -> None:
     """Requests, hits and times of its kinds; what was spoilt is left out, and nothing has no share and no middle."""
-    # GIVEN
     found = made(rounds=2)
     spoilt = replace(found, answers=(replace(found.answers[1], problem="other traffic"), *found.answers))
 
-    # THEN
     expected = Arm(requests=2, hit=2, queries=96, hits=64, seconds=(FAST, FAST * 1.001))
     assert expected == found.own == spoilt.own
     assert 0.6667 == expected.hit_ratio
@@ -233,28 +226,24 @@ def test_verdict_is_by_counts_and_else_by_times(found: Isolation, status: str) -
 
 def test_times_between_hits_and_misses_leave_it_open() -> None:
     """Half of the requests fast and half slow may be another replica's cache."""
-    # GIVEN
     found = made(counted=False)
     mixed = tuple(
         replace(one, first_token_seconds=FAST if place % 2 else 0.05) if one.kind == "other_salt" else one
         for place, one in enumerate(found.answers)
     )
 
-    # THEN
     status, _ = verdict(replace(found, answers=mixed), DEFAULT_LIMITS)
     assert "unknown" == status
 
 
 def test_shortage_says_what_spoilt_most() -> None:
     """The commonest reason, and in how many of all requests."""
-    # GIVEN
     found = made(rounds=3)
     spoilt = [
         replace(one, problem="other traffic" if place < 10 else "cut short" if place == 10 else None)
         for place, one in enumerate(found.answers)
     ]
 
-    # THEN
     actual = Isolation(answers=tuple(spoilt), caching=True).shortage(DEFAULT_LIMITS)
     assert actual is not None
     assert "other traffic (in 10 of 15 requests)" in actual
@@ -263,11 +252,9 @@ def test_shortage_says_what_spoilt_most() -> None:
 
 def test_engine_counts_where_every_judged_request_has_hits() -> None:
     """One that tells none, or nothing that could be judged, is no count."""
-    # GIVEN
     found = made(rounds=1)
     untold = replace(found.answers[0], hits=None)
 
-    # THEN
     assert found.counted
     assert not replace(found, answers=(untold, *found.answers)).counted
     assert replace(found, answers=(replace(untold, problem="failed: x"), *found.answers)).counted

@@ -72,11 +72,9 @@ def served(seconds: float, generated: int | None, running: int | None = 0) -> Sa
 
 def test_flushes_count_within_five_minutes() -> None:
     """From the first reading in them; where torch counts them, and never less than none."""
-    # GIVEN
     early, first, last = (allocator(alloc_retries_total=count) for count in (0, 5, 9))
     untold = allocator(alloc_retries_total=None)
 
-    # THEN
     assert 4 == past((0.0, early), (100.0, first), (400.0, last)).retries(DEFAULT_LIMITS)
     assert 0 == past((100.0, first), (400.5, last)).retries(DEFAULT_LIMITS)
     assert 9 == past((100.0, early), (400.0, last)).retries(DEFAULT_LIMITS)
@@ -87,10 +85,8 @@ def test_flushes_count_within_five_minutes() -> None:
 
 def test_tokens_count_where_two_readings_tell_them() -> None:
     """Within so many seconds of the last publication, and not after it."""
-    # GIVEN
     engines = [served(99.0, 1), served(100.0, 10), served(200.0, None), served(400.0, 30), served(401.0, 99)]
 
-    # THEN
     assert 20 == past((400.0, allocator()), engines=engines).tokens(300.0)
     assert past((400.0, allocator()), engines=engines[3:]).tokens(300.0) is None
     assert past((400.0, allocator()), engines=(served(400.0, None), served(400.0, None))).tokens(300.0) is None
@@ -114,12 +110,10 @@ def test_holes_are_likely_where_torch_flushes_and_a_tenth_is_stranded(
     stranded: int | None, flushes: int | None, tokens: int | None, *, expected: bool
 ) -> None:
     """While the server works; what it does not count does not excuse it."""
-    # GIVEN
     first = allocator(alloc_retries_total=0, stranded_bytes=stranded)
     last = replace(first, alloc_retries_total=flushes)
     engines = (served(100.0, 0), served(200.0, tokens))
 
-    # THEN
     assert expected == likely(last, past((100.0, first), (200.0, last), engines=engines), DEFAULT_LIMITS)
 
 
@@ -148,21 +142,17 @@ def test_what_lies_unused_for_ten_idle_minutes_is_watched(
     first_seconds: float, size_bytes: int, memory: Memory | None, running: int | None, *, expected: bool
 ) -> None:
     """Beyond activations and 2 % of the device, or a gigabyte, without any request in the ten minutes."""
-    # GIVEN
     readings = ((first_seconds, gap(size_bytes)), (600.0, gap(size_bytes)))
     engines = (served(0.0, 0, running), served(600.0, 0))
 
-    # THEN
     assert expected == watched(past(*readings, engines=engines, memory=memory), DEFAULT_LIMITS)
 
 
 def test_what_came_and_went_is_not_watched() -> None:
     """Every reading of the ten minutes counts, those before them do not; without engines nothing tells of requests."""
-    # GIVEN
     large, small, untold = gap(USUAL_BYTES + 1), gap(GIB), allocator()
     idle = (served(0.0, 0), served(600.0, 0))
 
-    # THEN
     before = (replace(idle[0], at_seconds=10.0), replace(idle[1], at_seconds=610.0))
     assert watched(past((9.0, small), (10.0, large), (610.0, large), engines=before), DEFAULT_LIMITS)
     assert not watched(past((0.0, large), (300.0, small), (600.0, large), engines=idle), DEFAULT_LIMITS)
@@ -174,7 +164,6 @@ def test_what_came_and_went_is_not_watched() -> None:
 
 def test_pools_of_graphs_are_not_to_be_shared() -> None:
     """Of 12 GiB that are not live 3 in graph pools leave 9, which is usual."""
-    # GIVEN
     idle = (served(0.0, 0), served(600.0, 0))
 
     def of(private: int) -> Allocator:
@@ -187,14 +176,13 @@ def test_pools_of_graphs_are_not_to_be_shared() -> None:
         )
         return allocator(allocated_bytes=8 * GIB, reserved_bytes=20 * GIB, split=parts)
 
-    # THEN
     assert watched(past((0.0, of(GIB)), (600.0, of(GIB)), engines=idle), DEFAULT_LIMITS)
     assert not watched(past((0.0, of(3 * GIB)), (600.0, of(3 * GIB)), engines=idle), DEFAULT_LIMITS)
 
 
 def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
     """With the engines beside it, and its device's memory, as it publishes it or as NVML reads it."""
-    # GIVEN readings of two processes, whose times are when they were published
+    # Readings of two processes, whose times are when they were published
     own, other, anew = allocator(age_seconds=2.0), allocator(pid=7), allocator(start_ticks=9)
     early = Sample(at_seconds=339.9, allocators=(own,))
     first = Sample(at_seconds=340.0, allocators=(other, own, anew), engines=(engine(),))
@@ -202,10 +190,8 @@ def test_history_is_of_one_process_and_goes_back_eleven_minutes() -> None:
     last = Sample(at_seconds=1000.0, allocators=(own,), devices=devices)
     later = Sample(at_seconds=1001.0, engines=(engine(),), devices=devices)
 
-    # WHEN
     actual = recent_readings(Timeline(samples=(early, first, last, later)), own, DEFAULT_LIMITS)
 
-    # THEN
     assert ((338.0, own), (998.0, own)) == actual.readings
     assert (first,) == actual.engines
     assert devices[1].memory == actual.memory
@@ -265,7 +251,6 @@ def test_what_loading_left_is_what_no_request_came_to_use(seen: Timeline, expect
 
 def test_tokens_of_one_moment_tell_no_rate() -> None:
     """Engines that were read twice in the same instant, and never else, do not say whether a beginning was seen."""
-    # GIVEN
     held = split_of(USUAL_BYTES + 1)
     twice = [replace(engine(), prompt_tokens_total=count) for count in (0, 5)]
     seen = Timeline(
@@ -276,7 +261,6 @@ def test_tokens_of_one_moment_tell_no_rate() -> None:
         )
     )
 
-    # THEN
     assert kept_since_start(seen, held, DEFAULT_LIMITS) is None
 
 

@@ -43,10 +43,8 @@ def test_fraction_is_lowered_by_what_was_short(short_bytes: int, expected: tuple
 
 def test_fraction_in_force_and_the_devices_size_may_not_be_told() -> None:
     """Then the share, or the bytes, are all that can be said; without bytes it is a matter of trying."""
-    # GIVEN
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
-    # THEN
     assert "0.0050 or more (536870912 bytes" in lower_fraction(no_fraction, 512 * MIB)
     assert "512 MiB / the device" in lower_fraction(no_total, 512 * MIB)
     assert "0.02 at a time" in lower_fraction(no_fraction, None)
@@ -57,14 +55,11 @@ def test_fraction_in_force_and_the_devices_size_may_not_be_told() -> None:
 )
 def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int, tokens: str) -> None:
     """Down to nothing at most."""
-    # GIVEN
     told = report_of(None)
     report = replace(told, settings=replace(told.settings, pool_bytes=50 * GIB))
 
-    # WHEN
     actual = lower_fraction(case_with(report), short_gib * GIB)
 
-    # THEN
     assert f"by {short_gib * GIB} bytes" in actual
     assert f"{50 * GIB} -> {left_bytes}" in actual
     assert f"{tokens} of the pool" in actual
@@ -94,10 +89,8 @@ def test_fraction_is_raised_by_what_is_missing(
     missing_bytes: int | None, fraction: float | None, expected: str | None
 ) -> None:
     """Up to the next hundredth, and to 0.97 at most, beyond which libraries find no room."""
-    # WHEN
     actual = raise_fraction(case_with(None if fraction is None else report_of(fraction)), missing_bytes)
 
-    # THEN
     assert (actual is None) == (expected is None)
     assert (expected or "") in (actual or "")
 
@@ -133,10 +126,8 @@ def test_setting_is_scaled_to_what_was_free(
     free_mib: int | None, old: int | None, step: int, expected: str | None
 ) -> None:
     """1 GiB was asked for: the setting shrinks as the room for it, in whole steps, and by one at least."""
-    # GIVEN
     case = case_with(free_bytes=None if free_mib is None else free_mib * MIB)
 
-    # THEN
     actual = scaled("--x", old, case, step=step)
     assert (actual is None) == (expected is None)
     assert (expected or "") in (actual or "")

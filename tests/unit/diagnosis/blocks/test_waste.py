@@ -53,10 +53,8 @@ def waste(*samples: Sample, known: Facts = KNOWN) -> MetricsWaste | None:
 
 def test_a_request_holds_what_comes_and_goes_with_it() -> None:
     """40 blocks; of 160 + 10 x 16 tokens it can need 20, and one for the time between the readings."""
-    # WHEN
     actual = waste(*page(9))
 
-    # THEN
     assert (
         MetricsWaste(
             engine="0",
@@ -91,7 +89,6 @@ def test_too_few_changes_or_prompts_tell_nothing(samples: Sequence[Sample], *, t
 
 def test_prompts_are_as_many_as_the_longest_can_be() -> None:
     """One of 320 tokens among seven of 160 leaves four: too few."""
-    # GIVEN
     samples = page(9)
     jump = [
         replace(
@@ -103,7 +100,6 @@ def test_prompts_are_as_many_as_the_longest_can_be() -> None:
         for each in samples[4:]
     ]
 
-    # THEN
     assert waste(*samples[:4], *jump) is None
     assert waste(*samples) is not None
 
@@ -121,20 +117,18 @@ def test_no_request_is_longer_than_the_context() -> None:
 
 def test_restart_counts_nothing() -> None:
     """Counters that fall are another process's: neither tokens nor blocks are compared over it."""
-    # GIVEN nine readings before a restart and nine after it
+    # Nine readings before a restart and nine after it
     before, after = page(9), page(9, start=135.0)
 
-    # WHEN
     actual = waste(*before, *after)
 
-    # THEN
     assert actual is not None
     assert (16, 16) == (actual.changes, actual.prompts)
 
 
 def test_readings_without_requests_or_usage_tell_no_change() -> None:
     """Their tokens count all the same; as many running as before is none."""
-    # GIVEN ten readings of which one lacks its usage, and one more its requests
+    # Ten readings of which one lacks its usage, and one more its requests
     samples = page(13)
 
     def without(sample: Sample, **changes: object) -> Sample:
@@ -143,10 +137,9 @@ def test_readings_without_requests_or_usage_tell_no_change() -> None:
     samples[5], samples[9] = without(samples[5], kv_usage_ratio=None), without(samples[9], requests_running=None)
     again = replace(samples[12], at_seconds=190.0)
 
-    # WHEN
     actual = waste(*samples, again)
 
-    # THEN of twelve changes four are not told
+    # Of twelve changes four are not told
     assert actual is not None
     assert (8, 12, 40.0) == (actual.changes, actual.prompts, actual.blocks_per_request)
 
@@ -165,13 +158,13 @@ def test_second_counter_is_set_against_the_first() -> None:
 def test_engine_with_most_waste_is_told() -> None:
     """Of two engines the one whose pool has the larger blocks for a request."""
     both = Facts(pools=(pool("0"), pool("1", usable_blocks=3072)), max_model_len_tokens=32768)
-    # GIVEN the second one's request at the same share of its pool, twice as many blocks
+    # The second one's request at the same share of its pool, twice as many blocks
     samples = [
         replace(one, engines=(*(one.engines or ()), replace((other.engines or ())[0], engine="1")))
         for one, other in zip(page(9), page(9, blocks=80), strict=True)
     ]
 
-    # THEN 80 of 6,144 are 40 of 3,072
+    # 80 of 6,144 are 40 of 3,072
     actual = waste(*samples, known=replace(both, pools=(pool("0"), pool("1"))))
     assert actual is not None
     assert ("1", 80.0) == (actual.engine, actual.blocks_per_request)
@@ -180,14 +173,13 @@ def test_engine_with_most_waste_is_told() -> None:
 
 def test_windows_of_an_hour_in_a_row_count() -> None:
     """Three hours that each show four times what is needed; one between them that does not begins anew."""
-    # GIVEN 84 blocks are 4 x 21; a window lasts an hour
+    # 84 blocks are 4 x 21; a window lasts an hour
     much, less = 84, 83
 
     def hours(*held: int) -> MetricsWaste | None:
         samples = [each for hour, blocks in enumerate(held) for each in page(9, blocks=blocks, start=3601.0 * hour)]
         return waste(*samples)
 
-    # THEN
     rows = [
         None if found is None else found.windows_in_a_row for found in (hours(much), hours(much, much), hours(less))
     ]

@@ -39,12 +39,10 @@ def found(*samples: Sample, known: Facts | None = None) -> tuple[ServerExit, ...
 
 def test_memory_that_comes_free_when_nobody_answers_is_a_death() -> None:
     """With the least that was free before, on which GPU, and what came free."""
-    # WHEN
     actual = found(
         up(1.0, 5 * GIB, 9 * GIB), up(2.0, GIB, 9 * GIB), down(3.0, 3 * GIB, 9 * GIB), down(4.0, 61 * GIB, 99 * GIB)
     )
 
-    # THEN
     assert (
         ServerExit(at_seconds=4.0, gpu=0, free_before_bytes=GIB, came_free_bytes=60 * GIB, answered_before=True),
     ) == actual
@@ -75,11 +73,10 @@ def test_what_is_freed_by_a_server_that_answers_is_no_death() -> None:
 def test_each_death_counts_once() -> None:
     """After one the least begins anew, and whether the server has answered since."""
 
-    # GIVEN a server that dies, tries to start twice without an answer, and dies again after one
+    # A server that dies, tries to start twice without an answer, and dies again after one
     def silent(seconds: float, *free_bytes: int) -> Sample:
         return down(seconds, *free_bytes)
 
-    # WHEN
     actual = found(
         up(1.0, GIB),
         silent(2.0, 90 * GIB),
@@ -90,7 +87,6 @@ def test_each_death_counts_once() -> None:
         silent(7.0, 90 * GIB),
     )
 
-    # THEN
     assert [(2.0, GIB, True), (5.0, 2 * GIB, False), (7.0, 3 * GIB, True)] == [
         (one.at_seconds, one.free_before_bytes, one.answered_before) for one in actual
     ]

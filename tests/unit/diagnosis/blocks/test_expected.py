@@ -22,10 +22,8 @@ tokens = st.integers(0, 200_000)
 @pytest.mark.parametrize(("resident", "blocks"), [((), 0), ((0,), 0), ((1,), 1), ((16,), 1), ((17,), 2), ((16, 17), 3)])
 def test_full_attention_needs_whole_blocks_of_each_request(resident: tuple[int, ...], blocks: int) -> None:
     """Each request rounds up to whole blocks on its own."""
-    # WHEN blocks of 16 tokens hold such requests
     actual = blocks_needed(resident, Facts(pools=(pool(),)))
 
-    # THEN
     assert ExpectedBlocks(least_blocks=blocks, most_blocks=blocks) == actual
 
 
@@ -35,10 +33,9 @@ def test_full_attention_needs_whole_blocks_of_each_request(resident: tuple[int, 
 )
 def test_a_sliding_window_needs_what_it_touches(resident: int, least: int, most: int) -> None:
     """Beyond the window blocks are returned, with async scheduling a step late."""
-    # GIVEN a window of 1,024 tokens over blocks of 16
+    # A window of 1,024 tokens over blocks of 16
     actual = blocks_needed((resident,), Facts(pools=(pool(sliding_window_tokens=1024),)))
 
-    # THEN
     assert ExpectedBlocks(least_blocks=least, most_blocks=most) == actual
 
 
@@ -47,12 +44,11 @@ def test_more_tokens_never_need_fewer_blocks_than_their_window(
     fewer: int, more: int, block_tokens: int, window: int | None
 ) -> None:
     """Full attention never shrinks; a window never needs more than full attention nor less than its own tokens."""
-    # GIVEN two lengths
+    # Two lengths
     fewer, more = sorted((fewer, more))
     known = Facts(pools=(pool(block_tokens=block_tokens, sliding_window_tokens=window),))
     low, high = blocks_needed((fewer,), known), blocks_needed((more,), known)
 
-    # THEN
     assert low is not None
     assert high is not None
     assert 0 <= high.least_blocks <= high.most_blocks <= -(-more // block_tokens)
@@ -76,16 +72,15 @@ def test_more_tokens_never_need_fewer_blocks_than_their_window(
 )
 def test_the_curve_is_known_unless_the_engines_own_figure_denies_it(known: Facts, problem: str | None) -> None:
     """Tokens give blocks where nothing contradicts it."""
-    # THEN
     assert problem == curve_problem(known)
 
 
 def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
     """An engine that holds nine requests where a straight line allows three has layers that slide or keep a state."""
-    # GIVEN such a figure
+    # Such a figure
     known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768)
 
-    # THEN no blocks are computed by the simple formula
+    # No blocks are computed by the simple formula
     assert blocks_needed((100,), known) is None
     assert (curve_problem(known) or "").startswith("by its own figures a request of 32768 tokens takes 683 blocks, ")
 
@@ -97,15 +92,14 @@ def test_layers_that_do_not_all_keep_every_token_are_noticed() -> None:
 )
 def test_a_config_that_says_nothing_leaves_the_curve_unknown(config: str) -> None:
     """A model's config is a file of somebody else's: whatever it holds, the curve is unknown and nothing breaks."""
-    # GIVEN an engine whose figure a straight line does not explain, and such a config
+    # An engine whose figure a straight line does not explain, and such a config
     known = Facts(pools=(pool(max_concurrency=9.0),), max_model_len_tokens=32768, model_config=config)
 
-    # THEN
     assert curve_problem(known) is not None
     assert blocks_needed((100,), known) is None
 
 
-GEMMA = Path(__file__).parents[1] / "kv" / "data" / "configs" / "gemma-3-27b.json"
+GEMMA = Path(__file__).parents[2] / "kv" / "data" / "configs" / "gemma-3-27b.json"
 
 
 def hybrid(blocks_of_the_longest: int) -> Facts:
@@ -120,11 +114,11 @@ def hybrid(blocks_of_the_longest: int) -> Facts:
 )
 def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most: int) -> None:
     """Ten full layers make one group of blocks, 52 sliding ones six: these hold their window of 1,024 tokens alone."""
-    # GIVEN the engine's own figure: 2,048 blocks of the full group, and in six groups what 8,192 tokens in flight and
+    # The engine's own figure: 2,048 blocks of the full group, and in six groups what 8,192 tokens in flight and
     # the window touch (576 blocks and one more)
     known = hybrid(2048 + 6 * 577)
 
-    # THEN the curve is known, and is no straight line
+    # The curve is known, and is no straight line
     assert curve_problem(known) is None
     assert not grows_with_every_token(known)
     assert blocks_needed((tokens,), known) == ExpectedBlocks(least_blocks=least, most_blocks=most)
@@ -132,10 +126,9 @@ def test_a_hybrid_models_blocks_follow_its_config(tokens: int, least: int, most:
 
 def test_a_config_that_does_not_meet_the_engines_figure_is_not_used() -> None:
     """A model whose engine plans another number of blocks is not the one of this config."""
-    # GIVEN a figure that no setting of this config gives
+    # A figure that no setting of this config gives
     known = hybrid(4321)
 
-    # THEN
     assert "takes 4321 blocks" in (curve_problem(known) or "")
     assert blocks_needed((160,), known) is None
 
@@ -158,5 +151,4 @@ def test_waste_is_what_is_paid_and_holds_no_token(
     known: Facts, resident: tuple[int, ...], held: int, ratio: float | None
 ) -> None:
     """Tails of blocks, tokens below a window and padding layers (8 of Gemma 3's 70) are paid for and hold nothing."""
-    # THEN
     assert ratio == filled_ratio(resident, held, known)
