@@ -176,7 +176,7 @@ def _of_piece(text: str) -> list[tuple[str, Series]]:
             for sample in family.samples
         ]
     except (ValueError, IndexError, OverflowError) as error:
-        # IndexError: a label without a name; OverflowError: a timestamp of 400 digits. Subclasses (UnicodeError) are of no more interest than their parent.
+        # IndexError: a label without a name; OverflowError: a timestamp of 400 digits.
         raise ValueError(str(error) or "it is not in Prometheus's text format") from error
 
 
