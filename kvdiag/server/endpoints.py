@@ -112,7 +112,7 @@ class Pages:
         return self._status[1]
 
     def _snapshot(self) -> Answer:
-        """All that `kvdiag top --daemon` shows: the facts once, and without the text of the model's config.json."""
+        """All that `kvdiag top` shows: the facts once, without the model's config.json and the lengths of requests."""
         now = self._shown()
         diagnosis = None if now.diagnosis is None else replace(now.diagnosis, facts=Facts())
         reading = DaemonReading(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdiag.commands.options.daemon_url import open_daemon
-from kvdiag.model import Snapshot
+from kvdiag.model import Lengths, Snapshot
 from kvdiag.model.codec import from_plain
 from kvdiag.outputs.terminal.top_frame import View
 from kvdiag.server.endpoints import Pages
@@ -166,3 +167,10 @@ def test_any_value_in_any_place_is_read_or_refused(place: tuple[str | int, ...],
     except ValueError:
         return
     assert screen(of(reading.snapshot)) != []
+
+
+def test_lengths_of_requests_stay_with_the_daemon() -> None:
+    """Their last bucket has no upper bound, which JSON cannot say."""
+    lengths = Lengths(upper_tokens=(128.0, math.inf), counts=(3, 1))
+
+    assert read_back(replace(view().snapshot, lengths=lengths)).snapshot.lengths is None
