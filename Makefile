@@ -72,11 +72,12 @@ docs: $(VENV)/.dev  ## Build the documentation into .cache/site, offline
 	@$(UV) sync --quiet --frozen --inexact --group docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-check: $(VENV)/.dev  ## Check formatting, lint, types and import contracts
+check: $(VENV)/.dev  ## Check formatting, lint, types, import contracts and language
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log || { cat $(VENV)/imports.log; exit 1; }
+	@$(BIN)/python -m tests.quality.language
 
 format: $(VENV)/.dev  ## Format the code
 	@$(BIN)/ruff format .

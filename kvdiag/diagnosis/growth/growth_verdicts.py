@@ -32,7 +32,7 @@ def too_short(assessed: Iterable[Assessment], what: str, limits: GrowthLimits) -
     minutes = max((one.seconds for one in assessed), default=0.0) / 60.0
     hours = limits.window_hours[0]
     rate = limits.least_gain_bytes / hours / MB
-    shows = f"{hours:.0f} h without long gaps would show growth of {rate:.0f} MB/h"
+    shows = f"{hours:.0f} h without long gaps are enough for growth of {rate:.0f} MB/h"
     return f"{what} was sampled for only {minutes:.0f} min; {shows}"
 
 
