@@ -49,8 +49,8 @@ from tests.quality.mutation.mutants import Mutant, mutants, mutated
 ROOT = Path(__file__).parents[3]
 TARGETS = ("kvdiag/diagnosis", "kvdiag/kv", "kvdiag/ledger.py")
 TESTS = (
-    "tests/diagnosis",
-    "tests/kv",
+    "tests/unit/diagnosis",
+    "tests/unit/kv",
     "tests/unit/test_ledger.py",
     "tests/unit/test_ledger_sums.py",
     "tests/unit/test_ledger_torch.py",
@@ -58,18 +58,15 @@ TESTS = (
     "tests/unit/stats/test_rank_tests.py",
     "tests/golden/test_traces.py",
     "tests/golden/test_golden.py",
-    "tests/unit/diagnosis/test_soak_on_scenarios.py",
     "tests/quality/corpus/test_traces.py",
 )
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "kvdiag/kv": ("tests/kv",),
-    "kvdiag/ledger.py": ("tests/test_ledger", "tests/kv", "tests/test_ranks"),
+    "kvdiag/kv": ("tests/unit/kv",),
+    "kvdiag/ledger.py": ("tests/unit/test_ledger", "tests/unit/kv", "tests/unit/stats"),
     "kvdiag/diagnosis": (
-        "tests/diagnosis",
-        "tests/corpus",
-        "tests/test_traces",
-        "tests/test_golden",
-        "tests/test_soak_on_stories",
+        "tests/unit/diagnosis",
+        "tests/quality/corpus",
+        "tests/golden",
     ),
 }
 """Where the tests of each part are: what another part's happen to notice does not count."""
