@@ -58,7 +58,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         assert expected.items() <= page["labels"].items()
         assert watched.client.host == page["labels"]["instance"]
         assert re.search(
-            r"engine 0 keeps 0\.\d+% of its KV pool at idle;.* at that rate the pool lasts \d+m \d+s; only a restart",
+            r"0\.\d+% of its KV pool .*; at that rate the pool is full in \d+m \d+s;",
             page["annotations"]["description"],
         )
         assert "alerts/runbooks/leak.kv_blocks.md" == page["annotations"]["runbook_url"]
