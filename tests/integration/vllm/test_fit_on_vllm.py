@@ -54,4 +54,4 @@ def test_another_model_is_named(server: Engine, vllm: VllmHome, tmp_path: Path) 
         for source in (("--calibrate", server.url), ("--from-log", str(server.log)))
     ]
 
-    assert [(3, True), (3, True)] == [(one.code, "another model" in one.stderr) for one in results]
+    assert [(3, True), (3, True)] == [(one.code, "are different models" in one.stderr) for one in results]

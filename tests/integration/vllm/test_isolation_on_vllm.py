@@ -62,5 +62,5 @@ def test_gateway_that_drops_salts_is_a_fault(server: Engine) -> None:
     # THEN
     finding = result.finding("isolation.prefix_cache")
     assert (2, "fault") == (result.code, finding["status"]), result.not_ok
-    assert "salt is not honoured" in finding["summary"]
+    assert "cache_salt is ignored" in finding["summary"]
     assert 15 / 16 == shares(result)["other_salt_hit_ratio"]

@@ -204,7 +204,7 @@ def test_killed_server_is_unknown_and_leaves_stale_files(meddling: Meddling) -> 
     assert pids <= set(published(folder))
     allocators, gaps = TorchAllocatorSource(folder).read()
     assert allocators is None
-    assert pids <= {pid for pid in pids for gap in gaps if f" {pid} has ended" in gap.reason}
+    assert pids <= {pid for pid in pids for gap in gaps if f" {pid} exited" in gap.reason}
 
 
 @pytest.mark.long
