@@ -23,7 +23,7 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
+from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
 
 ID = "imbalance.rank"
 
@@ -131,7 +131,7 @@ def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
     lost_bytes = fullest.held_bytes - usual
     contexts = fullest.processes_bytes[1:]
     block = block_bytes(facts)
-    tokens = lost_bytes // block * facts.pools[0].block_tokens if block and facts.pools else None
+    tokens = min(lost_bytes // block * facts.pools[0].block_tokens, MAX_COUNT) if block and facts.pools else None
     figures = ImbalanceFigures(excess_bytes=lost_bytes, lost_tokens=tokens)
     evidence: tuple[Evidence, ...] = (
         *(Evidence(f"gpu_{rank.device.index}_held", rank.held_bytes, "bytes", "nvml") for rank in ranks),

@@ -7,6 +7,7 @@ threads of their own, so that neither holds up a sample.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -31,10 +32,10 @@ _log = structlog.get_logger()
 
 DIAGNOSIS_SECONDS = 10.0
 MOST_DIAGNOSIS_RATIO = 0.003
-"""Share of one core that the diagnosis may take, of the 1 % that the whole has: one that takes 0.3 s every 100 s."""
+"""Share of one core that the diagnosis may take, of the 1 % that the whole has: 0.3 s of CPU every 100 s."""
 
 MOST_REST_SECONDS = 300.0
-"""Between two diagnoses, however slow the machine is: a container of a fifth of a core needs five times as long."""
+"""Between two diagnoses, however much CPU one takes."""
 
 GIVEN_UP_SECONDS = 60.0
 """For one diagnosis: a day of eight GPUs takes a second."""
@@ -121,6 +122,7 @@ class Watch:
         self._elsewhere = False
         self._diagnosis: Diagnosis | None = None
         self._diagnosed_seconds: float | None = None
+        self._diagnosis_cpu_seconds = 0.0
         self._snapshot: Snapshot | None = None
         self._go_on(before)
 
@@ -364,11 +366,12 @@ class Watch:
         rest_until_seconds = 0.0
         async for _ in ticks(self._diagnosis_seconds):
             begun_seconds = self._clock.steady_seconds()
-            if begun_seconds < rest_until_seconds:
+            if self._diagnosis is not None and begun_seconds < rest_until_seconds:
                 continue
+            self._diagnosis_cpu_seconds = 0.0
             await self._diagnose_once()
-            took_seconds = self._clock.steady_seconds() - begun_seconds
-            rest_until_seconds = begun_seconds + min(took_seconds / self._diagnosis_ratio, MOST_REST_SECONDS)
+            rest_seconds = min(self._diagnosis_cpu_seconds / self._diagnosis_ratio, MOST_REST_SECONDS)
+            rest_until_seconds = begun_seconds + rest_seconds
 
     async def _diagnose_once(self) -> None:
         facts, samples = self._facts, self._tiers.samples()
@@ -391,4 +394,9 @@ class Watch:
         self._snapshot = None
 
     def _diagnose(self, *, samples: tuple[Sample, ...], facts: Facts) -> Diagnosis:
-        return diagnose(Timeline(samples=samples), facts, self.limits)
+        """Counts the CPU time of its thread: on a busy machine the time until the answer says nothing of the cost."""
+        begun_seconds = time.thread_time()
+        try:
+            return diagnose(Timeline(samples=samples), facts, self.limits)
+        finally:
+            self._diagnosis_cpu_seconds = time.thread_time() - begun_seconds

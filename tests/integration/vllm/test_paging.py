@@ -45,7 +45,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         assert eventually(
             lambda: beside.value("count_over_time(engine:kvdiag_kv_held_at_idle:ratio[1m]) > 2") is not None
         )
-        assert beside.value("count(ALERTS)") is None
+        assert beside.value(f'count(ALERTS{{alertname="{LEAK}"}})') is None
 
         # WHEN requests leave blocks behind
         for _ in range(4):
