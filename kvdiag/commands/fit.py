@@ -18,7 +18,6 @@ from kvdiag.commands.fitting.fit_inputs import (
     context_of,
     demand_of,
     deployment_of,
-    fraction_of,
     overheads_of,
     profile_of,
     weights_of,
@@ -30,7 +29,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.formatting import format_bytes, plural
 from kvdiag.kv.calibration.profiles import Profile
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes
-from kvdiag.kv.fit.overheads import architecture_note
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, MODELLED_ENGINE, architecture_note
 from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Outcome
 from kvdiag.kv.fit.scenario import Scenario, block_waste_ratio, demand_grid, find_levers, scenario_plan
 from kvdiag.kv.layout.capacity import plan_layout, pool_capacity
@@ -58,7 +57,9 @@ GRID_REQUESTS = (1, 4, 16, 64, 256)
 @click.option("--kv-dtype", default="auto", show_default=True, help="KV-cache number format (--kv-cache-dtype).")
 @click.option("--weights", default="auto", show_default=True, help="Weight format (fp8, awq, ...) or total size.")
 @click.option("--memory-fraction", type=float, help=f"GPU memory fraction for the engine [{DEFAULT_MEMORY_FRACTION}].")
-@click.option("--engine", type=click.Choice(["vllm", "generic"]), default="vllm", show_default=True)
+@click.option(
+    "--engine", type=click.Choice([MODELLED_ENGINE, GENERIC_ENGINE]), default=MODELLED_ENGINE, show_default=True
+)
 @click.option("--request-rate", type=float, help="Requests per second, instead of --concurrency.")
 @click.option("--prompt-tokens", type=float, help="Mean prompt length with --request-rate.")
 @click.option("--output-tokens", type=float, help="Mean output length with --request-rate.")
@@ -182,11 +183,13 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
     deployment = deployment_of(architecture, chosen)
     check_asked(architecture, deployment, options)
     fraction = options.memory_fraction
+    if fraction is None:
+        fraction = 1.0 if options.engine == GENERIC_ENGINE else DEFAULT_MEMORY_FRACTION
     scenario = Scenario(
         architecture=architecture,
         deployment=deployment,
         gpu_bytes=total if profile is None else profile.gpu_total_bytes,
-        memory_fraction_ratio=fraction_of(fraction, options.engine),
+        memory_fraction_ratio=fraction,
         weights=weights_of(files, architecture, options),
         overheads=overheads_of(files, deployment, options) if profile is None else profile.overheads,
         demand=demand_of(architecture, options),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Status
+
+if TYPE_CHECKING:
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""

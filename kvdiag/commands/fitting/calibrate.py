@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -337,11 +337,7 @@ def _profile(
         tensor_parallel=key.tensor_parallel,
         pipeline_parallel=key.pipeline_parallel,
         max_num_batched_tokens=key.max_num_batched_tokens,
-        context_bytes=measured.context_bytes,
-        activation_bytes=measured.activation_bytes,
-        graph_bytes=measured.graph_bytes,
-        overhead_bytes=measured.overhead_bytes,
-        graphs_in_fraction=measured.graphs_in_fraction,
+        **asdict(measured),
         engine_version=settings.version,
         date=datetime.now(UTC).date().isoformat(),
         source=f"{subject.origin[:480]}{', without graphs' if settings.enforce_eager else ''}",

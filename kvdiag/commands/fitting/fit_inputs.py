@@ -12,8 +12,8 @@ from kvdiag.kv.calibration.profiles import Profile, ProfileQuery, find_profile, 
 from kvdiag.kv.families.architecture import given_architecture, parse_architecture, text_fields
 from kvdiag.kv.families.base import WIDTH_NAMES
 from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name, parse_bytes
-from kvdiag.kv.fit.overheads import Overheads, generic_overheads, vllm_overheads
-from kvdiag.kv.fit.plan import DEFAULT_MEMORY_FRACTION, Demand, Traffic, traffic_from_histogram
+from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
+from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
 from kvdiag.kv.layout.deployment import DEFAULT_BATCHED_TOKENS, Deployment, Platform, check_block_size
 from kvdiag.kv.layout.layers import CACHELESS_KINDS, Architecture, AttentionLayer
@@ -110,13 +110,6 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
     )
 
 
-def fraction_of(fraction: float | None, engine: str) -> float:
-    """The share of a GPU that the engine takes."""
-    if fraction is not None:
-        return fraction
-    return DEFAULT_MEMORY_FRACTION if engine == "vllm" else 1.0
-
-
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
     """From a size, else from the checkpoint's headers, else counted from the config."""
     asked = options.weights
@@ -139,7 +132,7 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: FitOption
 
 def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions, *, graphs: bool = True) -> Overheads:
     """The estimate of context, activation and graphs; `graphs` where the engine keeps room for them."""
-    if options.engine == "generic" or options.kv_bytes_per_token is not None:
+    if options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return generic_overheads()
     text = text_fields(files.config)
     hidden = text.integer(*WIDTH_NAMES)
@@ -228,7 +221,7 @@ def profile_of(
 
     """
     known = known_profiles(options)
-    if not known or options.engine != "vllm" or options.kv_bytes_per_token is not None:
+    if not known or options.engine == GENERIC_ENGINE or options.kv_bytes_per_token is not None:
         return None
     query = ProfileQuery(
         gpu_total_bytes=gpu_bytes(options.gpu),
