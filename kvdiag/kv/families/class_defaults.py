@@ -51,6 +51,6 @@ def class_defaults(model_type: str) -> Mapping[str, object]:
 
 @functools.cache
 def _recorded() -> Mapping[str, Mapping[str, object]]:
-    recorded = pkgutil.get_data("kvdiag.kv.families", "class_defaults.json") or b""
+    recorded = pkgutil.get_data(__package__, "class_defaults.json") or b""
     defaults: Mapping[str, Mapping[str, object]] = json.loads(recorded)["defaults"]
     return defaults

@@ -124,7 +124,7 @@ def scenario_plan(scenario: Scenario) -> Plan:
 def block_waste_ratio(scenario: Scenario) -> float:
     """The share of one request's blocks that holds no token at the end of its context: tails, short groups, padding."""
     deployment = scenario.deployment
-    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.encoder_tokens)
+    terms = deployment.serving_terms(scenario.architecture, encoder_tokens=deployment.max_num_batched_tokens)
     layout = deployed_layout(scenario.architecture, deployment)
     return wasted_ratio(layout, resident_tokens=scenario.demand.context_tokens, serving=terms)
 

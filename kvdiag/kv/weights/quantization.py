@@ -76,25 +76,16 @@ _ALIASES = {
 # ModelOpt's quant_algo: weight bits, bits of a scale, and weights that share one (0: one per channel or tensor); names
 # of modelopt.py::LINEAR_ALGOS and of ModelOpt itself (modelopt/torch/export/quant_utils.py).
 _ALGORITHMS: Mapping[str, tuple[int, int, int]] = {
-    "FP8": (8, 0, 0),
-    "FP8_PER_CHANNEL_PER_TOKEN": (8, 0, 0),
-    "FP8_PB_WO": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "FP8_BLOCK_SCALES": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "FP8_PB_REAL": (8, _BLOCK_SCALE_BITS, 128 * 128),
-    "MXFP8": (8, 8, _MX_GROUP),
-    "MXFP4": (4, 8, _MX_GROUP),
-    "W4A8_MXFP4_FP8": (4, 8, _MX_GROUP),
-    "NVFP4": (4, 8, _NVFP4_GROUP),
-    "NVFP4_AWQ": (4, 8, _NVFP4_GROUP),
-    "NVFP4_SVDQUANT": (4, 8, _NVFP4_GROUP),
-    "W4A16_NVFP4": (4, 8, _NVFP4_GROUP),
-    "W4A8_NVFP4_FP8": (4, 8, _NVFP4_GROUP),
-    "W4A8_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "W4A16_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "INT4_AWQ": (4, _SCALE_BITS, _USUAL_GROUP),
-    "W8A16": (8, 0, 0),
-    "W8A16_AWQ": (8, 0, 0),
-    "W8A8_SQ_PER_CHANNEL": (8, 0, 0),
+    name: (bits, scale_bits, group)
+    for bits, scale_bits, group, names in (
+        (8, 0, 0, "FP8 FP8_PER_CHANNEL_PER_TOKEN W8A16 W8A16_AWQ W8A8_SQ_PER_CHANNEL"),
+        (8, _BLOCK_SCALE_BITS, 128 * 128, "FP8_PB_WO FP8_BLOCK_SCALES FP8_PB_REAL"),
+        (8, 8, _MX_GROUP, "MXFP8"),
+        (4, 8, _MX_GROUP, "MXFP4 W4A8_MXFP4_FP8"),
+        (4, 8, _NVFP4_GROUP, "NVFP4 NVFP4_AWQ NVFP4_SVDQUANT W4A16_NVFP4 W4A8_NVFP4_FP8"),
+        (4, _SCALE_BITS, _USUAL_GROUP, "W4A8_AWQ W4A16_AWQ INT4_AWQ"),
+    )
+    for name in names.split()
 }
 
 

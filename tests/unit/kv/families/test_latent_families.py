@@ -125,23 +125,11 @@ def test_draft_layers_are_latent_too(drafts: int, row: int | None) -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        ({**DEEPSEEK, "kv_lora_rank": 0}, "kv_lora_rank"),
         ({**DEEPSEEK, "model_type": "sarvam_mla", "kv_lora_rank": None}, "kv_lora_rank"),
         ({**DEEPSEEK, "model_type": "sarvam_mla", "qk_rope_head_dim": None}, "qk_rope_head_dim"),
-        ({**DEEPSEEK, "qk_rope_head_dim": -1}, "qk_rope_head_dim"),
-        ({**DEEPSEEK, "num_attention_heads": 4097}, "num_attention_heads"),
-        ({**DEEPSEEK, "num_nextn_predict_layers": 65}, "num_nextn_predict_layers"),
-        ({**DEEPSEEK, "num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
         ({**SPARSE, "index_head_dim": None}, "index_head_dim"),
-        ({**SPARSE, "index_head_dim": (1 << 14) + 1}, "index_head_dim"),
-        ({**SPARSE, "index_topk_freq": 0}, "index_topk_freq"),
-        ({**SPARSE, "index_topk_freq": 1025}, "index_topk_freq"),
-        ({**SPARSE, "index_skip_topk_offset": -1}, "index_skip_topk_offset"),
-        ({**SPARSE, "index_skip_topk_offset": 1025}, "index_skip_topk_offset"),
         ({**SPARSE, "index_topk_pattern": "S" * 1025}, "index_topk_pattern"),
-        ({**LONGCAT, "num_layers": 1025}, "num_layers"),
         ({**LONGCAT, "num_layers": None}, "num_layers"),
-        ({**LONGCAT, "num_attention_heads": 4097}, "num_attention_heads"),
     ],
 )
 def test_latent_sizes_that_cannot_be_are_refused_by_name(config: dict[str, Any], field: str) -> None:

@@ -87,7 +87,6 @@ def test_a_budget_has_all_parts() -> None:
         (Deployment(), [1001], 1),
         (Deployment(tensor_parallel=2), [501], 2),
         (Deployment(pipeline_parallel=2), [501, 501], 2),
-        (Deployment(pipeline_parallel=2, pipeline_partition=(1, 3)), [251, 751], 2),
         (Deployment(tensor_parallel=2, pipeline_parallel=4), [126] * 4, 8),
     ],
 )
