@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, Shortage, parse_shortage
-from kvdiag.oom.phase import NEAR_CHARACTERS, Phase, phase_of
+from kvdiag.oom.account import Account, Work
+from kvdiag.oom.message import ANCHORS, MAX_MESSAGE_CHARACTERS, Kind, parse_shortage
+from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
 
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
@@ -52,34 +53,6 @@ _MOST_DECODE_TOKENS = 16
 """Tokens of one request in one step up to which they are its next ones, drafts of them among it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the engine had scheduled in the step that failed, as vLLM V1 dumps it (logging_utils/dump_input.py)."""
-
-    scheduled_tokens: int | None
-    requests: int | None
-    largest_request: str | None = None
-    largest_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedFailure:
-    """The first failure of a log. `process` is its name there; `later` counts the failures after it."""
-
-    shortage: Shortage
-    line: int
-    process: str = ""
-    rank: int | None = None
-    phase: Phase | None = None
-    phase_told_by: str | None = None
-    work: Work | None = None
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage_ratio: float | None = None
-    max_num_seqs: int | None = None
-    later: int = 0
-
-
 @dataclass(slots=True)
 class _Stream:
     """One process's lines as one text, and where in it each line of the log begins."""
@@ -101,8 +74,8 @@ class _Stream:
         return self.lines[bisect_right(self.starts, position) - 1]
 
 
-def read_failures(text: str) -> LoggedFailure | None:
-    """The first failure for want of memory that `text` tells; `None` where it tells none."""
+def read_failures(text: str, origin: str = "the log") -> Account | None:
+    """The first out-of-memory failure in a log, with its line; `None` where there is none."""
     lines = _lines(text)
     streams = _streams(lines)
     found = [
@@ -124,7 +97,8 @@ def read_failures(text: str) -> LoggedFailure | None:
     before = "\n".join(lines[max(0, line - 20_000) : line])
     load = _last(_LOAD, before)
     most_requests = _last(_MOST_REQUESTS, "\n".join(lines[:line]))
-    return LoggedFailure(
+    return Account(
+        origin=f"{origin}, line {line + 1}",
         shortage=shortage,
         line=line + 1,
         process=stream.name,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvdiag.oom.log import Work, read_failures
+from kvdiag.oom.account import Work
+from kvdiag.oom.log import read_failures
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "failures"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"

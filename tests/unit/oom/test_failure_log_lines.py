@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvdiag.oom.log import MAX_STREAMS, LoggedFailure, Work, read_failures
+from kvdiag.oom.account import Account, Work
+from kvdiag.oom.log import MAX_STREAMS, read_failures
 from tests.builders.values import GIB, MIB
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -13,7 +14,7 @@ EARLIER = "Running: 9 reqs, Waiting: 9 reqs, GPU KV cache usage: 9.0%\n"
 DUMP = "Dumping scheduler output for model execution: "
 
 
-def read(text: str) -> LoggedFailure:
+def read(text: str) -> Account:
     """What is known to be found."""
     found = read_failures(text)
     assert found is not None
