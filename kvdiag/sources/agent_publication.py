@@ -161,7 +161,7 @@ def _allocator(device: Any, reported: Mapping[str, Any], publication: Publicatio
     torch, ranks, statistics = _part(reported, "torch"), _part(reported, "ranks"), _part(device, "statistics")
     driver, split = _part(device, "driver"), _part(device, "fragmentation")
     expandable = _part(torch, "settings").get("expandable_segments")
-    made_seconds = split.get("at_monotonic_seconds")
+    made_seconds: Any = split.get("at_monotonic_seconds")
     if type(made_seconds) in (int, float) and 0 <= made_seconds <= MAX_COUNT:
         split = {**split, "age_seconds": max(publication.monotonic_seconds - made_seconds, 0.0)}
     figures = {
