@@ -120,10 +120,7 @@ class Document:
         torch = sys.modules.get("torch")
         if torch is None:
             return None
-        found: dict[str, Any] = {
-            "version": str(getattr(torch, "__version__", ""))[:32],
-            "settings": self._settings,
-        }
+        found: dict[str, Any] = {"version": str(getattr(torch, "__version__", ""))[:32], "settings": self._settings}
         self._part("initialised", _read_initialised, found)
         if self._devices:
             self._part("backend", _read_backend, found)

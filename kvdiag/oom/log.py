@@ -33,7 +33,7 @@ _PROCESS = re.compile(
 )
 _PREFIX = re.compile(
     r"(?:.{0,120}?\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]{1,3}"
-    r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)",
+    r"(?:\d{2,4}-\d{2}(?:-\d{2})? \d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})? )?(?:\[?[\w./-]{1,80}\.py:\d{1,6}\]? ?)?)"
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 REQUEST_LINE = re.compile(r"Received request |prompt: |Generated response |\"(?:prompt|messages)\": ?[\"\[]")
@@ -163,7 +163,7 @@ def _rank(name: str) -> int | None:
 def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     """Kind, beginning and end of each message, in order. Where two anchors name one message, the telling one counts."""
     begins = sorted(
-        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text)),
+        ((found.start(), found.end(), kind) for kind, pattern in ANCHORS for found in pattern.finditer(text))
     )[: 4 * MAX_FAILURES]
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
@@ -200,10 +200,7 @@ def _message(text: str, kind: Kind, start: int, end: int) -> str:
 
 
 def _work(lines: list[str], line: int) -> Work | None:
-    dump = next(
-        (text for text in lines[max(0, line - _DUMP_LINES) : line + _DUMP_LINES] if _DUMP.search(text)),
-        None,
-    )
+    dump = next((text for text in lines[max(0, line - _DUMP_LINES) : line + _DUMP_LINES] if _DUMP.search(text)), None)
     if dump is None:
         return None
     total, each = _TOTAL_SCHEDULED.search(dump), _SCHEDULED.search(dump)

@@ -39,7 +39,7 @@ def nvml_state(gpu: Gpu) -> dict[str, Any]:
                     for process in gpu.processes
                 ],
             }
-        ],
+        ]
     }
 
 
@@ -165,7 +165,7 @@ def _state(text: bytes) -> dict[str, Any]:
                     ],
                 }
                 for device in state["devices"]
-            ],
+            ]
         }
     except (LookupError, TypeError) as error:
         raise ValueError("not the state of a simulated driver") from error

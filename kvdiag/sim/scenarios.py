@@ -83,9 +83,7 @@ class Scenario:
 _ALL = (
     Scenario(name="healthy", summary="Everything that a request takes is released."),
     Scenario(
-        name="kv-leak",
-        summary="Each finished request leaves four of its KV blocks behind.",
-        blocks_kept_per_request=4,
+        name="kv-leak", summary="Each finished request leaves four of its KV blocks behind.", blocks_kept_per_request=4
     ),
     Scenario(
         name="device-leak",

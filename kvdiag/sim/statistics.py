@@ -64,10 +64,7 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", LATENCY_SECONDS),
     "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", LATENCY_SECONDS),
     "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", LATENCY_SECONDS),
-    "request_num_preemptions": (
-        "Histogram of the number of times a request was preempted.",
-        (1, 2, 3, 4, 5, 10, 20),
-    ),
+    "request_num_preemptions": ("Histogram of the number of times a request was preempted.", (1, 2, 3, 4, 5, 10, 20)),
     "request_prefill_kv_computed_tokens": (
         "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
         TOKENS,

@@ -39,10 +39,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     ),
     "all abilities": (lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "all"}, ["nvidia0"]), "pass"),
     "void container": (lambda: gpu_check.container({"NVIDIA_VISIBLE_DEVICES": "void"}, ["nvidia0"]), "fail"),
-    "no utility": (
-        lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, ["nvidia0"]),
-        "fail",
-    ),
+    "no utility": (lambda: gpu_check.container({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, ["nvidia0"]), "fail"),
     "no device file": (lambda: gpu_check.container({}, ["null", "nvidiactl"]), "warn"),
     "driver": (lambda: gpu_check.driver([BUSY], (), 0.002), "pass"),
     "driver of a drill": (lambda: gpu_check.driver([BUSY], (), None), "pass"),
@@ -52,8 +49,7 @@ CASES: dict[str, tuple[Callable[[], Check], Outcome]] = {
     "memory": (lambda: gpu_check.memory([BUSY], ()), "pass"),
     "memory of slices": (
         lambda: gpu_check.memory(
-            [device(used_bytes=None, uuid="whole"), device(uuid="slice", mig_parent_uuid="whole")],
-            (),
+            [device(used_bytes=None, uuid="whole"), device(uuid="slice", mig_parent_uuid="whole")], ()
         ),
         "pass",
     ),

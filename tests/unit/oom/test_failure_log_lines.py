@@ -67,12 +67,13 @@ def test_line_is_found_among_many_short_ones() -> None:
 
 def test_processes_of_one_name_are_told_apart_by_their_pids() -> None:
     """Workers of two engines have the same names, and print at once."""
-    found = read(
-        "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
-        "(Worker pid=1) Tried to allocate 2.00 GiB."
+    assert (
+        2 * GIB
+        == read(
+            "(Worker pid=1) CUDA out of memory.\n(Worker pid=2) Tried to allocate 3.00 GiB.\n"
+            "(Worker pid=1) Tried to allocate 2.00 GiB."
+        ).shortage.asked_bytes
     )
-
-    assert 2 * GIB == found.shortage.asked_bytes
 
 
 def test_colours_within_a_message_are_no_part_of_it() -> None:

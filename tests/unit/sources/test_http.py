@@ -75,24 +75,8 @@ CUT_CHUNKS = head(Transfer_Encoding="chunked") + b"5\r\nhello\r\n"
 
 ANSWERS = [
     pytest.param(reply("", status=404), ("absent", 404, f"404 on /metrics/: {CHECK}"), id="404"),
-    pytest.param(
-        reply("", status=401),
-        (
-            "failed",
-            401,
-            "--api-key",
-        ),
-        id="401",
-    ),
-    pytest.param(
-        reply("", status=403),
-        (
-            "failed",
-            403,
-            "--api-key",
-        ),
-        id="403",
-    ),
+    pytest.param(reply("", status=401), ("failed", 401, "--api-key"), id="401"),
+    pytest.param(reply("", status=403), ("failed", 403, "--api-key"), id="403"),
     pytest.param(
         reply("", status=302, Location="http://127.0.0.1:1/"),
         ("failed", 302, f"302 on /metrics/: {CHECK}"),
@@ -122,9 +106,7 @@ ANSWERS = [
         id="headers without end",
     ),
     pytest.param(
-        reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"),
-        ("failed", None, "is compressed (…)"),
-        id="gzip",
+        reply(gzip.compress(b"vllm:x 1\n"), Content_Encoding="gzip"), ("failed", None, "is compressed (…)"), id="gzip"
     ),
     pytest.param(
         reply(zlib.compress(GZIP_BOMB), Content_Encoding="gzip, deflate"),
@@ -170,10 +152,7 @@ def test_answer_that_does_not_end_is_given_up(answer: hostile.Answer) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [
-        pytest.param(head(Content_Length=str(100 * MIB)), id="announced"),
-        pytest.param(head(), id="not announced"),
-    ],
+    [pytest.param(head(Content_Length=str(100 * MIB)), id="announced"), pytest.param(head(), id="not announced")],
 )
 def test_huge_page_is_left_unread(first: bytes) -> None:
     """Of a page of 100 MB no more is taken than the limit and what the sockets hold."""
@@ -207,9 +186,7 @@ def test_refused_connection_is_told() -> None:
 
 def test_unknown_host_is_told() -> None:
     """A name that does not exist says that the URL may be wrong."""
-    actual = read("http://kvdiag.invalid:8000")
-
-    assert ("failed", None, containing("cannot connect")) == actual
+    assert ("failed", None, containing("cannot connect")) == read("http://kvdiag.invalid:8000")
 
 
 def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
@@ -217,8 +194,7 @@ def test_untrusted_certificate_is_told(certificate: Certificate) -> None:
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url)
 
-    expected = ("failed", None, containing("--ca-file"))
-    assert expected == actual
+    assert ("failed", None, containing("--ca-file")) == actual
 
 
 def test_trusted_certificate_is_accepted(certificate: Certificate) -> None:
@@ -301,8 +277,7 @@ def test_certificate_of_the_same_name_is_not_trusted(certificate: Certificate, t
     with Hostile(reply("x 1\n"), tls=certificate.server_context) as server:
         actual = read(server.url, verify=other)
 
-    expected = ("failed", None, containing("--ca-file"))
-    assert expected == actual
+    assert ("failed", None, containing("--ca-file")) == actual
 
 
 def test_what_is_asked_again_is_asked_alike_but_for_cookies() -> None:

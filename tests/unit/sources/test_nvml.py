@@ -19,14 +19,20 @@ def test_two_gpus_are_told_apart(stand_in: StandIn, client: Client) -> None:
     helping = Running(pid=17, used_bytes=256 * 2**20, name="/usr/bin/helper")
     stand_in.show(State(gpus=(replace(FULL, processes=(serving, helping)), EMPTY)))
 
-    actual = client.read(processes=True)
-
-    processes = (
-        Process(pid=17, used_bytes=256 * 2**20, name="/usr/bin/helper"),
-        Process(pid=4242, used_bytes=75 * GIB, name="/usr/bin/python3"),
-    )
-    expected = ((seen(FULL, 0, processes=processes), seen(EMPTY, 1, processes=())), ())
-    assert expected == actual
+    assert (
+        (
+            seen(
+                FULL,
+                0,
+                processes=(
+                    Process(pid=17, used_bytes=256 * 2**20, name="/usr/bin/helper"),
+                    Process(pid=4242, used_bytes=75 * GIB, name="/usr/bin/python3"),
+                ),
+            ),
+            seen(EMPTY, 1, processes=()),
+        ),
+        (),
+    ) == client.read(processes=True)
 
 
 @pytest.mark.nvml_stand_in
@@ -37,10 +43,7 @@ def test_each_read_is_new(stand_in: StandIn, client: Client) -> None:
 
     fuller = replace(EMPTY, free_bytes=3 * GIB)
     stand_in.show(State(gpus=(fuller,), failures=(Failure(PROCESSES, 999),)))
-    actual = (before, client.read())
-
-    expected = (((seen(EMPTY, 0),), ()), ((seen(fuller, 0),), ()))
-    assert expected == actual
+    assert (((seen(EMPTY, 0),), ()), ((seen(fuller, 0),), ())) == (before, client.read())
 
 
 @pytest.mark.nvml_stand_in
@@ -50,13 +53,10 @@ def test_refused_memory_is_asked_again_each_time(stand_in: StandIn, client: Clie
 
     refused = client.read()
     stand_in.show(State(gpus=(FULL, EMPTY)))
-    actual = (refused, client.read())
-
-    expected = (
+    assert (
         ((seen(FULL, 0), unread(EMPTY, 1)), (gap("failed", "GPU-empty", "an error of the stand-in"),)),
         ((seen(FULL, 0), seen(EMPTY, 1)), ()),
-    )
-    assert expected == actual
+    ) == (refused, client.read())
 
 
 @pytest.mark.nvml_stand_in
@@ -82,10 +82,7 @@ def test_unified_memory_is_not_told(stand_in: StandIn, client: Client) -> None:
 @pytest.mark.parametrize(
     ("garbage", "text"),
     [
-        (
-            replace(FULL, free_bytes=81 * GIB),
-            f"Memory: free_bytes is {81 * GIB}, not within 0..{80 * GIB}",
-        ),
+        (replace(FULL, free_bytes=81 * GIB), f"Memory: free_bytes is {81 * GIB}, not within 0..{80 * GIB}"),
         (replace(FULL, total_bytes=0, free_bytes=0), "Memory: total_bytes is 0"),
         (replace(FULL, total_bytes=2**64 - 1), f"Memory: total_bytes is {2**64 - 1}"),
     ],
@@ -95,7 +92,4 @@ def test_impossible_memory_is_a_gap(stand_in: StandIn, client: Client, garbage: 
     """Figures that cannot be are said to be so; the device stays, and so does the other one."""
     stand_in.show(State(gpus=(garbage, EMPTY)))
 
-    actual = client.read()
-
-    expected = ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text),))
-    assert expected == actual
+    assert ((unread(FULL, 0), seen(EMPTY, 1)), (gap("failed", "GPU-full", text),)) == client.read()

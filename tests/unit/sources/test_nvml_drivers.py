@@ -23,10 +23,7 @@ def test_second_memory_version_is_refused(stand_in: StandIn, client: Client, cod
     """Where version 2 of the memory struct is refused, version 1 tells all but the driver's reservation."""
     stand_in.show(State(gpus=(FULL,), failures=(Failure("nvmlDeviceGetMemoryInfo_v2", code),)))
 
-    actual = client.read()
-
-    expected = ((seen_without_reservation(FULL),), ())
-    assert expected == actual
+    assert ((seen_without_reservation(FULL),), ()) == client.read()
 
 
 @pytest.mark.nvml_stand_in
@@ -40,9 +37,7 @@ def test_old_driver(tmp_path: Path) -> None:
     with Client(stand_in.environment()) as client:
         actual = client.read(processes=True)
 
-    processes = (Process(pid=1, used_bytes=GIB),)
-    expected = ((replace(seen_without_reservation(FULL), processes=processes),), ())
-    assert expected == actual
+    assert ((replace(seen_without_reservation(FULL), processes=(Process(pid=1, used_bytes=GIB),)),), ()) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -51,10 +46,7 @@ def test_driver_from_before_mig(stand_in: StandIn, client: Client) -> None:
     missing = (PROCESSES, "nvmlDeviceGetMaxMigDeviceCount", "nvmlSystemGetProcessName")
     stand_in.show(State(gpus=(FULL,), failures=tuple(Failure(function, 13) for function in missing)))
 
-    actual = client.read(processes=True)
-
-    expected = ((seen(FULL, 0),), (gap("absent", "GPU-full", "Function Not Found"),))
-    assert expected == actual
+    assert ((seen(FULL, 0),), (gap("absent", "GPU-full", "Function Not Found"),)) == client.read(processes=True)
 
 
 @pytest.mark.nvml_stand_in
@@ -62,10 +54,7 @@ def test_driver_without_gpus(stand_in: StandIn, client: Client) -> None:
     """A driver that lists nothing gives an empty tuple, and a gap that says why that may be."""
     stand_in.show(State())
 
-    actual = client.read()
-
-    expected = ((), (gap("absent", "no GPU"),))
-    assert expected == actual
+    assert ((), (gap("absent", "no GPU"),)) == client.read()
 
 
 @pytest.mark.parametrize("content", [None, b"not a library"], ids=["no file", "no library in it"])
@@ -80,8 +69,7 @@ def test_machine_without_nvml(tmp_path: Path, content: bytes | None) -> None:
     with Client(nothing.environment()) as client:
         actual = client.read()
 
-    expected = (None, (gap("absent", "libnvidia-ml.so.1", "NVIDIA_DRIVER_CAPABILITIES=utility"),))
-    assert expected == actual
+    assert (None, (gap("absent", "libnvidia-ml.so.1", "NVIDIA_DRIVER_CAPABILITIES=utility"),)) == actual
 
 
 def test_library_object_needs_only_what_it_has() -> None:
@@ -100,5 +88,4 @@ def test_library_object_needs_only_what_it_has() -> None:
 
     actual = NvmlSource(library).read(processes=True)
 
-    expected = ((replace(seen_without_reservation(FULL), processes=(Process(pid=7, used_bytes=GIB),)),), ())
-    assert expected == actual
+    assert ((replace(seen_without_reservation(FULL), processes=(Process(pid=7, used_bytes=GIB),)),), ()) == actual

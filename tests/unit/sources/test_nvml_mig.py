@@ -25,13 +25,10 @@ def test_hidden_mig_parent_shows_its_slices(stand_in: StandIn, client: Client) -
         )
     )
 
-    actual = client.read(processes=True)
-
-    expected = (
+    assert (
         (seen(FULL, 0, processes=()), unread(CUT, 1), *seen_slices(CUT, 1, processes=True)),
         (gap("absent", "GPU-cut", "Insufficient Permissions", "2 MIG slices"),),
-    )
-    assert expected == actual
+    ) == client.read(processes=True)
 
 
 @pytest.mark.nvml_stand_in
@@ -44,11 +41,7 @@ def test_readable_mig_parent_comes_with_its_slices(stand_in: StandIn, client: Cl
     stand_in.show(State(gpus=(recut,)))
     actual = (before, client.read())
 
-    expected = (
-        ((seen(CUT, 0), *seen_slices(CUT, 0)), ()),
-        ((seen(recut, 0), *seen_slices(recut, 0)), ()),
-    )
-    assert expected == actual
+    assert (((seen(CUT, 0), *seen_slices(CUT, 0)), ()), ((seen(recut, 0), *seen_slices(recut, 0)), ())) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -65,8 +58,7 @@ def test_slices_fail_alone(stand_in: StandIn, client: Client) -> None:
 
     busy, _ = seen_slices(CUT, 0)
     gaps = (gap("failed", "MIG slice 3", "Unknown Error"), gap("failed", "MIG-busy", "Unknown Error"))
-    expected = ((seen(CUT, 0), replace(busy, memory=None)), gaps)
-    assert expected == actual
+    assert ((seen(CUT, 0), replace(busy, memory=None)), gaps) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -74,7 +66,4 @@ def test_hidden_gpu_without_slices(stand_in: StandIn, client: Client) -> None:
     """A GPU that may not be read and shows no slice has failed: nothing is left to see its memory by."""
     stand_in.show(State(gpus=(FULL,), failures=(Failure(MEMORY, 4),)))
 
-    actual = client.read()
-
-    expected = ((unread(FULL, 0),), (gap("failed", "GPU-full", "Insufficient Permissions"),))
-    assert expected == actual
+    assert ((unread(FULL, 0),), (gap("failed", "GPU-full", "Insufficient Permissions"),)) == client.read()

@@ -25,16 +25,21 @@ def test_processes_that_hide_something(stand_in: StandIn, client: Client) -> Non
     )
     stand_in.show(State(gpus=(replace(FULL, processes=running),)))
 
-    actual = client.read(processes=True)
-
-    processes = (
-        Process(pid=1, used_bytes=None, name="untold"),
-        Process(pid=2, used_bytes=None, name="elsewhere"),
-        Process(pid=3, used_bytes=GIB),
-        Process(pid=4, used_bytes=GIB),
-    )
-    expected = ((seen(FULL, 0, processes=processes),), ())
-    assert expected == actual
+    assert (
+        (
+            seen(
+                FULL,
+                0,
+                processes=(
+                    Process(pid=1, used_bytes=None, name="untold"),
+                    Process(pid=2, used_bytes=None, name="elsewhere"),
+                    Process(pid=3, used_bytes=GIB),
+                    Process(pid=4, used_bytes=GIB),
+                ),
+            ),
+        ),
+        (),
+    ) == client.read(processes=True)
 
 
 @pytest.mark.nvml_stand_in
@@ -45,9 +50,7 @@ def test_processes_that_start_in_between(stand_in: StandIn, client: Client) -> N
 
     actual = client.read(processes=True)
 
-    processes = tuple(Process(pid=pid, used_bytes=GIB) for pid in range(1, 12))
-    expected = ((seen(FULL, 0, processes=processes),), ())
-    assert expected == actual
+    assert ((seen(FULL, 0, processes=tuple(Process(pid=pid, used_bytes=GIB) for pid in range(1, 12))),), ()) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -61,10 +64,7 @@ def test_processes_that_cannot_be_listed(
     """A list that is refused, however often it is asked for, is a gap beside the device's memory."""
     stand_in.show(State(gpus=(FULL,), failures=(Failure(PROCESSES, code),)))
 
-    actual = client.read(processes=True)
-
-    expected = ((seen(FULL, 0),), (gap(kind, "GPU-full", text),))
-    assert expected == actual
+    assert ((seen(FULL, 0),), (gap(kind, "GPU-full", text),)) == client.read(processes=True)
 
 
 @pytest.mark.nvml_stand_in
@@ -78,8 +78,7 @@ def test_process_entries_of_another_size(stand_in: StandIn, client: Client, stri
     actual = client.read(processes=True)
 
     processes = tuple(Process(pid=pid, used_bytes=8 * GIB) for pid in (4242, 4243, 4244))
-    expected = ((seen(FULL, 0, processes=processes),), ())
-    assert expected == actual
+    assert ((seen(FULL, 0, processes=processes),), ()) == actual
 
 
 @pytest.mark.nvml_stand_in
@@ -88,20 +87,12 @@ def test_process_with_more_than_there_is(stand_in: StandIn, client: Client) -> N
     running = (Running(pid=1, used_bytes=GIB), Running(pid=2, used_bytes=81 * GIB))
     stand_in.show(State(gpus=(replace(FULL, processes=running),)))
 
-    actual = client.read(processes=True)
-
-    expected = ((seen(FULL, 0),), (gap("failed", "GPU-full", f"process 2 with {81 * GIB}"),))
-    assert expected == actual
+    assert ((seen(FULL, 0),), (gap("failed", "GPU-full", f"process 2 with {81 * GIB}"),)) == client.read(processes=True)
 
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        {"pid": 0},
-        {"pid": 2**22 + 1},
-        {"pid": 7, "gpuInstanceId": 4243},
-        {"pid": 7, "computeInstanceId": 64},
-    ],
+    [{"pid": 0}, {"pid": 2**22 + 1}, {"pid": 7, "gpuInstanceId": 4243}, {"pid": 7, "computeInstanceId": 64}],
     ids=str,
 )
 def test_entry_that_is_part_of_its_neighbour(entry: dict[str, int]) -> None:

@@ -108,18 +108,14 @@ from tests.unit.engines.vllm.vllm_pages import NO_POOL, SCRAPES, engine_page
 )
 def test_impossible_figure_is_a_gap(lines: list[str], expected: Engine, reasons: list[str]) -> None:
     """A figure that cannot be is missing from the engine, and a gap names it; the others stand."""
-    page = parse_page(engine_page(*lines))
-
-    actual = parse_engines(page)
+    actual = parse_engines(parse_page(engine_page(*lines)))
 
     assert ((expected,), tuple(Gap(source=SOURCE, kind="failed", reason=reason) for reason in reasons)) == actual
 
 
 def test_fraction_of_a_count_is_rounded() -> None:
     """A count that was averaged on its way, as multiprocess modes can, comes out whole."""
-    page = parse_page("vllm:num_requests_running 2.6\n")
-
-    engines, gaps = parse_engines(page)
+    engines, gaps = parse_engines(parse_page("vllm:num_requests_running 2.6\n"))
 
     assert ((Engine(engine="0", requests_running=3),), ()) == (engines, gaps)
 
@@ -143,16 +139,8 @@ def test_engines_come_in_numeric_order() -> None:
             "--disable-log-stats",
             id="--disable-log-stats",
         ),
-        pytest.param(
-            "",
-            "no vllm:* series",
-            id="empty",
-        ),
-        pytest.param(
-            'node_cpu_seconds_total{cpu="0",mode="idle"} 5.0\n',
-            "no vllm:* series",
-            id="another exporter",
-        ),
+        pytest.param("", "no vllm:* series", id="empty"),
+        pytest.param('node_cpu_seconds_total{cpu="0",mode="idle"} 5.0\n', "no vllm:* series", id="another exporter"),
     ],
 )
 def test_page_without_engines_says_why(text: str, reason: str) -> None:

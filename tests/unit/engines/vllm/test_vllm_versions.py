@@ -194,9 +194,7 @@ def test_every_version_reads_alike(known: Known) -> None:
     """The page of each version gives its engines' figures and its pools, and nothing is missed."""
     page = page_of(known.page)
 
-    actual = (parse_engines(page), parse_pools(page, known.version))
-
-    assert ((known.engines, ()), (known.pools, ())) == actual
+    assert ((known.engines, ()), (known.pools, ())) == (parse_engines(page), parse_pools(page, known.version))
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.page)
@@ -228,9 +226,7 @@ def test_unknown_version_is_told_by_the_page(known: Known) -> None:
 )
 def test_version_is_three_numbers(version: str | None, expected: tuple[int, int, int] | None) -> None:
     """Major, minor and patch are what counts of a version; anything else is none."""
-    actual = parse_version(version)
-
-    assert expected == actual
+    assert expected == parse_version(version)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +246,4 @@ def test_usage_counts_blocks_as_its_version_does(page: str, version: str, usage_
     """The usage gauge gives the blocks that requests hold, whether or not its version counts the null block."""
     (pool,), _ = parse_pools(page_of(page), version)
 
-    actual = pool.used_blocks(usage_ratio)
-
-    assert expected == actual
+    assert expected == pool.used_blocks(usage_ratio)
