@@ -179,12 +179,7 @@ class Document:
 
 
 def _each(devices: list[dict[str, Any]], read: Callable[[dict[str, Any]], None]) -> None:
-    """Read a part of every device.
-
-    Raises:
-        Exception: what the first raised of those that could not be read; the others have been.
-
-    """
+    """Read a part of every device, then raise the first error, if any."""
     failed: Exception | None = None
     for device in devices:
         try:

@@ -131,12 +131,7 @@ class Api:
     async def _run(
         self, identity: str, completion: Completion, gone: asyncio.Event
     ) -> AsyncGenerator[tuple[int, Output]]:
-        """What the engine makes of each prompt, with the prompt's index; whoever stops listening aborts the rest.
-
-        Raises:
-            _ClientGoneError: the client hung up before all of it had come.
-
-        """
+        """The engine's outputs, each with its prompt's index; _ClientGoneError if the client disconnects."""
         outputs: Outputs = asyncio.Queue()
         now = time.monotonic()
         requests = {

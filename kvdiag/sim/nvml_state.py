@@ -146,12 +146,7 @@ class RemoteNvml:
 
 
 def _state(text: bytes) -> dict[str, Any]:
-    """What `nvml_state` gave at the other end, or whoever says that it is a drill.
-
-    Raises:
-        ValueError: it is something else.
-
-    """
+    """The state that `nvml_state` wrote at the other end, checked: any server can claim to be a drill."""
     state = json.loads(text)
     try:
         return {

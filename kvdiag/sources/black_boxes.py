@@ -169,13 +169,7 @@ class NewestBlackBoxes:
 
 
 def _own(written: Written, name: str, user: int) -> Account:
-    """Return a black box that belongs to the process in its name and to that process's user.
-
-    Raises:
-        RefusedError: it belongs to another process or user, or is dated in the future.
-        ValueError: it is not a black box.
-
-    """
+    """A black box of the process in its name and of that process's user; RefusedError or ValueError if it is not."""
     if written.owner != user:
         raise RefusedError(f"written by user {written.owner}, but the process publishes as user {user}")
     box = parse(written.text, origin=f"the black box {name}")

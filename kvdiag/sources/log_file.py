@@ -120,12 +120,7 @@ def _end(file: int) -> Iterator[bytes]:
 
 
 def _wait(file: int, name: str) -> None:
-    """Wait for a pipe's writer.
-
-    Raises:
-        KvdiagError: it stays silent.
-
-    """
+    """Wait for a pipe's writer; KvdiagError if it stays silent."""
     if not select.select([file], [], [], SILENT_SECONDS)[0]:
         raise KvdiagError(f"{name} has sent nothing for {SILENT_SECONDS:.0f} s: give a log that ends")
 
