@@ -68,7 +68,6 @@ def test_answer_has_what_the_engines_counted_of_it() -> None:
     """Between the page before and the page after it; of all engines together."""
     expected = Answer(kind="same_salt", other_key=True, problem=None, queries=48, hits=32, first_token_seconds=0.25)
     still = replace(page((7, 7, 7)), engine="1")
-
     assert expected == answer()
     assert expected == answer((page((100, 100, 0)), still), (page((148, 148, 32)), still))
 
@@ -139,9 +138,7 @@ def test_caching_is_on_by_the_engines_own_word(caching: tuple[bool | None, ...],
     pools = tuple(replace(pool(str(place)), prefix_caching=one) for place, one in enumerate(caching))
     probe = Workload(requests=1, prompt_tokens=48, max_tokens=1, probe=Probe(kind="first", other_key=False))
     mark = Mark(at_seconds=1.0, step="isolation", cycle=0, phase="begin", workload=probe)
-
     found = probed(Timeline(samples=(), marks=(mark,)), Facts(pools=pools))
-
     assert found is not None
     assert expected == found.caching
     assert probed(Timeline(samples=(), marks=(replace(mark, workload=None),)), Facts()) is None
@@ -231,7 +228,6 @@ def test_times_between_hits_and_misses_leave_it_open() -> None:
         replace(one, first_token_seconds=FAST if place % 2 else 0.05) if one.kind == "other_salt" else one
         for place, one in enumerate(found.answers)
     )
-
     status, _ = verdict(replace(found, answers=mixed), DEFAULT_LIMITS)
     assert "unknown" == status
 

@@ -30,18 +30,15 @@ def outcome(failed: int, *errors: str) -> Outcome:
 def test_cycles_that_ran_out_are_told_with_their_largest_request() -> None:
     """In order, each with how many failed; other errors, and cycles without an outcome, are none."""
     larger = OOM.replace("3.00 GiB", "4.00 GiB")
-
     found = memory_failures(
         timeline(None, outcome(2, "HTTP 500"), outcome(5, OOM, larger, "HTTP 500"), outcome(0), outcome(1, OOM))
     )
-
     assert [(2, 5, 4 * GIB), (4, 1, 3 * GIB)] == [(one.span.cycle, one.failed, one.oom.asked_bytes) for one in found]
 
 
 def test_every_figure_of_torchs_message_is_read() -> None:
     """Asked, free and unallocated bytes stand in one message."""
     actual = parse_oom(OOM)
-
     assert OutOfMemory(asked_bytes=3 * GIB, free_bytes=512 * MIB, unallocated_bytes=256 * MIB) == actual
 
 
@@ -81,9 +78,7 @@ def test_room_is_left_only_where_both_figures_are_known(
     free: int | None, unallocated: int | None, room: bool | None
 ) -> None:
     """Free and unallocated bytes together are compared with what was asked for."""
-    # Three bytes asked for
     oom = OutOfMemory(asked_bytes=3, free_bytes=free, unallocated_bytes=unallocated)
-
     assert room is oom.room_left
 
 
@@ -91,6 +86,5 @@ def test_room_is_left_only_where_both_figures_are_known(
 def test_no_text_makes_it_fail(text: str) -> None:
     """Whatever a server answers is read or refused, and never raises."""
     actual = parse_oom(f"CUDA out of memory. Tried to allocate 1.00 GiB. {text}")
-
     assert actual is not None
     assert GIB == actual.asked_bytes

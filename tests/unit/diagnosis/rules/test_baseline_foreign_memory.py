@@ -40,7 +40,6 @@ def over_minutes(*readings: tuple[Process, ...], of: Facts = SERVER) -> Finding:
 
 def test_another_programs_memory_is_a_fault() -> None:
     """Six GiB of somebody else on the server's GPU are named with their process, and priced."""
-    # A training job beside the server
     world = World(foreign={0: (TRAINING,)}, device_bytes=48 * GIB)
     actual = verdict(world)
     expected = Finding(
@@ -60,9 +59,7 @@ def test_another_programs_memory_is_a_fault() -> None:
 
 def test_a_server_alone_on_its_gpu_is_ok() -> None:
     """Driver and server explain every byte."""
-    # A healthy server
     actual = verdict(World())
-
     assert "ok" == actual.status
 
 
@@ -86,7 +83,6 @@ def test_a_server_alone_on_its_gpu_is_ok() -> None:
 def test_what_the_driver_does_not_tell_is_unknown(world: World, reason: str) -> None:
     """Without processes, their sizes, or knowing the server's, nobody is accused and nobody cleared."""
     actual = verdict(world)
-
     assert "unknown" == actual.status
 
 
@@ -99,23 +95,18 @@ def test_what_others_hold_is_weighed_against_the_device(size: int, status: str) 
     # Another process of that size on a GPU of 24 GiB
     own = process(100, 10 * GIB)
     actual = at_idle(device(used_bytes=10 * GIB + 464 * MIB + size, processes=(own, process(7, size))))
-
     assert status == actual.status
 
 
 def test_bytes_of_no_process_are_suspect() -> None:
     """Two GiB that neither the driver nor a listed process holds are a zombie's, or of another container."""
-    # Such bytes
     actual = verdict(World(zombie_bytes=2 * GIB))
-
     assert "suspect" == actual.status
 
 
 def test_a_lone_process_of_unknown_owner_is_taken_for_the_server() -> None:
     """A container sees host pids: one process alone on the GPU is the server's for want of anybody else."""
-    # One process, whose pid the server's namespace does not know
     actual = at_idle(device(used_bytes=10 * GIB + 464 * MIB, processes=(process(99_999, 10 * GIB),)))
-
     # It is cleared, and the assumption is told
     assert "ok" == actual.status
 
@@ -124,35 +115,28 @@ def test_somebody_elses_gpu_is_not_looked_at() -> None:
     """On a host of two GPUs only the one with the server's process is judged."""
     # A training job on GPU 1 and the server on GPU 0
     actual = verdict(World(foreign={1: (TRAINING,)}))
-
     assert "ok" == actual.status
 
 
 def test_the_worst_of_the_servers_gpus_is_told() -> None:
     """Tensor parallel: a co-tenant on the second GPU is found although the first is clean."""
-    # Two ranks, and somebody on the second one's GPU
     actual = verdict(World(gpus=2, foreign={1: (process(7, 3 * GIB),)}))
-
     assert ("fault", 1) == (actual.status, evidence(actual)["gpu"])
 
 
 def test_several_processes_of_the_server_are_all_its_own() -> None:
     """Engine core and workers of one server on one GPU are not foreign to one another."""
-    # Two processes of the server
     actual = at_idle(device(used_bytes=12 * GIB + 464 * MIB, processes=(process(100, 10 * GIB), process(101, 2 * GIB))))
-
     assert "ok" == actual.status
 
 
 def test_a_mig_slice_is_judged_by_its_own_processes() -> None:
     """With MIG the parent lists nothing and the neighbour's slice is not the server's."""
-    # A parent that may not be read, the server's slice, and a slice with somebody else's jobs
     parent = device(used_bytes=None)
     own = device(uuid="MIG-a", mig_parent_uuid="GPU-0", used_bytes=5 * GIB, processes=(process(100, 5 * GIB),))
     others = device(
         uuid="MIG-b", mig_parent_uuid="GPU-0", processes=(process(7, 5 * GIB), process(8, 5 * GIB)), used_bytes=11 * GIB
     )
-
     assert "ok" == at_idle(parent, own, others).status
 
 
@@ -162,7 +146,6 @@ def test_unseen_bytes_are_not_cleared_where_the_reservation_is_not_told() -> Non
     actual = at_idle(
         device(used_bytes=18 * GIB, driver_reserved_bytes=None, processes=(process(100, 10 * GIB),)),
     )
-
     assert "ok" != actual.status
 
 
@@ -172,7 +155,6 @@ OWN, ORPHAN = process(100, 10 * GIB, "VLLM::EngineCore"), process(7, 6 * GIB, "p
 def test_readings_before_the_servers_processes_are_there_decide_nothing() -> None:
     """An orphan alone on the GPU is not taken for the server that then starts beside it."""
     actual = over_minutes((ORPHAN,), (ORPHAN, OWN), (ORPHAN, OWN))
-
     assert "fault" == actual.status
 
 
@@ -187,16 +169,13 @@ def test_a_neighbour_that_let_go_is_told() -> None:
 
 def test_a_process_that_one_list_shows_is_no_neighbour() -> None:
     """The worker of a server before, seen once beside the new one, is on its way out."""
-    # Such a worker in the first reading, or in the last
     lists = [[(ORPHAN, OWN), (OWN,), (OWN,)], [(OWN,), (OWN,), (ORPHAN, OWN)]]
-
     assert ["ok", "ok"] == [over_minutes(*one).status for one in lists]
 
 
 def test_a_lone_process_is_nobodys_where_no_server_answers() -> None:
     """Before the server is up, one process on its GPU may be anybody's: it is not called healthy."""
     actual = over_minutes((ORPHAN,), (ORPHAN,))
-
     assert "unknown" == actual.status
 
 
@@ -207,10 +186,8 @@ def test_a_lone_process_is_nobodys_where_no_server_answers() -> None:
 )
 def test_memory_that_nobody_holds_where_there_is_no_server(used: int, reserved: int | None, status: str) -> None:
     """Without a server nothing of it can be hidden: what is held belongs to a zombie, or to somebody out of sight."""
-    # An empty process list
     empty = device(used_bytes=used, driver_reserved_bytes=reserved, processes=())
     (actual,) = judge(seen(devices=(empty,)), Facts(), DEFAULT_LIMITS)
-
     assert status == actual.status
 
 

@@ -51,7 +51,6 @@ def lists(*readings: tuple[float, tuple[Process, ...]]) -> Finding:
 def test_others_count_from_a_context_and_cost_from_a_fiftieth_of_the_device(size: int, status: str) -> None:
     """256 MiB are the smallest context; 2 % of 24 GiB are 515,396,075.52 bytes."""
     actual = once(gpu(OWN, process(7, size)))
-
     assert ("python3 (pid 7)" in actual.summary) == (status != "ok")
     assert status == actual.status
 
@@ -59,7 +58,6 @@ def test_others_count_from_a_context_and_cost_from_a_fiftieth_of_the_device(size
 def test_others_on_a_device_that_does_not_tell_its_size_are_suspect() -> None:
     """Whether they cost the server a fiftieth of it is not known."""
     dark = device(used_bytes=None, processes=(OWN, process(7, 20 * GIB)))
-
     assert "suspect" == once(dark).status
     assert "unattributed" not in evidence(once(dark))
 
@@ -98,7 +96,6 @@ def test_bytes_of_no_process_count_from_a_context(hidden: int, status: str) -> N
 def test_bytes_that_may_be_the_drivers_are_left_open_from_a_context(hidden: int, status: str) -> None:
     """Where the driver's share is not ANY_TEXT, what no process holds is the driver's or somebody's."""
     actual = once(gpu(OWN, hidden=hidden, reserved=None))
-
     assert status == actual.status
 
 
@@ -137,7 +134,6 @@ def test_whose_a_process_is_where_the_servers_are_not_listed(
 def test_a_gpu_without_processes_or_server(hidden: int, status: str) -> None:
     """Beyond the driver's share, from a context on it is a zombie's."""
     actual = once(gpu(hidden=hidden), of=Facts(), serving=False)
-
     assert status == actual.status
     assert [
         ("gpu", 0, "index", "nvml"),
@@ -157,7 +153,6 @@ def test_a_gpu_without_processes_or_server(hidden: int, status: str) -> None:
 def test_a_gpu_without_processes_whose_figures_are_missing_is_unknown(empty: Device, held: int) -> None:
     """What the driver keeps would be called a zombie's."""
     actual = once(empty, of=Facts(), serving=False)
-
     assert "unknown" == actual.status
     assert {"gpu": 2, "unattributed": held, "driver_reserved": None} == evidence(actual)
 
@@ -181,7 +176,6 @@ def test_why_nothing_is_seen_is_told(samples: tuple[Sample, ...], told: str) -> 
 
 def test_the_worst_gpu_is_told_and_of_equals_the_first() -> None:
     """Fault before suspect before unknown before ok."""
-    # GPUs of the server by what is on them
     clean, open_ = gpu(process(101, GIB), index=0), gpu(process(101, GIB), process(7, None), index=1)
     some, much = (
         gpu(process(101, GIB), process(7, size), index=size // CONTEXT) for size in (2 * CONTEXT - 99 * MIB, 3 * GIB)
@@ -198,7 +192,6 @@ def test_a_gpu_of_the_server_that_lists_nobody_any_more_is_known_by_its_last_lis
     """A reading without a process list takes nothing back; a GPU that never has one is left open."""
     # GPU 0 listed once, GPU 1 never, both the server's by what its slices say
     listed, dark = gpu(OWN, process(7, GIB)), device(0, processes=None)
-
     assert "fault" == over((1.0, (listed,)), (2.0, (dark,))).status
     beside = once(gpu(OWN), device(1, processes=None), of=Facts(server_pids=(5,)))
     assert "unknown" == beside.status
@@ -221,9 +214,7 @@ ORPHAN = process(7, 6 * GIB)
 )
 def test_two_lists_a_minute_apart_show_a_neighbour(times: tuple[float, ...], status: str) -> None:
     """What starts a server comes and goes within a minute; the newest two lists count, however near."""
-    # A neighbour in the first two of three lists
     first, second, last = times
-
     assert status == lists((first, (OWN, ORPHAN)), (second, (OWN, ORPHAN)), (last, (OWN,))).status
 
 
@@ -231,7 +222,6 @@ def test_two_lists_a_minute_apart_show_a_neighbour(times: tuple[float, ...], sta
 def test_a_neighbour_that_is_gone_counts_from_a_context(size: int, status: str) -> None:
     """As one that is there does."""
     beside = (OWN, process(7, size))
-
     assert status == lists((0.0, beside), (60.0, beside), (120.0, (OWN,)), (180.0, (OWN,))).status
 
 
@@ -265,21 +255,18 @@ def test_a_neighbour_is_gone_since_it_held_half() -> None:
 def test_a_process_seen_once_is_not_added_to_its_neighbours() -> None:
     """Beside a neighbour of 100 MiB one comes and goes with 6 GiB: what stays is of no note."""
     small = process(8, 100 * MIB)
-
     assert "ok" == lists((0.0, (OWN, small)), (60.0, (OWN, small, ORPHAN)), (120.0, (OWN, small))).status
 
 
 def test_a_neighbour_where_the_servers_processes_are_not_known_is_not_told_after_it_left() -> None:
     """Of a lone process nobody knows whether another was its neighbour, or itself before a restart."""
     one, other = gpu(process(1, 10 * GIB)), gpu(process(1, 10 * GIB), process(2, 6 * GIB))
-
     readings = ((0.0, (other,)), (60.0, (other,)), (120.0, (one,)), (180.0, (one,)))
     assert "ok" == over(*readings, of=Facts()).status
 
 
 def test_bytes_between_two_readings_are_nobodys_only_if_both_show_them() -> None:
     """Memory and process list are two questions: a server that starts takes gigabytes between them."""
-    # Readings in which a GiB is, and is not, explained
     odd, even = gpu(OWN, hidden=GIB), gpu(OWN)
     untold = gpu(process(100, None), hidden=10 * GIB)
 

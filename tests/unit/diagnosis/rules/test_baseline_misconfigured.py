@@ -37,7 +37,6 @@ def at_idle(
 
 def test_a_context_that_the_pool_cannot_hold_is_a_fault() -> None:
     """A server that admits 32,768 tokens with a pool of 16,000 promises what it cannot serve."""
-    # Such a pool
     small = pool(capacity_tokens=16_000, max_concurrency=16_000 / 32_768)
     actual = verdict(World(pools=(small,)))
     expected = Finding(
@@ -59,9 +58,7 @@ def test_a_context_that_the_pool_cannot_hold_is_a_fault() -> None:
 
 def test_pool_context_and_device_that_fit_are_ok() -> None:
     """A healthy server fits its device."""
-    # A healthy server
     actual = verdict(World())
-
     assert "ok" == actual.status
 
 
@@ -76,24 +73,19 @@ def test_pool_context_and_device_that_fit_are_ok() -> None:
 def test_without_pool_or_device_it_is_unknown(world: World) -> None:
     """A pool that is not told, or a device that is not seen, is not called well configured."""
     actual = verdict(world)
-
     assert "unknown" == actual.status
 
 
 def test_a_pool_too_small_is_a_fault_without_a_device() -> None:
     """The pool's own figures are enough to see that a request can never be served."""
-    # No GPU in sight
     actual = verdict(World(pools=(pool(capacity_tokens=16_000),), nvml=NO_NVML))
-
     assert "fault" == actual.status
 
 
 def test_the_smaller_pool_of_two_engines_decides() -> None:
     """A request may land on either engine: one pool that cannot hold it is enough."""
-    # A second engine whose pool came out smaller
     pools = (pool("0"), pool("1", capacity_tokens=16_000))
     actual = verdict(World(pools=pools, gpus=2))
-
     assert "fault" == actual.status
 
 
@@ -102,7 +94,6 @@ def test_a_device_packed_to_the_brim_is_suspect() -> None:
     # A device with 100 MiB free
     full = 24 * GIB - 100 * MIB
     actual = at_idle(device(used_bytes=full, processes=(process(100, full - 464 * MIB),)))
-
     assert "suspect" == actual.status
 
 
@@ -115,7 +106,6 @@ def test_the_idle_device_is_compared_with_the_fraction(used: int, status: str) -
     """A server that holds far more, or less than half, of what its fraction gives was sized by something else."""
     # 0.92 of 80 GiB, which is 73.2 GiB without what the driver keeps
     actual = at_idle(device(total_bytes=80 * GIB, used_bytes=used, processes=(process(100, used - 464 * MIB),)))
-
     assert status == actual.status
 
 
@@ -136,17 +126,14 @@ def test_driver_and_context_beside_the_budget_are_not_held_against_a_small_gpu(g
 
 def test_more_than_the_fraction_on_a_gpu_whose_processes_are_not_seen_is_unknown() -> None:
     """Two servers that share a GPU fill it as one that exceeds its fraction would: the process list decides."""
-    # A server with a tenth, on a GPU of which a half is used
     tenth = pool(pool_bytes=None, memory_fraction_ratio=0.1)
     half = device(total_bytes=80 * GIB, used_bytes=40 * GIB)
     actual = at_idle(half, pools=(tenth,), pids=None)
-
     assert "unknown" == actual.status
 
 
 def test_a_gpu_is_judged_as_it_was_when_the_engine_answered() -> None:
     """Before that the weights are on their way, and little of what was given is used."""
-    # A GPU that is nearly empty until the engine answers
     empty, full = (device(used_bytes=used) for used in (2 * GIB, 21 * GIB))
     samples = (
         Sample(at_seconds=1.0, devices=(empty,)),
@@ -160,7 +147,6 @@ def test_a_gpu_is_judged_as_it_was_when_the_engine_answered() -> None:
 
 def test_a_server_that_sleeps_is_judged_when_it_wakes() -> None:
     """Asleep it has given pool and weights away, which is no sign of a fraction that does not fit."""
-    # A server that is asleep in the first readings
     empty, full = (device(used_bytes=used) for used in (2 * GIB, 21 * GIB))
     samples = (
         Sample(at_seconds=1.0, engines=(replace(engine(), asleep=True),), devices=(empty,)),
@@ -174,18 +160,14 @@ def test_a_server_that_sleeps_is_judged_when_it_wakes() -> None:
 
 def test_others_on_the_device_are_not_the_servers_excess() -> None:
     """A co-tenant's bytes do not make the server exceed its own budget."""
-    # A server within its budget of a quarter, and a job beside it
     quarter = pool(pool_bytes=None, memory_fraction_ratio=0.25)
     both = (process(100, 6 * GIB), process(7, 12 * GIB))
-
     assert "ok" == at_idle(device(used_bytes=18 * GIB + 464 * MIB, processes=both), pools=(quarter,)).status
 
 
 def test_a_pool_sized_by_hand_is_not_held_against_the_fraction() -> None:
     """With --kv-cache-memory-bytes the fraction says nothing about the device."""
-    # A small pool of a given size on a large device
     actual = at_idle(device(used_bytes=9 * GIB, processes=(process(100, 8 * GIB),)), pools=(pool(),))
-
     assert "ok" == actual.status
 
 
@@ -195,15 +177,12 @@ def test_somebody_elses_gpu_is_not_the_servers_configuration() -> None:
     own = device(used_bytes=22 * GIB, processes=(process(100, 21 * GIB),))
     empty = device(1, used_bytes=464 * MIB, processes=())
     full = device(2, used_bytes=24 * GIB - MIB, processes=(process(7, 23 * GIB),))
-
     assert "ok" == at_idle(own, empty, full).status
 
 
 def test_which_of_several_gpus_is_the_servers_is_not_guessed() -> None:
     """A container with two GPUs and no process lists: the idle one is not called badly configured."""
-    # Two GPUs, one full and one empty, and no telling which is the server's
     full, empty = device(0, used_bytes=22 * GIB, processes=()), device(1, used_bytes=464 * MIB, processes=())
-
     assert "unknown" == at_idle(full, empty).status
 
 
@@ -212,40 +191,32 @@ def test_gpus_that_were_assigned_to_the_server_are_its_own() -> None:
     devices = tuple(device(index, used_bytes=used) for index, used in enumerate((22 * GIB, 24 * GIB - 100 * MIB)))
     known = Facts(pools=(FRACTION,), device_uuids=("GPU-0", "GPU-1"))
     (actual,) = judge(seen(devices=devices), known, DEFAULT_LIMITS)
-
     assert "suspect" == actual.status
 
 
 def test_a_lone_gpu_is_the_servers() -> None:
     """Where there is one GPU it is judged although its processes cannot be told."""
-    # One GPU without a process list
     assert "suspect" == at_idle(device(used_bytes=24 * GIB - MIB), pids=None).status
 
 
 def test_memory_that_is_not_told_is_not_called_fitting() -> None:
     """A device that does not tell its memory cannot be compared with the fraction."""
-    # A device of unified memory
     actual = at_idle(device(used_bytes=None, processes=(process(100, 5 * GIB),)))
-
     assert "unknown" == actual.status
 
 
 def test_free_bytes_of_the_server_are_its_evidence() -> None:
     """The evidence holds what the verdict looked at."""
-    # A job on another GPU
     actual = verdict(World(foreign={1: (TRAINING,)}))
-
     assert "gpu_0_free" in evidence(actual)
 
 
 def test_one_of_two_gpus_that_does_not_tell_leaves_it_unknown() -> None:
     """The server's other GPU fits, which says nothing about this one; one that does not fit is told all the same."""
-    # Two ranks, of which the second's memory cannot be read
     dark = device(1, used_bytes=None, processes=(process(101, None),))
     fits, full = (
         device(used_bytes=used, processes=(process(100, 20 * GIB),)) for used in (22 * GIB, 24 * GIB - 100 * MIB)
     )
-
     assert ["unknown", "suspect"] == [at_idle(first, dark, pids=(100, 101)).status for first in (fits, full)]
 
 
@@ -280,7 +251,6 @@ def test_a_pool_that_is_not_what_its_config_gives_is_told_with_the_likely_reason
 def test_a_pool_that_its_config_explains_is_ok(blocks: int) -> None:
     """Up to two in a hundred are rounding and reserve."""
     actual = judged(pool(usable_blocks=blocks, pool_bytes=6_145 * 2 * MIB))
-
     assert "ok" == actual.status, actual.summary
 
 

@@ -103,15 +103,12 @@ def test_a_server_that_does_not_fit_its_fraction_is_told_by_how_much(gpu: Device
 @pytest.mark.parametrize(("free", "status"), [(300_000_000, "ok"), (299_999_999, "suspect")])
 def test_a_transient_needs_its_headroom(free: int, status: str) -> None:
     """300 MB free at idle, whatever the fraction gave."""
-    # A pool that was sized by hand
     known = replace(SERVER, pools=(pool(),))
-
     assert status == at_idle(device(used_bytes=24 * GIB - free, processes=(process(100, GIB),)), of=known).status
 
 
 def test_every_figure_that_was_looked_at_is_shown() -> None:
     """Of the pool and of each GPU of the server, and of no other."""
-    # Two ranks, and somebody else's GPU
     first, second = holding(70 * GIB), holding(60 * GIB, GIB, index=1)
     actual = at_idle(first, device(5, processes=(process(8, GIB),)), second)
 

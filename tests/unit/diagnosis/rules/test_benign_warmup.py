@@ -25,7 +25,6 @@ def verdict(world: World) -> Finding:
 
 def test_growth_that_stopped_is_explained() -> None:
     """Memory that came with the first three requests, two of them unjudged, is summed up and called warm-up."""
-    # Kernels loaded with the first requests
     world = World(first_touch_bytes=(180 * MIB, 120 * MIB, 60 * MIB))
     actual = verdict(world)
     expected = Finding(
@@ -44,9 +43,7 @@ def test_growth_that_stopped_is_explained() -> None:
 
 def test_a_server_that_never_grew_is_ok() -> None:
     """Without growth there is nothing to explain."""
-    # A healthy server
     actual = verdict(World())
-
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
@@ -62,15 +59,12 @@ def test_a_server_that_never_grew_is_ok() -> None:
 def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
     actual = verdict(world)
-
     assert ("unknown", reason) == (actual.status, actual.summary)
 
 
 def test_warmup_of_one_of_two_gpus_is_found() -> None:
     """Tensor parallel: first-touch growth is told for a GPU on which it happened."""
-    # Two GPUs that both load kernels
     actual = verdict(World(gpus=2, first_touch_bytes=(64 * MIB,)))
-
     assert ("ok", 64 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
@@ -79,14 +73,12 @@ def test_a_job_on_another_gpu_is_not_the_servers_warmup() -> None:
     # A growing job on GPU 1, where the server has no process
     world = World(foreign={1: (TRAINING,)}, foreign_growth_bytes={1: 64 * MIB})
     actual = verdict(world)
-
     assert ("ok", "device memory did not grow at all") == (actual.status, actual.summary)
 
 
 @pytest.mark.parametrize("step", ["baseline", "single_request"])
 def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step: str) -> None:
     """Where the baseline did not run or the first cycle did not settle, the unjudged requests' share stays unknown."""
-    # Kernels loaded with the first four requests, two of them unjudged, and no idle readings around those
     world = World(first_touch_bytes=(64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB))
     whole = run(world)
     start, end = (
@@ -102,12 +94,10 @@ def test_without_a_floor_before_the_requests_their_cycles_alone_are_summed(step:
 
 def test_cycles_without_a_baseline_are_judged_alone() -> None:
     """A trace that begins with the requests still shows that growth stopped."""
-    # A run of which the baseline's marks are lost
     world = World(first_touch_bytes=(0, 0, 16 * MIB))
     whole = run(world)
     marks = tuple(mark for mark in whole.marks if mark.step != "baseline")
     (actual,) = judge(Timeline(samples=whole.samples, marks=marks), facts(world), DEFAULT_LIMITS)
-
     assert ("ok", 16 * MIB) == (actual.status, evidence(actual)["first_touch_growth"])
 
 
@@ -170,10 +160,8 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
 
 def test_the_gpu_to_which_most_came_is_told() -> None:
     """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
-    # A third GPU that told nothing in the baseline
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
-
     assert of_cycles(growing(*steps, baseline=baseline)).summary.startswith("GPU 1: grew 6.00 MiB with")
     assert of_cycles(growing(*steps)).summary.startswith("GPU 0: grew 4.00 MiB with")
 
@@ -219,7 +207,6 @@ ENDS = [min(level, 60 * MIB) for level in after_requests(MIB)]
 def test_a_soak_that_saw_it_stop_decides(later: Seen, status: str) -> None:
     """What rose in the minute's cycles belongs to the warm-up where nineteen load cycles stand still after it."""
     actual = then(growing(LATE), later)
-
     # A page at first and four later
     told = {"ok": "GPU 0: grew 10.0 MiB with the first requests", "unknown": STILL_GROWING}
     assert actual.summary.startswith(told[status])
@@ -230,7 +217,6 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     """The one that is told has its own; what did not rise by a page is no growth of the judged cycles."""
     # GPU 0 with ten pages at first, and a page less a byte later; GPU 1 with four pages later
     little = (10 * PAGE, 0, 0, 0, 0, PAGE - 1, 0, 0)
-
     assert then(growing(little, LATE), Seen(server_told=False)).summary.startswith("GPU 0: grew 20.0 MiB with")
 
 
@@ -252,7 +238,6 @@ def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
 @pytest.mark.parametrize("lost", ["baseline end", "nothing", "baseline readings"])
 def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost: str) -> None:
     """A baseline that did not end, or of which no idle reading is there, has no floor to begin from."""
-    # A page with the first cycle, and ten before it
     whole = growing((PAGE, *FLAT[1:]), baseline=[gpus(-10 * PAGE)])
     marks = tuple(
         mark for mark in whole.marks if not (lost == "baseline end" and (mark.step, mark.phase) == ("baseline", "end"))
@@ -266,7 +251,5 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
 def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
     """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
-    # A GPU that told nothing in the baseline, and one that tells nothing in the lead-in
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
-
     assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")

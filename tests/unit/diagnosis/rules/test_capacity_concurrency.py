@@ -28,7 +28,6 @@ def verdict(timeline: Timeline, of: Facts = ONE_POOL) -> Finding:
 
 def test_requests_that_push_one_another_out_are_a_fault() -> None:
     """Preemptions are counted, and set against how many of the step's requests the pool holds."""
-    # A pool for seven of ten requests, and five preemptions
     world = replace(FULL, preemptions=5)
     actual = verdict(run(world), facts(world))
     expected = Finding(
@@ -49,17 +48,13 @@ def test_requests_that_push_one_another_out_are_a_fault() -> None:
 
 def test_requests_that_wait_for_room_are_suspect() -> None:
     """Without a preemption, waiting with a full pool is a capacity problem all the same."""
-    # Three requests that wait until the other seven are done
     actual = verdict(run(FULL), facts(FULL))
-
     assert "suspect" == actual.status
 
 
 def test_ten_requests_with_room_for_all_are_ok() -> None:
     """A healthy server runs all ten at once."""
-    # A healthy server
     actual = verdict(run(), facts(World()))
-
     assert ("ok", 10) == (actual.status, evidence(actual)["max_running"])
 
 
@@ -77,7 +72,6 @@ def test_ten_requests_with_room_for_all_are_ok() -> None:
 def test_without_requests_at_the_same_time_it_is_unknown(timeline: Timeline) -> None:
     """An engine that was never asked for two things at once has not shown that it can."""
     actual = verdict(timeline)
-
     assert Finding(id="capacity.concurrency", status="unknown", summary=ANY_TEXT) == actual
 
 
@@ -86,7 +80,6 @@ def test_waiting_behind_a_prefill_with_room_in_the_pool_is_no_capacity_problem()
     # Seven requests that wait while 49 of 159 blocks are held by three (seen on 0.32)
     small = pool(usable_blocks=159)
     queue = replace(holding(49, of=small, running=3, waiting=7), requests_waiting_for_capacity=7)
-
     assert "ok" == verdict(seen(*[queue] * 20), Facts(pools=(small,))).status
 
 
@@ -96,7 +89,6 @@ def test_a_pool_is_full_well_below_usage_one() -> None:
     small = pool(usable_blocks=2048)
     queue = holding(1638, of=small, running=3, waiting=5)
     actual = verdict(seen(*[queue] * 3), Facts(pools=(small,)))
-
     assert ("suspect", 5) == (actual.status, evidence(actual)["max_waiting"])
 
 
@@ -125,65 +117,51 @@ def test_queue_behind_which_the_work_collapses_is_a_fault(
 
 def test_a_wait_of_two_samples_does_not_count() -> None:
     """Admission takes some engine steps: a short queue at a full pool is not held against it."""
-    # Two samples with a queue, and then none
     small = pool(usable_blocks=100)
     queue, fine = holding(99, of=small, running=3, waiting=1), holding(99, of=small, running=4)
-
     assert "ok" == verdict(seen(fine, queue, queue, fine, queue, queue, fine), Facts(pools=(small,))).status
 
 
 def test_a_counter_that_starts_anew_is_no_preemption() -> None:
     """A restarted engine counts from zero: what it counted before is not counted again."""
-    # Preemptions long ago, a restart, and none since
     timeline = seen(*(engine(running=2, preemptions=count) for count in (50, 50, 0, 0, 0)))
-
     assert ("ok", 0) == (verdict(timeline).status, evidence(verdict(timeline))["preemptions"])
 
 
 def test_preemptions_after_a_restart_count() -> None:
     """What a restarted engine preempts is counted from zero."""
-    # A restart and two preemptions after it
     timeline = seen(*(engine(running=2, preemptions=count) for count in (50, 50, 0, 1, 2)))
-
     assert 2 == evidence(verdict(timeline))["preemptions"]
 
 
 def test_an_engine_that_was_not_on_one_page_has_not_preempted_anew() -> None:
     """A data-parallel engine missing from one reading comes back with its old count, not with new preemptions."""
-    # Two engines with old preemptions, the second missing from one page
     first, second = engine(running=2, preemptions=3), engine(label="1", running=2, preemptions=50)
     both = Facts(pools=(pool("0"), pool("1")))
     timeline = seen((first, second), (first,), (first, second), (first, second))
-
     assert ("ok", 0) == (verdict(timeline, both).status, evidence(verdict(timeline, both))["preemptions"])
 
 
 def test_preemptions_of_all_engines_are_added_up() -> None:
     """Both engines' counters count."""
-    # Two engines with one preemption each
     both = Facts(pools=(pool("0"), pool("1")))
     timeline = seen(
         (engine(running=2), engine(label="1", running=2)),
         (engine(running=2, preemptions=1), engine(label="1", running=2, preemptions=1)),
     )
-
     assert ("fault", 2) == (verdict(timeline, both).status, evidence(verdict(timeline, both))["preemptions"])
 
 
 def test_one_full_engine_beside_an_empty_one_is_suspect() -> None:
     """Room in another engine's pool is of no use to requests that wait at a full one."""
-    # Two engines, of which one is full and has a queue
     both = Facts(pools=(pool("0", usable_blocks=100), pool("1")))
     page = (holding(99, of=both.pools[0], running=3, waiting=2), engine(label="1"))
-
     assert "suspect" == verdict(seen(*[page] * 3), both).status
 
 
 def test_an_engine_without_a_pool_divides_nothing() -> None:
     """Waiting requests of an engine whose pool or usage is unknown are not counted as waiting for room."""
-    # Waiting requests, no usage and no running request
     odd = (engine(usage=None, running=2, waiting=4), engine(usage=1.0, running=0, waiting=4))
-
     assert {"ok", "unknown"} >= {
         verdict(seen(odd[0], odd[0], odd[0]), Facts()).status,
         verdict(seen(odd[1], odd[1], odd[1])).status,
@@ -201,7 +179,6 @@ HUNDRED = Facts(pools=(pool(usable_blocks=100),))
 def test_room_for_one_more_of_the_mean_size_is_room(held: int, running: int, status: str) -> None:
     """Three that hold 75 of 100 blocks take 25 each, which is what is left; with 76 held it is not enough."""
     queue = holding(held, of=HUNDRED.pools[0], running=running, waiting=2)
-
     # Running beside them is another engine's request, so that two run at the same time
     assert status == verdict(seen(*[(queue, engine(label="9", running=1))] * 3), HUNDRED).status
 
@@ -227,7 +204,6 @@ def test_two_pages_that_count_and_two_requests_are_needed(pages: list[object], s
 
 def test_a_step_of_ours_that_was_served_needs_no_reading_of_two_at_once() -> None:
     """Ten requests that were served are known to have been there, however few samples saw them."""
-    # Marks of the concurrent step, with an outcome and without, and a server that was seen idle
     workload = Workload(requests=10, prompt_tokens=2048, max_tokens=256)
     served, lost = (Outcome(completed=done, failed=10 - done, prompt_tokens=1, generated_tokens=1) for done in (10, 0))
 
@@ -292,12 +268,10 @@ def test_the_first_preemption_counts() -> None:
 )
 def test_how_many_of_our_requests_the_pools_hold(pools: tuple[KvPool, ...], capacity: int | None, told: str) -> None:
     """A request of 512 and 256 tokens stores 767, which are 48 blocks of 16; windowed layers hold another number."""
-    # Four of them, preempted once
     workload = Workload(requests=4, prompt_tokens=512, max_tokens=256)
     mark = Mark(at_seconds=1_000.0, step="concurrent", cycle=0, phase="offer", workload=workload)
     timeline = replace(seen(engine(), engine(preemptions=1)), marks=(mark,))
     actual = verdict(timeline, Facts(pools=pools))
-
     assert capacity == evidence(actual)["capacity"]
     assert told in actual.summary if told else "of 4" not in actual.summary
 
@@ -378,7 +352,6 @@ def test_work_is_compared_over_ten_minutes_of_either(
     """Prompt and generated tokens together, whichever comes first; pages more than 90 s apart do not hang together."""
     # 400 tokens a page behind a queue
     stretches = (MINUTES[0][:fine], *worked), (MINUTES[1][:queue], 300, 100)
-
     for order in (stretches, stretches[::-1]):
         actual = share(*order, every_seconds=every_seconds)
         assert actual is None if expected is None else pytest.approx(expected) == actual
@@ -391,10 +364,8 @@ def mixed(*between: Engine) -> float | str | None:
 
 def test_minutes_that_are_neither_are_left_out() -> None:
     """A queue while there is room, an idle server, a change from one to the other: none is compared."""
-    # Pages beside those without a queue and those that wait for room
     behind_a_prefill = replace(FINE, requests_waiting=2)
     idle = replace(FINE, requests_running=0, kv_usage_ratio=0.0)
-
     assert [pytest.approx(0.2)] * 3 == [
         mixed(*pages) for pages in ([behind_a_prefill] * 5, [idle] * 5, [QUEUE, FINE, QUEUE, behind_a_prefill])
     ]

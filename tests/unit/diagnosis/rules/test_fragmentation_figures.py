@@ -155,10 +155,8 @@ def test_a_process_has_all_of_its_parts() -> None:
 )
 def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, status: str) -> None:
     """After that the requests that met the holes are gone."""
-    # Nothing unused by now
     inside = held(8 * GIB, 8 * GIB, title=None, failure=replace(FAILED, age_seconds=age_seconds))
     actual = told(inside)
-
     assert status == actual.status
     assert (status == "fault") == ("failed_seconds_ago" in evidence(actual))
 
@@ -199,7 +197,6 @@ def test_what_is_unknown_of_a_gap_has_its_size() -> None:
 def test_holes_count_where_a_block_of_their_size_would_not_fit(stranded: int, fits: bool, status: str) -> None:
     """Together they would take the 512 MiB that are looked for, and in one piece they do not."""
     inside = parts(5 * GIB, stranded_bytes=stranded, private_bytes=GAP, releasable_bytes=MIB, fits=fits)
-
     actual = told(held(5 * GIB, inside.reserved_bytes, split=inside))
     assert status == actual.status
 
@@ -249,7 +246,6 @@ def test_what_stays_unused_through_idle_minutes_is_holes_or_cache(stranded: int,
 def test_kept_holes_smaller_than_a_large_block_are_of_no_note(stranded: int, status: str) -> None:
     """Whether 512 MiB would fit is not kept: below that it does not matter."""
     actual = told(held(5 * GIB, 8 * GIB + stranded, stranded_bytes=stranded, releasable_bytes=3 * GIB))
-
     assert status == actual.status
 
 
@@ -257,7 +253,6 @@ def test_kept_holes_smaller_than_a_large_block_are_of_no_note(stranded: int, sta
 def test_one_kept_part_alone_is_not_enough(missing: str) -> None:
     """Both parts have to be there."""
     both = {"stranded_bytes": MIB, "releasable_bytes": 3 * GIB, missing: None, "expandable_segments": True}
-
     actual = told(held(5 * GIB, 9 * GIB, **both))
     assert "unknown" == actual.status
     assert not {"stranded", "releasable"} & evidence(actual).keys()

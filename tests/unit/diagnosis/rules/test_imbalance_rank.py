@@ -46,7 +46,6 @@ def test_rank_that_holds_more_costs_every_rank_its_tokens() -> None:
 def test_even_ranks_are_ok(world: World) -> None:
     """A single rank, and ranks within 2 % of a device, are balanced."""
     actual = verdict(world)
-
     assert "ok" == actual.status
 
 
@@ -67,7 +66,6 @@ def test_even_ranks_are_ok(world: World) -> None:
 def test_ranks_that_cannot_be_compared_are_unknown(world: World, reason: str) -> None:
     """Without every rank's bytes, or with several engines, nothing is compared."""
     actual = verdict(world)
-
     assert "unknown" == actual.status
 
 
@@ -99,14 +97,12 @@ def test_further_processes_that_are_no_ranks_are_suspect() -> None:
     crowded = device(0, total_bytes=80 * GIB, used_bytes=72 * GIB, processes=listed)
     pids = (100, 101, 102, 103, 200, 201, 202)
     actual = at_idle(crowded, *(rank(index, 70 * GIB) for index in (1, 2, 3)), of=replace(SERVER, server_pids=pids))
-
     assert "suspect" == actual.status
 
 
 def test_two_processes_on_every_gpu_are_even() -> None:
     """Ranks with a helper each share the GPUs out evenly."""
     actual = at_idle(*(rank(index, 70 * GIB, 600 * MIB) for index in range(4)))
-
     assert "ok" == actual.status
 
 
@@ -137,14 +133,11 @@ def test_pools_of_unequal_size_on_gpus_of_one_size_are_a_fault(
     totals_gib: tuple[int, ...], tokens: int, status: str
 ) -> None:
     """Where no GPU is smaller than another, a rank holds what its engine's pool lacks: certain from a quarter on."""
-    # Two engines on the two GPUs that were assigned to them
     pools = (pool("0", capacity_tokens=tokens), pool("1", capacity_tokens=95_232))
     devices = tuple(device(index, total_bytes=size * GIB, used_bytes=30 * GIB) for index, size in enumerate(totals_gib))
     samples = tuple(Sample(at_seconds=float(second), engines=(engine(),), devices=devices) for second in range(3))
-
     known = Facts(pools=pools, device_uuids=("GPU-0", "GPU-1"))
     (actual,) = judge(Timeline(samples=samples), known, DEFAULT_LIMITS)
-
     assert status == actual.status
 
 
@@ -291,7 +284,6 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
 def test_without_the_size_of_a_block_there_is_no_price(pools: tuple[KvPool, ...]) -> None:
     """What a rank holds is told, and not what it costs."""
     actual = at_idle(rank_beside_job(0, 9 * GIB), rank_beside_job(1, 6 * GIB), of=replace(SERVER, pools=pools))
-
     assert "suspect" == actual.status
     assert evidence(actual)["kv_tokens_lost"] is None
 
@@ -304,7 +296,6 @@ def test_a_rank_whose_gpu_does_not_tell_its_size() -> None:
     more = [
         replace(rank_beside_job(index, size), memory=None) for index, size in ((0, 6 * GIB + CONTEXT + 1), (1, 6 * GIB))
     ]
-
     assert ["ok", "suspect"] == [at_idle(*devices).status for devices in (dark, more)]
 
 
@@ -324,7 +315,6 @@ def test_further_processes_on_one_gpu(contexts: tuple[int, ...], pids: tuple[int
     actual = at_idle(
         rank_beside_job(0, 6 * GIB, *contexts, pids=pids), rank_beside_job(1, 6 * GIB), rank_beside_job(2, 6 * GIB)
     )
-
     assert status == actual.status
     assert sum(contexts) == evidence(actual)["extra_process_bytes"]
 
@@ -332,7 +322,6 @@ def test_further_processes_on_one_gpu(contexts: tuple[int, ...], pids: tuple[int
 def test_contexts_cost_the_pool_what_the_rank_lacks() -> None:
     """512 MiB are 256 blocks of 16 tokens."""
     actual = at_idle(rank_beside_job(0, 6 * GIB, 512 * MIB), rank_beside_job(1, 6 * GIB))
-
     assert 256 * 16 == evidence(actual)["kv_tokens_lost"]
 
 
@@ -340,7 +329,6 @@ def test_further_processes_that_make_no_difference_are_no_crowd() -> None:
     """Where the others hold nearly as much in one process, or have as many, nobody loses anything."""
     # GPU 0 with a second process of 512 MiB, beside ranks of 100 MiB less in all
     split_up = rank_beside_job(0, 6 * GIB - 512 * MIB, 512 * MIB)
-
     assert "ok" == at_idle(split_up, rank_beside_job(1, 6 * GIB - 100 * MIB)).status
     assert "suspect" == at_idle(split_up, rank_beside_job(1, 6 * GIB - CONTEXT)).status
     assert "ok" == at_idle(split_up, rank_beside_job(1, 6 * GIB - CONTEXT + 1)).status
@@ -348,7 +336,6 @@ def test_further_processes_that_make_no_difference_are_no_crowd() -> None:
 
 def test_the_newest_idle_reading_with_devices_counts() -> None:
     """An older one, and one under load, do not."""
-    # Even ranks at first and under load, and uneven ones at idle after it
     even, odd = (
         (rank_beside_job(0, 6 * GIB), rank_beside_job(1, 6 * GIB)),
         (rank_beside_job(0, 9 * GIB), rank_beside_job(1, 6 * GIB)),
@@ -400,7 +387,6 @@ def test_an_assigned_gpu_holds_what_the_driver_does_not() -> None:
     known = Facts(device_uuids=("GPU-0", "GPU-1"))
     whole = device(0, used_bytes=20 * GIB, driver_reserved_bytes=None)
     actual = at_idle(whole, device(1, used_bytes=20 * GIB, driver_reserved_bytes=512 * MIB), of=known)
-
     assert {"gpu_0_held": 20 * GIB, "gpu_1_held": 20 * GIB - 512 * MIB}.items() <= evidence(actual).items()
 
 

@@ -154,7 +154,6 @@ def test_a_floor_of_before_the_servers_start_is_another_servers(after: float, st
     # A floor whose second reading is at 1000.2
     known = replace(ONE_POOL, started_seconds=1_000.2 + after)
     actual = verdict(seen(*idle(5), *BUSY), known)
-
     assert status == actual.status
 
 
@@ -283,7 +282,6 @@ def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, st
 def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() -> None:
     """Twenty blocks an hour more beside as many requests: a leak, or longer requests."""
     actual = never_idle(lambda hour, running: 50 * running + 20 * hour)
-
     # In the newest third, from the fourth hour on, 200 and 80 blocks are the lowest
     assert "unknown" == actual.status
     assert pytest.approx(20.0, rel=0.02) == evidence(actual)["min_blocks_growth_per_hour"]
@@ -292,8 +290,6 @@ def test_a_busy_server_whose_lowest_readings_rise_is_unknown_with_its_figures() 
 
 def test_a_busy_server_in_steps_of_ours_is_not_judged_by_its_lowest_readings() -> None:
     """A run of steps makes idle moments itself: traffic in between is another's, and is told as such."""
-    # Hardly any block held over six hours
     busy = [Sample(at_seconds=90.0 * number, engines=(holding(9, running=1),)) for number in range(241)]
     mark = Mark(at_seconds=1.0, step="baseline", cycle=0, phase="begin")
-
     assert ["unknown", "ok"] == [verdict(Timeline(samples=tuple(busy), marks=marks)).status for marks in ((mark,), ())]

@@ -73,7 +73,6 @@ def test_a_refused_allocation_has_its_figures() -> None:
 def test_a_refusal_of_unknown_size_is_suspect() -> None:
     """Torch counts that it gave up; without the black box nobody knows on how much."""
     actual = by_torch((replace(FIRST, title=None), replace(REFUSED, title=None, failure=None)))
-
     assert "suspect" == actual.status
     assert ["process", "failed_allocations", "allocated_growth"] == list(evidence(actual))
 
@@ -92,13 +91,11 @@ def test_a_refusal_of_unknown_size_is_suspect() -> None:
 )
 def test_growth_that_took_what_is_short_is_the_cause(grown: int, asked: int, status: str) -> None:
     """1.5 GiB are short of 3: where as much had come to live since the first reading, it is no spike but growth."""
-    # Room in one piece, so that no hole explains it
     whole = split(
         live_bytes=7 * GIB, releasable_bytes=640 * MIB, stranded_bytes=384 * MIB, largest_free_block_bytes=2 * GIB
     )
     first = replace(FIRST, allocated_bytes=3 * GIB)
     failure = replace(FAILED, asked_bytes=asked, split=whole)
-
     last = replace(first, ooms_total=3, allocated_bytes=3 * GIB + grown, failure=failure)
     assert status == by_torch((first, last)).status
 
@@ -108,7 +105,6 @@ def test_why_a_refusal_is_no_spike_is_told() -> None:
     # One whose live bytes grew by 2 GiB, and one that had room in pieces of 128 MiB
     grown = replace(REFUSED, allocated_bytes=7 * GIB)
     pieces = replace(REFUSED, failure=replace(FAILED, asked_bytes=1 * GIB))
-
     assert [
         ("ok", ANY_TEXT),
         ("ok", ANY_TEXT),
@@ -242,7 +238,6 @@ def test_what_others_gave_back_is_no_negative_share() -> None:
         Sample(at_seconds=15.0, engines=(BUSY,), devices=(gpu(100 * MIB),)),
         Sample(at_seconds=30.0, engines=(IDLE,), devices=(gpu(2 * GIB),)),
     )
-
     assert ("suspect", 0) == (actual.status, evidence(actual)["taken_by_other_processes"])
 
 
@@ -276,7 +271,6 @@ def test_the_fullest_of_several_gpus_is_told() -> None:
 
 def test_whose_gpus_are_looked_at() -> None:
     """A lone GPU is the server's, of two only an assignment tells; somebody else's is never looked at."""
-    # GPUs without process lists, under load, and the server's with somebody else's beside it
     two = tuple(device(index, used_bytes=24 * GIB - free) for index, free in ((0, GIB), (1, 100 * MIB)))
 
     def under(devices: tuple[Device, ...], of: Facts) -> Finding:
@@ -331,9 +325,7 @@ def test_long_timelines_are_looked_at_four_times_a_minute(
     length_seconds: float, apart_seconds: float, least: int
 ) -> None:
     """Torch keeps what the largest step took, so that readings 14.5 s apart miss nothing that lasts."""
-    # A dip so many seconds after a reading
     actual = pages(
         (100.0, BUSY, 2 * GIB), (100.0 + apart_seconds, BUSY, 100 * MIB), (100.0 + length_seconds, BUSY, None)
     )
-
     assert least == evidence(actual)["min_free_under_load"]

@@ -50,7 +50,6 @@ def test_deaths_while_serving_are_counted(times: int, told: str, least: int) -> 
 
 def test_deaths_at_start_are_of_another_verdict() -> None:
     """A server that never answered says nothing of activations, and all of its starts are counted."""
-    # Three starts that ended
     timeline = dies(3, serves=False)
     (spike,) = spike_activation.judge(timeline, SERVER, DEFAULT_LIMITS)
     (capture,) = spike_graph_capture.judge(timeline, SERVER, DEFAULT_LIMITS)
