@@ -12,6 +12,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     Growth,
     blind_spot,
     compare,
+    fill_quantity,
     floor_after,
     floor_before,
     highest_blocks,
@@ -22,7 +23,6 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     other_tokens,
     quantities,
     refused,
-    rounded,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Engine, Facts, Gap, Quantity, Sample, Span, Status, Timeline
@@ -150,16 +150,14 @@ def test_a_model_that_slides_is_measured_once_it_decodes() -> None:
 
 
 def test_bytes_are_those_of_the_blocks() -> None:
-    """39 blocks of 2 MiB are 78 MiB; without a block's size they are not told."""
-    sizes = quantities(KNOWN, requests=1, tokens=624, blocks=39)
-    assert [("requests", 1), ("tokens", 624), ("blocks", 39), ("bytes", 78 * MIB)] == [
-        (one.name, one.value) for one in sizes
-    ]
-    assert ["requests", "tokens", "blocks", "bytes"] == [one.unit for one in sizes]
-    extra = Quantity(name="kept", value=1, unit="blocks")
-    untold = quantities(Facts(), requests=1, tokens=624, blocks=39, extra=(extra,))
-    assert (None, extra) == (untold[3].value, untold[4])
-    assert (0.1235, None) == (rounded(0.12345678), rounded(None))
+    """39 blocks of 2 MiB are 78 MiB; without a block's size they are unknown."""
+    one = growth(39, 39)
+    extra = Quantity("kept", 1, "blocks")
+    expected = (("requests", 2), ("tokens", 1024), ("blocks", 39), ("bytes", 78 * MIB))
+    assert (*(Quantity(name, value, name) for name, value in expected), extra) == quantities(KNOWN, one, 39, extra)
+    assert Quantity("bytes", None, "bytes") == quantities(Facts(), one, 39)[3]
+    filled = [fill_quantity(replace(one, filled_ratio=ratio)) for ratio in (0.12345678, None)]
+    assert [Quantity("filled_ratio", 0.1235, "ratio"), Quantity("filled_ratio", None, "ratio")] == filled
 
 
 def test_most_blocks_of_a_load_are_those_beyond_the_floor() -> None:
