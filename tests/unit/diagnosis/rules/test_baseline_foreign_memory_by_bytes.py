@@ -8,8 +8,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.baseline_foreign_memory import judge
-from kvdiag.model import Device, Evidence, Facts, Finding, Mark, Memory, Process, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from kvdiag.model import Device, Facts, Finding, Mark, Memory, Process, Sample, Timeline
+from tests.builders.answers import ANY_TEXT, evidence, rows
 from tests.builders.series import neighbour_part, timeline
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool, process
 
@@ -66,23 +66,16 @@ def test_all_others_are_added_up_and_three_are_named() -> None:
     """Four processes of 100 MiB are 400 MiB together; a name that is not told is none."""
     actual = once(gpu(OWN, *(process(pid, 100 * MIB, None if pid == 8 else "job") for pid in (7, 8, 9, 10))))
 
-    assert (
-        Finding(
-            id="baseline.foreign_memory",
-            status="suspect",
-            summary=ANY_TEXT,
-            evidence=(
-                Evidence(name="gpu", value=0, unit="index", source="nvml"),
-                Evidence(name="foreign_bytes", value=400 * MIB, unit="bytes", source="nvml"),
-                Evidence(name="process 7", value=100 * MIB, unit="bytes", source="nvml: job"),
-                Evidence(name="process 8", value=100 * MIB, unit="bytes", source="nvml: name unknown"),
-                Evidence(name="process 9", value=100 * MIB, unit="bytes", source="nvml: job"),
-                Evidence(name="process 10", value=100 * MIB, unit="bytes", source="nvml: job"),
-                Evidence(name="unattributed", value=0, unit="bytes", source="computed"),
-            ),
-        )
-        == actual
-    )
+    assert ("baseline.foreign_memory", "suspect") == (actual.id, actual.status)
+    assert [
+        ("gpu", 0, "index", "nvml"),
+        ("foreign_bytes", 400 * MIB, "bytes", "nvml"),
+        ("process 7", 100 * MIB, "bytes", "nvml: job"),
+        ("process 8", 100 * MIB, "bytes", "nvml: name unknown"),
+        ("process 9", 100 * MIB, "bytes", "nvml: job"),
+        ("process 10", 100 * MIB, "bytes", "nvml: job"),
+        ("unattributed", 0, "bytes", "computed"),
+    ] == rows(actual)
 
 
 @pytest.mark.parametrize(("hidden", "status"), [(CONTEXT - 1, "ok"), (CONTEXT, "suspect")])
@@ -139,7 +132,7 @@ def test_a_gpu_without_processes_or_server(hidden: int, status: str) -> None:
         ("gpu", 0, "index", "nvml"),
         ("unattributed", hidden, "bytes", "computed"),
         ("driver_reserved", DRIVER, "bytes", "nvml"),
-    ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
+    ] == rows(actual)
 
 
 @pytest.mark.parametrize(
@@ -236,20 +229,13 @@ def test_a_neighbour_is_gone_since_it_held_half() -> None:
         (300.0, (OWN, process(7, 9 * MIB))),
     )
 
-    assert (
-        Finding(
-            id="baseline.foreign_memory",
-            status="suspect",
-            summary=ANY_TEXT,
-            evidence=(
-                Evidence(name="gpu", value=0, unit="index", source="nvml"),
-                Evidence(name="foreign_bytes", value=6 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="foreign_bytes_now", value=9 * MIB, unit="bytes", source="nvml"),
-                Evidence(name="ended_seconds_ago", value=180.0, unit="seconds", source="nvml"),
-            ),
-        )
-        == actual
-    )
+    assert ("baseline.foreign_memory", "suspect") == (actual.id, actual.status)
+    assert [
+        ("gpu", 0, "index", "nvml"),
+        ("foreign_bytes", 6 * GIB, "bytes", "nvml"),
+        ("foreign_bytes_now", 9 * MIB, "bytes", "nvml"),
+        ("ended_seconds_ago", 180.0, "seconds", "nvml"),
+    ] == rows(actual)
 
 
 def test_a_process_seen_once_is_not_added_to_its_neighbours() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.benign_warmup import judge
 from kvdiag.model import Evidence, Facts, Finding, Sample, Timeline
-from tests.builders.answers import evidence
+from tests.builders.answers import evidence, rows
 from tests.builders.runs import run
 from tests.builders.soak_timeline import LOADS, Seen, after_cycles, after_requests, facts_of, soak
 from tests.builders.values import GIB, MIB, NO_NVML, device, engine, pool
@@ -130,11 +130,6 @@ def of_cycles(timeline: Timeline, of: Facts = KNOWN) -> Finding:
     return found
 
 
-def figures(found: Finding) -> list[tuple[str, object, str, str]]:
-    """Evidence as rows."""
-    return [(one.name, one.value, one.unit, one.source) for one in found.evidence]
-
-
 @pytest.mark.parametrize(
     ("before", "first", "told"),
     [
@@ -156,7 +151,7 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
         ("first_touch_growth", before + sum(first), "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def test_the_gpu_to_which_most_came_is_told() -> None:
@@ -177,7 +172,7 @@ def test_growth_that_goes_on_is_unknown_with_its_figures() -> None:
         ("first_touch_growth", 5 * PAGE, "bytes", "nvml"),
         ("growth_over_judged_cycles", 0, "bytes", "nvml"),
         ("judged_cycles", 6, "cycles", "kvdiag"),
-    ] == figures(actual)
+    ] == rows(actual)
 
 
 def then(first: Timeline, later: Seen) -> Finding:
@@ -247,7 +242,7 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
 
     actual = of_cycles(Timeline(samples=samples, marks=marks))
     expected = 11 * PAGE if lost == "nothing" else PAGE
-    assert expected == dict(row[:2] for row in figures(actual))["first_touch_growth"]
+    assert expected == dict(row[:2] for row in rows(actual))["first_touch_growth"]
 
 
 def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:

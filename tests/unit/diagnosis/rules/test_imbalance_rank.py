@@ -9,8 +9,8 @@ import pytest
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.imbalance_rank import judge
-from kvdiag.model import Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Sample, Timeline
-from tests.builders.answers import ANY_TEXT, evidence
+from kvdiag.model import Device, Facts, Finding, ImbalanceFigures, KvPool, Sample, Timeline
+from tests.builders.answers import evidence, rows
 from tests.builders.runs import run
 from tests.builders.values import GIB, GPU_LOST, MIB, NO_NVML, device, engine, pool, process
 from tests.builders.worlds import World, facts
@@ -187,25 +187,21 @@ def test_what_a_rank_holds_beyond_the_others_has_its_figures() -> None:
     )
 
     # Of 5, 6, 7 and 7 the higher middle is 7
-    assert (
-        Finding(
-            id="imbalance.rank",
-            status="suspect",
-            summary=ANY_TEXT,
-            evidence=(
-                Evidence(name="gpu_0_held", value=6 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="gpu_1_held", value=9 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="gpu_2_held", value=5 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="gpu_3_held", value=7 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="gpu_4_held", value=7 * GIB, unit="bytes", source="nvml"),
-                Evidence(name="excess", value=2 * GIB, unit="bytes", source="computed"),
-                Evidence(name="extra_process_bytes", value=0, unit="bytes", source="nvml"),
-                Evidence(name="kv_tokens_lost", value=16_384, unit="tokens", source="computed"),
-            ),
-            imbalance=ImbalanceFigures(excess_bytes=2 * GIB, lost_tokens=16_384),
-        )
-        == actual
+    assert ("imbalance.rank", "suspect", ImbalanceFigures(excess_bytes=2 * GIB, lost_tokens=16_384)) == (
+        actual.id,
+        actual.status,
+        actual.imbalance,
     )
+    assert [
+        ("gpu_0_held", 6 * GIB, "bytes", "nvml"),
+        ("gpu_1_held", 9 * GIB, "bytes", "nvml"),
+        ("gpu_2_held", 5 * GIB, "bytes", "nvml"),
+        ("gpu_3_held", 7 * GIB, "bytes", "nvml"),
+        ("gpu_4_held", 7 * GIB, "bytes", "nvml"),
+        ("excess", 2 * GIB, "bytes", "computed"),
+        ("extra_process_bytes", 0, "bytes", "nvml"),
+        ("kv_tokens_lost", 16_384, "tokens", "computed"),
+    ] == rows(actual)
 
 
 @pytest.mark.parametrize("pools", [(), (pool(pool_bytes=None),)], ids=["no pool", "no size of a block"])
@@ -311,19 +307,15 @@ def test_unequal_pools_have_their_figures() -> None:
     """The smallest of all against the largest, in tokens; a thousand blocks of 16 where no capacity is told."""
     actual = at_idle(*ALIKE, of=replace(TWO, pools=sized(30_000, None, 40_000)))
 
-    assert (
-        Finding(
-            id="imbalance.rank",
-            status="fault",
-            summary=ANY_TEXT,
-            evidence=(
-                Evidence(name="engine_0_pool", value=30_000, unit="tokens", source="engine"),
-                Evidence(name="engine_1_pool", value=16_000, unit="tokens", source="engine"),
-                Evidence(name="engine_2_pool", value=40_000, unit="tokens", source="engine"),
-                Evidence(name="kv_tokens_lost", value=24_000, unit="tokens", source="computed"),
-                Evidence(name="pool_ratio", value=0.4, unit="ratio", source="computed"),
-            ),
-            imbalance=ImbalanceFigures(lost_tokens=24_000),
-        )
-        == actual
+    assert ("imbalance.rank", "fault", ImbalanceFigures(lost_tokens=24_000)) == (
+        actual.id,
+        actual.status,
+        actual.imbalance,
     )
+    assert [
+        ("engine_0_pool", 30_000, "tokens", "engine"),
+        ("engine_1_pool", 16_000, "tokens", "engine"),
+        ("engine_2_pool", 40_000, "tokens", "engine"),
+        ("kv_tokens_lost", 24_000, "tokens", "computed"),
+        ("pool_ratio", 0.4, "ratio", "computed"),
+    ] == rows(actual)

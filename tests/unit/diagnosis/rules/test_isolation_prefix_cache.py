@@ -10,7 +10,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.rules.isolation_prefix_cache import judge
 from kvdiag.diagnosis.steps import prefix_isolation
 from kvdiag.model import Finding, Quantity, StepResult, Timeline
-from tests.builders.answers import ANY_TEXT
+from tests.builders.answers import ANY_TEXT, rows
 from tests.builders.isolation_timeline import REQUESTS, SALTLESS, Server, facts_of, probe
 
 HIT = 0.9922
@@ -49,7 +49,7 @@ def test_both_sides_are_told_by_counters_and_by_the_clock(other_key: bool, keys:
             for name, value in zip(("new", "own", "other_salt", "other_unsalted"), milliseconds, strict=True)
         ),
         ("p_same_timing", pytest.approx(1 / 18_564), "ratio", "kvdiag"),
-    ] == [(one.name, one.value, one.unit, one.source) for one in actual.evidence]
+    ] == rows(actual)
     assert "isolation.prefix_cache" == actual.id
 
 
