@@ -308,7 +308,7 @@ class Watch:
             try:
                 return await self._found()
             except KvdiagError as error:
-                gap = Gap(source="engine", kind="absent", reason=f"starting: {error}")
+                gap = Gap("engine", "absent", f"starting: {error}")
                 self.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
         raise AssertionError("ticks never end")
 

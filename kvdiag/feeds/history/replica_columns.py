@@ -106,11 +106,11 @@ def _wrong(refused: Counter[str], twice: Counter[str]) -> list[Gap]:
     for name, count in refused.items():
         if count:
             reason = f"{count} samples of {name} are not possible values and are left out"
-            gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+            gaps.append(Gap(SOURCE, "absent", reason))
     if twice:
         names = ", ".join(sorted(twice)[:3])
         reason = (
             f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
         )
-        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+        gaps.append(Gap(SOURCE, "absent", reason))
     return gaps

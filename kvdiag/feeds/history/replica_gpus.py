@@ -122,10 +122,10 @@ def _device(
     if problems:
         text, _ = problems.most_common(1)[0]
         reason = f"GPU {card.index}: {problems.total()} impossible samples ({text})"
-        gaps.append(Gap(source="nvml", kind="failed", reason=reason))
+        gaps.append(Gap("nvml", "failed", reason))
     elif not any(one is not None and one.memory is not None for one in found):
         reason = f"GPU {card.index}: size unknown; it needs used and free bytes, or a total"
-        gaps.append(Gap(source="nvml", kind="absent", reason=reason))
+        gaps.append(Gap("nvml", "absent", reason))
     return found
 
 
@@ -205,7 +205,7 @@ def allocators_of(
             except ValueError as error:
                 problems[str(error)] += 1
     gaps = [
-        Gap(source="torch_allocator", kind="failed", reason=f"{count} impossible samples ({text})")
+        Gap("torch_allocator", "failed", f"{count} impossible samples ({text})")
         for text, count in problems.most_common(1)
     ]
     return times, [tuple(row) or None for row in seen], gaps

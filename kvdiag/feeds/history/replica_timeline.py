@@ -41,7 +41,7 @@ ENDED_SECONDS = 300.0
 MAX_LOST = 8
 """Of stretches that could not be read, told one by one."""
 
-SCRAPE_FAILED = Gap(source="engine", kind="failed", reason="the scrape of the server failed (up is 0)")
+SCRAPE_FAILED = Gap("engine", "failed", "the scrape of the server failed (up is 0)")
 
 
 def timeline_of(
@@ -199,23 +199,17 @@ def _born(columns: Columns) -> int:
 
 
 def _missing(history: History, pools: Pools) -> list[Gap]:
-    gaps = [Gap(source=SOURCE, kind="failed", reason=f"the server warns: {warning}") for warning in history.warnings]
+    gaps = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in history.warnings]
     lost = _joined(history.lost)
     gaps += [
-        Gap(
-            source=SOURCE,
-            kind="failed",
-            reason=f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}",
-        )
+        Gap(SOURCE, "failed", f"{clock(one.start_seconds)} to {clock(one.end_seconds)} could not be read: {one.reason}")
         for one in lost[:MAX_LOST]
     ]
     if len(lost) > MAX_LOST:
-        gaps.append(
-            Gap(source=SOURCE, kind="failed", reason=f"{len(lost) - MAX_LOST} more intervals could not be read")
-        )
+        gaps.append(Gap(SOURCE, "failed", f"{len(lost) - MAX_LOST} more intervals could not be read"))
     if pools.since_seconds is not None:
         reason = f"before {clock(pools.since_seconds)} the KV pool had another size: diagnosed from then on"
-        gaps.append(Gap(source=SOURCE, kind="absent", reason=reason))
+        gaps.append(Gap(SOURCE, "absent", reason))
     return gaps
 
 
@@ -233,7 +227,7 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
 
 def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
     if not samples:
-        return [Gap(source=SOURCE, kind="absent", reason="none of its series has a sample in this window")]
+        return [Gap(SOURCE, "absent", "none of its series has a sample in this window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
@@ -241,7 +235,7 @@ def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
         f"its series end at {clock(samples[-1].at_seconds)}, {silent / 60.0:.0f} min before the window does: "
         "was the server replaced, or is it no longer scraped?"
     )
-    return [Gap(source=SOURCE, kind="absent", reason=reason)]
+    return [Gap(SOURCE, "absent", reason)]
 
 
 def clock(seconds: float) -> str:

@@ -197,9 +197,7 @@ def _add_pods(groups: dict[str, _Group], reported: Sequence[tuple[Labels, Said]]
         if pod is None or pod not in kept or _pod_key(pod) in groups:
             continue
         names = dict(zip(("cluster", "namespace", "pod"), pod, strict=True))
-        gap = Gap(
-            source="engine", kind="absent", reason="its engine's metrics are not scraped: its requests are unknown"
-        )
+        gap = Gap("engine", "absent", "its engine's metrics are not scraped: its requests are unknown")
         own = {name: value for name, value in names.items() if value}
         groups[_pod_key(pod)] = _Group(key=_pod_key(pod), own=[own], gaps=[gap])
 
@@ -301,7 +299,7 @@ def _shared(uuid: str, said: Said, owners: Sequence[_Group]) -> Gap:
     reason = (
         f"GPU {uuid} of {host} may be of {names}{more}: its exporter does not name the pod, so it is assigned to none"
     )
-    return Gap(source="nvml", kind="absent", reason=reason)
+    return Gap("nvml", "absent", reason)
 
 
 def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
@@ -311,7 +309,7 @@ def _of_several(uuid: str, said: Said, pods: Sequence[str]) -> Gap:
     reason = (
         f"GPU {uuid} of {host} is shared by {names}{more}: its bytes cannot be attributed, so it is assigned to none"
     )
-    return Gap(source="nvml", kind="absent", reason=reason)
+    return Gap("nvml", "absent", reason)
 
 
 def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
@@ -320,7 +318,7 @@ def _lone_gpu(uuid: str, series: Sequence[Labels]) -> Replica:
         key=f"gpu {uuid}",
         subject=_common([dict(labels) for labels in series]),
         series=tuple(series),
-        gaps=(Gap(source="engine", kind="absent", reason=reason), Gap(source="host", kind="absent", reason=reason)),
+        gaps=(Gap("engine", "absent", reason), Gap("host", "absent", reason)),
     )
 
 
@@ -328,11 +326,11 @@ def _replica(group: _Group) -> Replica:
     gaps = list(group.gaps)
     if not group.gpus and not any(gap.source == "nvml" for gap in gaps):
         reason = "no series of DCGM, nvidia_gpu_exporter or kvdiag covers this server's GPUs"
-        gaps.append(Gap(source="nvml", kind="absent", reason=reason))
+        gaps.append(Gap("nvml", "absent", reason))
     names = {dict(labels).get("__name__", "") for labels in group.series}
     if not any(METRICS[name].part in ("host", "container") for name in names):
         reason = "no series of kvdiag or cAdvisor covers this server's host memory"
-        gaps.append(Gap(source="host", kind="absent", reason=reason))
+        gaps.append(Gap("host", "absent", reason))
     return Replica(key=group.key, subject=_common(group.own), series=tuple(group.series), gaps=tuple(gaps))
 
 

@@ -270,7 +270,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001
             _log.debug("mistake", source=source, exc_info=True)
             reason = f"internal error while reading it ({type(error).__name__}); please report it with a log of -vv"
-            gap = Gap(source=source, kind="failed", reason=reason)
+            gap = Gap(source, "failed", reason)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), gaps=(gap,)))
 
     async def read_host(self) -> None:
@@ -282,7 +282,7 @@ class Sampler:
                 except ReadTimeout as busy:
                     since = f"{busy.since_seconds:.0f} s"
                     reason = f"the host has not answered for {since}: is a process stuck in a driver?"
-                    processes, gaps = None, (Gap(source="host", kind="failed", reason=reason),)
+                    processes, gaps = None, (Gap("host", "failed", reason),)
             self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), host=processes, gaps=gaps))
 
     async def read_engine(self) -> None:
@@ -304,7 +304,7 @@ class Sampler:
                 devices, gaps = await self._nvml.ask(DRIVER_SECONDS, processes=processes)
             except ReadTimeout as busy:
                 reason = f"the driver has not answered for {busy.since_seconds:.0f} s: its readings are stale"
-                devices, gaps = None, (Gap(source="nvml", kind="failed", reason=reason),)
+                devices, gaps = None, (Gap("nvml", "failed", reason),)
         self._driver_absent = driver_absent(devices, gaps)
         self._recorder.add(Sample(at_seconds=self._clock.now_seconds(), devices=devices, gaps=gaps))
 
@@ -332,4 +332,4 @@ async def read_agents(agents: ThreadedReader[AllocatorReading], timeout_seconds:
         return await agents.ask(timeout_seconds)
     except ReadTimeout as busy:
         reason = f"the agents' folder has not answered for {busy.since_seconds:.0f} s: its readings are stale"
-        return None, (Gap(source="torch_allocator", kind="failed", reason=reason),)
+        return None, (Gap("torch_allocator", "failed", reason),)

@@ -54,9 +54,9 @@ class TooLongError(KvdiagError):
 
 
 THINNED = Gap(
-    source="recorder",
-    kind="absent",
-    reason="too long to keep whole: its older part is thinned to one-minute samples, like a daemon's history",
+    "recorder",
+    "absent",
+    "too long to keep whole: its older part is thinned to one-minute samples, like a daemon's history",
 )
 
 

@@ -192,4 +192,4 @@ def _together(folder: Path, segments: list[_Segment], gaps: list[Gap]) -> tuple[
 
 
 def _gap(reason: str, kind: GapKind = "absent") -> Gap:
-    return Gap(source=SOURCE, kind=kind, reason=reason)
+    return Gap(SOURCE, kind, reason)

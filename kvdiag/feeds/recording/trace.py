@@ -46,9 +46,7 @@ MAX_LINE_VALUES = 100_000
 CHECK_EVERY = 10
 """Samples and marks from one checksum to the next: of what a kill cut off, so many may be read unchecked."""
 
-CUT_OFF = Gap(
-    source="trace", kind="failed", reason="the trace is incomplete: its recorder was killed, or is still writing"
-)
+CUT_OFF = Gap("trace", "failed", "the trace is incomplete: its recorder was killed, or is still writing")
 
 END = re.compile(rb'\{"end":\s*(\d{1,18})(?:,"crc32":(\d{1,10}))?\}\s*\n')
 """The last line of a whole trace, with the number of entries before it, and the checksum of all of it."""

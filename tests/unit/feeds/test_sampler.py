@@ -114,7 +114,7 @@ def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
 
-    gap = Gap(source="engine", kind="failed", reason=containing("500 on /metrics/"))
+    gap = Gap("engine", "failed", containing("500 on /metrics/"))
     failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
     assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
 
@@ -129,7 +129,7 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
         answer_seconds=0.2,
     )
 
-    gap = Gap(source="engine", kind="failed", reason=containing("0.2 s on /metrics/"))
+    gap = Gap("engine", "failed", containing("0.2 s on /metrics/"))
     assert all((gap,) == one.gaps for one in engine_readings(samples))
 
 
@@ -174,7 +174,7 @@ def test_process_that_hangs_holds_up_nothing_else() -> None:
         release.set()
 
     (gap,) = {gap for one in samples for gap in one.gaps}
-    assert Gap(source="host", kind="failed", reason=containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
+    assert Gap("host", "failed", containing("the host", f"{HOST_SECONDS:.0f} s")) == gap
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
@@ -191,7 +191,7 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
     )
 
     gaps = [one.gaps for one in device_readings(samples)]
-    assert (Gap(source="nvml", kind="failed", reason=containing("ZeroDivisionError")),) == gaps[0]
+    assert (Gap("nvml", "failed", containing("ZeroDivisionError")),) == gaps[0]
     assert {(SEEN,)} == {one.engines for one in engine_readings(samples)}
 
 
