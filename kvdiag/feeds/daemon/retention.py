@@ -60,7 +60,7 @@ class Retention:
         return tuple(made)
 
     def move(self, seconds: float) -> None:
-        """Put all times right by so much: the clock that gave them has been."""
+        """Correct all times after the clock was set by so much."""
         for kept in (self._thinned, self._whole):
             moved = [replace(sample, at_seconds=sample.at_seconds + seconds) for sample in kept]
             kept.clear()

@@ -78,8 +78,8 @@ class Clock:
         # Who is held up between the two clocks sees a difference that is none, though hardly three times.
         return min((self._wall() - self.now_seconds() for _ in range(3)), key=abs)
 
-    def follow(self, seconds: float) -> None:
-        """Go with a wall clock that was set so far: seconds from before are not in one order with those from now on."""
+    def move(self, seconds: float) -> None:
+        """Follow a wall clock that was set by so much: earlier times are not in one order with those from now on."""
         self._offset += seconds
 
 
