@@ -24,6 +24,7 @@ from kvdiag.feeds.live.sampling import (
     TimelineBuilder,
 )
 from kvdiag.model import Device, Engine, Facts, Gap, Load, Sample
+from kvdiag.sources import host
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
 from tests.builders.answers import containing
@@ -56,7 +57,7 @@ def sampled(
             sampler = Sampler(
                 engine=ENGINE.open(HttpReader(client, answer_seconds)),
                 nvml=nvml,
-                processes=None if read_host is None else ThreadedReader(read_host, "host"),
+                processes=ThreadedReader(read_host or host.read, "host"),
                 facts=Facts(server_pids=pids),
                 recorder=recorder,
                 pace=pace,
