@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
@@ -201,19 +201,14 @@ class Timeline:
         for mark in self.marks:
             if step is not None and mark.step != step:
                 continue
-            key = (mark.step, mark.cycle)
-            known = spans.get(key)
-            if known is None:
-                known = Span(step=mark.step, cycle=mark.cycle, begin_seconds=mark.at_seconds)
-            spans[key] = Span(
-                step=known.step,
-                cycle=known.cycle,
-                begin_seconds=known.begin_seconds,
-                offer_seconds=mark.at_seconds if mark.phase == "offer" else known.offer_seconds,
-                release_seconds=mark.at_seconds if mark.phase == "release" else known.release_seconds,
-                end_seconds=mark.at_seconds if mark.phase == "end" else known.end_seconds,
+            begun = Span(step=mark.step, cycle=mark.cycle, begin_seconds=mark.at_seconds)
+            known = spans.get((mark.step, mark.cycle), begun)
+            reached = {} if mark.phase == "begin" else {f"{mark.phase}_seconds": mark.at_seconds}
+            spans[mark.step, mark.cycle] = replace(
+                known,
                 workload=mark.workload or known.workload,
                 outcome=mark.outcome or known.outcome,
                 notes=known.notes + mark.notes,
+                **reached,  # type: ignore[arg-type]  # a time by its name
             )
         return tuple(spans.values())

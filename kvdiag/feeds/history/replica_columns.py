@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvdiag.feeds.history.columns import Column, in_turn
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.feeds.history.series_labels import METRICS, Said, target_of, uuid_of
+from kvdiag.feeds.history.series_labels import METRICS, Said, container_name, target_of, uuid_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
 from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
@@ -84,7 +84,7 @@ def _key(meaning: Meaning, said: Said) -> Key:
     if meaning.part == "host":
         return (said.get("process", ""),)
     if meaning.part == "container":
-        return (said.get("exported_container") or said.get("container", ""),)
+        return (container_name(said),)
     return target_of(said)
 
 

@@ -7,7 +7,7 @@ of their own, and what was true beside another reading is for the diagnosis to s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from kvdiag.engines import ENGINE_METRICS, engine_with_metrics
@@ -25,7 +25,7 @@ from kvdiag.feeds.history.replica_facts import (
 from kvdiag.feeds.history.replica_gpus import Names, allocators_of, cards_of, devices_of, names_of
 from kvdiag.feeds.history.replica_host import host_of
 from kvdiag.feeds.history.series_join import Replica, container_of, gpus_assigned
-from kvdiag.feeds.history.series_labels import METRICS, Said
+from kvdiag.feeds.history.series_labels import METRICS, Said, only
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
@@ -55,7 +55,8 @@ def timeline_of(
         _cut(columns, pools.since_seconds)
     names = names_of(columns)
     samples, gaps = _samples(columns, said, names, container, tolerance_seconds)
-    model = _only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    model = only(one["model_name"] for one in said if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    uuids = {device.uuid for sample in samples for device in sample.devices or ()}
     facts = Facts(
         url=_where(replica),
         engine_name=engine_of(said, container) if engine is None else engine.name,
@@ -68,7 +69,7 @@ def timeline_of(
         host_limit_bytes=host_limit_bytes(columns, container),
         host_caches=pools.caches or None,
         started_seconds=float(_born(columns)) or None,
-        device_uuids=_uuids(samples) if gpus_assigned(replica) else None,
+        device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,
         gaps=(
             *replica.gaps,
             *pools.gaps,
@@ -79,16 +80,6 @@ def timeline_of(
         ),
     )
     return Timeline(samples=samples), facts
-
-
-def _uuids(samples: Iterable[Sample]) -> tuple[str, ...]:
-    return tuple(sorted({device.uuid for sample in samples for device in sample.devices or ()}))
-
-
-def _only(values: Iterable[str]) -> str | None:
-    """The one value that all have, else none."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
 
 
 def _where(replica: Replica) -> str:
