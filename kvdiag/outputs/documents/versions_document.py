@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas
-from kvdiag.diagnosis.fleet.components import BY_NAME
+from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
 from kvdiag.outputs.documents.diagnosis_document import finding_values
 from kvdiag.stats import Interval
 

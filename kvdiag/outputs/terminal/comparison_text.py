@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvdiag.comparison import Baseline, Change, Outcome
+from kvdiag.baseline_comparison import Baseline, Change, Outcome
 from kvdiag.formatting import format_bytes, format_count, format_ratio
 from kvdiag.outputs.presentation import signed
 from kvdiag.outputs.terminal.cells import plain

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
 from kvdiag.diagnosis.fleet.comparison import Course
-from kvdiag.diagnosis.fleet.components import BY_NAME
-from kvdiag.diagnosis.fleet.verdicts import amount
+from kvdiag.diagnosis.fleet.fleet_components import BY_NAME
+from kvdiag.diagnosis.fleet.fleet_verdicts import amount
 from kvdiag.formatting import format_count, format_time
 from kvdiag.model import Finding, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Source

@@ -11,7 +11,7 @@ from rich.console import Group
 
 import kvdiag.outputs.documents
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare
-from kvdiag.diagnosis.fleet.components import COMPONENTS
+from kvdiag.diagnosis.fleet.fleet_components import COMPONENTS
 from kvdiag.outputs.documents.versions_document import values
 from kvdiag.outputs.terminal.fleet_text import COURSES, versions
 from tests.unit.diagnosis.fleet.replicas import fleet_of, made
