@@ -32,14 +32,14 @@ def engine_families(newest: Sample, facts: Facts) -> Iterator[Metric]:
     """The engines' KV pools and requests."""
     pools = bounded(facts.pools) if newest.engines else []
     sizes = {pool.engine: size[0] for pool in pools if (size := pool_bytes(facts, pool)) is not None}
-    blocks = {pool.engine: size[0] for pool in pools if (size := block_bytes(facts, pool)) is not None}
+    blocks = {pool.engine: block[0] for pool in pools if (block := block_bytes(facts, pool)) is not None}
     yield family("kv_pool_bytes", [((engine,), float(size)) for engine, size in sizes.items()])
     engines = [((one.engine,), one) for one in bounded(newest.engines)]
     used = []
     for labels, engine in engines:
-        pool, size = facts.pool(engine.engine), blocks.get(engine.engine)
-        if pool is not None and size is not None and engine.kv_usage_ratio is not None:
-            used.append((labels, float(pool.used_blocks(engine.kv_usage_ratio) * size)))
+        pool, block_size = facts.pool(engine.engine), blocks.get(engine.engine)
+        if pool is not None and block_size is not None and engine.kv_usage_ratio is not None:
+            used.append((labels, float(pool.used_blocks(engine.kv_usage_ratio) * block_size)))
     yield family("kv_used_bytes", used)
     for field in ("kv_usage_ratio", "requests_running", "requests_waiting"):
         yield field_family(field, field, engines)

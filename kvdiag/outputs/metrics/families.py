@@ -53,9 +53,9 @@ def family(name: str, rows: Iterable[Row]) -> Metric:
     return made
 
 
-def field_family(name: str, field: str, owners: Iterable[tuple[Labels, object]]) -> Metric:
-    """A family with one field of each owner; an owner that is `None` or lacks the figure has no series."""
-    figures = [(labels, getattr(owner, field, None)) for labels, owner in owners]
+def field_family(name: str, field: str, owners: Iterable[tuple[Labels, object | None]]) -> Metric:
+    """A family with one field of each owner; an owner or a figure that is `None` has no series."""
+    figures = [(labels, None if owner is None else getattr(owner, field)) for labels, owner in owners]
     return family(name, [(labels, float(value)) for labels, value in figures if value is not None])
 
 

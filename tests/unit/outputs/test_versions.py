@@ -12,7 +12,7 @@ from rich.console import Group
 import kvdiag.outputs.documents
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare
 from kvdiag.diagnosis.fleet.fleet_components import COMPONENTS
-from kvdiag.outputs.documents.versions_document import values
+from kvdiag.outputs.documents.fleet_document import compared as values
 from kvdiag.outputs.terminal.fleet_text import COURSES, versions
 from tests.unit.diagnosis.fleet.replicas import fleet_of, made
 from tests.unit.outputs.texts import HOSTILE, piped
