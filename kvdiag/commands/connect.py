@@ -15,6 +15,7 @@ import httpx2
 
 import kvdiag
 from kvdiag.commands.options.addresses import pasted
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import DEFAULT
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
@@ -66,9 +67,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(
-    url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool, forced: bool = False
-) -> AsyncIterator[Connection]:
+async def connect(url: str, access: ServerAccess, *, forced: bool = False) -> AsyncIterator[Connection]:
     """Connect to the server and identify it.
 
     Raises:
@@ -76,7 +75,7 @@ async def connect(
 
     """
     url = base_url(url)
-    async with open_client(url, api_key=api_key, ca_file=ca_file, insecure=insecure) as client:
+    async with open_client(url, access) as client:
         engine = DEFAULT.open(HttpReader(client))
         with closing(host_reader()) as reader:
             facts, identity = await gather_facts(engine, without_credentials(url), reader, forced=forced)
@@ -90,20 +89,19 @@ async def connect(
             nvml.close()
 
 
-def open_client(url: str, *, api_key: str | None, ca_file: Path | None, insecure: bool) -> httpx2.AsyncClient:
+def open_client(url: str, access: ServerAccess) -> httpx2.AsyncClient:
     """Return the client for a server's base address.
 
     Raises:
         KvdiagError: the key or the certificates cannot be used.
 
     """
-    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(api_key)}
+    headers = {"User-Agent": f"kvdiag/{kvdiag.__version__}", **bearer(access.api_key)}
     # The environment's proxies are not for a server on this machine or in this pod.
     return httpx2.AsyncClient(
         base_url=url,
         headers=headers,
-        # The system's authorities take time and memory, which a server without TLS need not cost.
-        verify=_trust(ca_file, insecure=insecure or (ca_file is None and url.startswith("http://"))),
+        verify=_trust(url, access),
         trust_env=False,
         timeout=httpx2.Timeout(CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=None),
@@ -143,12 +141,14 @@ def _elsewhere(*, processes: bool) -> DeviceReading:  # noqa: ARG001 - the form 
     return None, (Gap(source="nvml", kind="absent", reason=reason),)
 
 
-def _trust(ca_file: Path | None, *, insecure: bool) -> ssl.SSLContext | bool:
-    if insecure:
+def _trust(url: str, access: ServerAccess) -> ssl.SSLContext | bool:
+    file = access.ca_file
+    # The system's authorities take time and memory, which a server without TLS need not cost.
+    if access.insecure or (file is None and url.startswith("http://")):
         return False
-    if ca_file is None:
+    if file is None:
         return True
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return ssl.create_default_context(cafile=file)
     except (OSError, ssl.SSLError) as error:
-        raise KvdiagError(f"cannot use --ca-file {ca_file}: {error.strerror or error}") from error
+        raise KvdiagError(f"cannot use --ca-file {file}: {error.strerror or error}") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import httpx2
 
 from kvdiag.commands.connect import DRILL_HEADER, base_url, device_reader, open_client, without_credentials
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import DEFAULT
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.watch import FoundServer
@@ -20,9 +21,7 @@ from kvdiag.sources.worker_thread import ThreadedReader
 class Finder:
     """Keeps one client per address, this machine's NVML, and those of simulated servers."""
 
-    def __init__(
-        self, url: str | None, *, own_port: int, api_key: str | None, ca_file: Path | None, insecure: bool
-    ) -> None:
+    def __init__(self, url: str | None, access: ServerAccess, *, own_port: int) -> None:
         """Prepare without connecting.
 
         Raises:
@@ -32,8 +31,7 @@ class Finder:
         self._url = None if url is None else base_url(url)
         self._own_port = own_port
         # Any process can listen on a usual port: a key goes only to an address that the user named.
-        self._api_key = api_key if url is not None else None
-        self._ca_file, self._insecure = ca_file, insecure
+        self._access = access if url is not None else replace(access, api_key=None)
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._readers: dict[str, HttpReader] = {}
         self.nvml: ThreadedReader[DeviceReading] = device_reader(self._url, drill=False)
@@ -72,7 +70,7 @@ class Finder:
 
     def _client(self, url: str) -> httpx2.AsyncClient:
         if url not in self._clients:
-            self._clients[url] = open_client(url, api_key=self._api_key, ca_file=self._ca_file, insecure=self._insecure)
+            self._clients[url] = open_client(url, self._access)
         return self._clients[url]
 
     async def close(self) -> None:

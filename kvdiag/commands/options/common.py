@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,9 +98,28 @@ AGENT_DIR = click.option(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAccess:
+    """The key that a server requires, and which certificates to trust."""
+
+    api_key: str | None = None
+    ca_file: Path | None = None
+    insecure: bool = False
+
+
 def server_options(function: F) -> F:
     """Add the options of every command that reads a server."""
     return API_KEY(CA_FILE(INSECURE(function)))
+
+
+def server_access(function: Callable[..., T]) -> Callable[..., T]:
+    """Add the options of every command that reads a server; they arrive as one `ServerAccess` called `access`."""
+
+    @wraps(function)
+    def collected(*, api_key: str | None, ca_file: Path | None, insecure: bool, **others: Any) -> T:
+        return function(access=ServerAccess(api_key=api_key, ca_file=ca_file, insecure=insecure), **others)
+
+    return server_options(collected)
 
 
 def agent_option(function: F) -> F:

@@ -12,8 +12,10 @@ import click
 
 import kvdiag
 from kvdiag import files
+from kvdiag.commands.printing import EXIT_CODES, print_diagnosis
 from kvdiag.errors import KvdiagError
-from kvdiag.outputs.html.report_page import Making
+from kvdiag.model import Diagnosis, Timeline
+from kvdiag.outputs.html.report_page import Making, render
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +83,15 @@ class ReportFile:
             files.replace(self._path, content)
         except OSError as error:
             raise KvdiagError(f"cannot write a report to {self._path}: {error.strerror}") from error
+
+
+def show_diagnosis(diagnosis: Diagnosis, timeline: Timeline, page: ReportFile, output: str) -> int:
+    """Write the report, print the diagnosis, and return the exit code."""
+    try:
+        page.write(lambda making: render(diagnosis, timeline, making))
+    finally:  # the verdict is printed even if the report cannot be written
+        print_diagnosis(diagnosis, output)
+    return EXIT_CODES[diagnosis.worst]
 
 
 def _command() -> str:

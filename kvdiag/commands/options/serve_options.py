@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from kvdiag.commands import settings
-from kvdiag.commands.options.common import AGENT_DIR, API_KEY, CA_FILE, INSECURE, Size
+from kvdiag.commands.options.common import AGENT_DIR, API_KEY, CA_FILE, INSECURE, ServerAccess, Size
 from kvdiag.commands.options.thresholds import CRITICAL, RESERVED_GAP, WARNING, limits_of
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
@@ -124,9 +124,9 @@ class ServeOptions:
         return limits_of(self.reserved_gap_bytes, pressure=(self.pressure_warning, self.pressure_critical))
 
     @property
-    def server(self) -> tuple[object, ...]:
-        """The server to watch, and how to reach it."""
-        return self.url, self.api_key, self.ca_file, self.insecure
+    def access(self) -> ServerAccess:
+        """The key and the certificates of the server to watch."""
+        return ServerAccess(api_key=self.api_key, ca_file=self.ca_file, insecure=self.insecure)
 
     @property
     def fixed(self) -> Mapping[str, Any]:

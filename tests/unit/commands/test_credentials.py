@@ -11,6 +11,7 @@ import pytest
 from kvdiag.commands import main
 from kvdiag.commands.discovery import Finder
 from kvdiag.commands.options import report_file
+from kvdiag.commands.options.common import ServerAccess
 from kvdiag.errors import KvdiagError
 from kvdiag.sources import listening_ports as listening
 from kvdiag.sources.model_files import read_model
@@ -57,7 +58,7 @@ def test_a_server_that_was_found_is_not_given_the_key(found: Hostile, stranger: 
 
     # WHEN
     async def find() -> str:
-        finder = Finder(None, own_port=1, api_key=GIVEN, ca_file=None, insecure=False)
+        finder = Finder(None, ServerAccess(api_key=GIVEN), own_port=1)
         try:
             with pytest.raises(KvdiagError) as refusal:
                 await finder.find()
@@ -79,7 +80,7 @@ def test_a_server_that_was_named_is_given_the_key(found: Hostile, stranger: Stra
 
     # WHEN
     async def find() -> None:
-        finder = Finder(found.url, own_port=1, api_key=GIVEN, ca_file=None, insecure=False)
+        finder = Finder(found.url, ServerAccess(api_key=GIVEN), own_port=1)
         try:
             with pytest.raises(KvdiagError):
                 await finder.find()
