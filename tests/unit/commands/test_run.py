@@ -80,7 +80,7 @@ def test_interrupted_run_leaves_nothing_behind(
     tmp_path: Path, slow_drill: Client, sent: signal.Signals, name: str
 ) -> None:
     """Ctrl-C during a step, or a supervisor's SIGTERM, takes requests back and keeps the trace: no verdict, no page."""
-    # GIVEN a run that is through its warm-up and has a request under way
+    # a run that is through its warm-up and has a request under way
     trace, report = tmp_path / name, tmp_path / "report.html"
     files = ("--record", str(trace), "--report", str(report))
     with started("run", "--url", url_of(slow_drill), *files, "--output", "json") as process:
@@ -102,7 +102,7 @@ def test_interrupted_run_leaves_nothing_behind(
     assert ["baseline", "warmup", "warmup", "single_request"] == [span.step for span in spans[:4]]
     assert [True, False] == [spans[-2].complete, spans[-1].complete]
 
-    # THEN what was seen of it can be judged like any other trace
+    # what was seen of it can be judged like any other trace
     again = kvdiag("diagnose", str(trace), "--output", "json")
     assert (3, "unknown", "") == (again.code, again.document["worst"], again.stderr)
 
@@ -201,7 +201,6 @@ def test_dry_run_offers_nothing(drill: Client, golden: Callable[[str, str], None
 @pytest.mark.parametrize("where", ["environment", "file"])
 def test_the_command_line_says_who_is_diagnosed(tmp_path: Path, where: str) -> None:
     """The usual server, of the environment or a file, is not in the way of a simulated one that is asked for."""
-    # GIVEN a server that nobody would reach
     usual = "http://127.0.0.1:1"
     config = tmp_path / "kvdiag.toml"
     config.write_text(f'[run]\nurl = "{usual}"\n')
@@ -243,7 +242,6 @@ def test_soak_is_planned(
 @pytest.mark.parametrize(("name", "limit_bytes"), [("trace.jsonl", 4096), ("trace.jsonl.gz", 1536)])
 def test_disk_that_fills_up_ends_the_run(tmp_path: Path, drill: Client, name: str, limit_bytes: int) -> None:
     """A trace that cannot be written on is one line; what was written of it can be read."""
-    # GIVEN a process that may write so much to a file, and no more
     trace = tmp_path / name
     limits = f"{limit_bytes}, {resource.RLIM_INFINITY}"
     limit = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limits})); "
