@@ -170,7 +170,7 @@ def test_every_world_fits_and_shows_its_verdict(world: str) -> None:
     lines = screen(shown)
     assert len(lines) <= 24
     assert lines[1].startswith(status.upper())
-    assert lines[-1].startswith("sources  engine up 3 errors  host up  nvml up")
+    assert lines[-1].startswith("sources  engine up (3 errors)  host up  nvml up")
     assert lines[-1].endswith("q quits")
 
 
@@ -187,7 +187,7 @@ def test_in_little_room_the_verdict_and_its_finding_stay() -> None:
     """At 40x12 the legend goes, at 20x4 all but the verdict and the finding."""
     shown = view(World(leaked_blocks_per_request=4))
     small, least = "\n".join(screen(shown, 40, 12)), screen(shown, 20, 4)
-    assert "FAULT  1 fault" in small
+    assert "FAULT  16 checks: 1 fault" in small
     assert "GPU 0 ███" in small
     assert "FAULT leak.kv_blocks: " in small
     assert least[1].startswith("FAULT")
@@ -230,7 +230,7 @@ def test_what_is_not_known_is_not_healthy(why: str, rows: int | None) -> None:
     assert "unknown" == status
     assert reason
     assert lines[min(1, len(lines) - 1)].startswith("UNKNOWN")
-    assert not any(line.startswith("not found") for line in lines)
+    assert not any(line.startswith("checked, not found") for line in lines)
     assert not any(line.startswith("OK") for line in lines)
 
 
