@@ -13,7 +13,7 @@ from kvdiag.commands.fleet_history import examine_history, show
 from kvdiag.commands.options.common import output_option
 from kvdiag.commands.options.prometheus_options import matchers, prometheus_access, prometheus_options, window_of
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
-from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import ReplicaSummary, compare, summarise
 from kvdiag.diagnosis.limits import Limits
@@ -36,7 +36,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--trace", "traces", type=_PATH, multiple=True, help="Recorded trace, with --postmortem.")
 @prometheus_options
 @report_option
-@limit_options
+@reserved_gap_option
 @output_option
 def command(
     trace: tuple[Path, ...],

@@ -19,7 +19,7 @@ from kvdiag.commands.connect import agent_reader, bearer, connect
 from kvdiag.commands.drill import interrupt, simulated
 from kvdiag.commands.options.common import Duration, ServerAccess, agent_option, either, output_option, server_access
 from kvdiag.commands.options.report_file import ReportFile, report_option, show_diagnosis
-from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import show_progress
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, STEPS
@@ -62,7 +62,7 @@ T = TypeVar("T")
 )
 @click.option("--other-api-key", metavar="KEY", help="Second tenant's API key, with --isolation.")
 @click.option("--dry-run", is_flag=True, help="Print the planned load without sending it.")
-@limit_options
+@reserved_gap_option
 @output_option
 def command(
     url: str | None,

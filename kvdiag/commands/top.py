@@ -23,7 +23,7 @@ from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
 from kvdiag.commands.options.daemon_url import DaemonUser, attach_options, open_daemon
 from kvdiag.commands.options.serve_options import LISTEN
-from kvdiag.commands.options.thresholds import limit_options, limits_of
+from kvdiag.commands.options.thresholds import limits_of, reserved_gap_option
 from kvdiag.commands.printing import EXIT_CODES, PIPED_WIDTH, is_ascii_only, print_text
 from kvdiag.commands.screen import Screen
 from kvdiag.diagnosis.limits import Limits
@@ -112,7 +112,7 @@ class Viewer:
 @agent_option
 @click.option("--once", is_flag=True, help="Print one frame and exit with the verdict's code.")
 @click.option("--tick-seconds", type=click.FloatRange(0.05, 1.0), hidden=True, help="Sampling interval.")
-@limit_options
+@reserved_gap_option
 def command(
     url: str | None,
     attach: str | None,

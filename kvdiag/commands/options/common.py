@@ -90,11 +90,14 @@ def either(first: tuple[str, T | None], second: tuple[str, U | None]) -> tuple[T
 API_KEY = click.option("--api-key", envvar="KVDIAG_API_KEY", help="Server's API key; prefer KVDIAG_API_KEY.")
 CA_FILE = click.option("--ca-file", type=click.Path(path_type=Path), help="CA certificates to trust, as a PEM file.")
 INSECURE = click.option("--insecure", is_flag=True, help="Do not verify the server's TLS certificate.")
-AGENT_DIR = click.option(
+agent_option = click.option(
     "--agent-dir",
     envvar="KVDIAG_AGENT_DIR",
     type=click.Path(path_type=Path, readable=False),  # one that cannot be read is a gap, which doctor explains
     help="Directory the agents publish in (see `kvdiag agent`).",
+)
+output_option = click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
 )
 
 
@@ -120,16 +123,3 @@ def server_access(function: Callable[..., T]) -> Callable[..., T]:
         return function(access=ServerAccess(api_key=api_key, ca_file=ca_file, insecure=insecure), **others)
 
     return server_options(collected)
-
-
-def agent_option(function: F) -> F:
-    """Add `--agent-dir`."""
-    return AGENT_DIR(function)
-
-
-def output_option(function: F) -> F:
-    """Add `--output text|json`."""
-    option = click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
-    )
-    return option(function)

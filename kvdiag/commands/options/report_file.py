@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -16,8 +15,6 @@ from kvdiag.commands.printing import EXIT_CODES, print_diagnosis
 from kvdiag.errors import KvdiagError
 from kvdiag.model import Diagnosis, Timeline
 from kvdiag.outputs.html.report_page import Making, render
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 TOLD = frozenset(
     (
@@ -32,15 +29,9 @@ ADDRESSES = frozenset(("url", "prometheus", "attach"))
 """Of those, options whose values may bring a password before an @, or a token after a question mark."""
 
 
-def report_option(function: F) -> F:
-    """`--report FILE`."""
-    option = click.option(
-        "--report",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write an HTML report with plots to FILE.",
-    )
-    return option(function)
+report_option = click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML report with plots to FILE."
+)
 
 
 class ReportFile:
