@@ -21,8 +21,7 @@ import click
 import structlog
 
 import kvdiag
-from kvdiag.commands.connect import agent_reader, base_url, without_credentials
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder, agent_reader, base_url, without_credentials
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError

@@ -17,8 +17,7 @@ import httpx2
 from rich.console import Console
 
 import kvdiag
-from kvdiag.commands.connect import agent_reader
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder, agent_reader
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.common import ServerAccess, agent_option, either, server_access
 from kvdiag.commands.options.daemon_url import DaemonUser, attach_options, open_daemon

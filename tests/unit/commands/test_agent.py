@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 
 import kvdiag
-from tests.integration.vllm.cli import kvdiag as command
 from tests.unit.agent.subject import environment, run
+from tests.unit.commands.refusals import call as command
 
 
 def test_server_finds_it_without_installing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kvdiag.model import Facts, Sample
 from kvdiag.model.codec import to_plain
 from tests.fixtures.hostile import Hostile
 from tests.integration.vllm.cli import kvdiag
-from tests.unit.commands.refusals import PAGE, SERVER, refusal
+from tests.unit.commands.refusals import PAGE, SERVER, call, refusal
 
 
 def line(**value: object) -> bytes:
@@ -80,7 +80,7 @@ def test_torn_trace_is_judged_without_its_last_line(tmp_path: Path) -> None:
     whole, torn = tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
     whole.write_bytes(HEADER + SAMPLES)
     torn.write_bytes(HEADER + SAMPLES + b'{"sample":{"at_sec')
-    expected, actual = (kvdiag("diagnose", str(path), "--output", "json") for path in (whole, torn))
+    expected, actual = (call("diagnose", str(path), "--output", "json") for path in (whole, torn))
     assert expected == actual
     assert (3, "unknown") == (actual.code, actual.document["worst"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvdiag.commands import main
-from kvdiag.commands.discovery import Finder
+from kvdiag.commands.connect import Finder
 from kvdiag.commands.options import report_file
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.errors import KvdiagError

@@ -16,7 +16,7 @@ from kvdiag.feeds.recording.trace import TraceWriter
 from tests.builders.runs import run
 from tests.builders.worlds import World
 from tests.builders.worlds import facts as facts_of
-from tests.integration.vllm.cli import kvdiag
+from tests.unit.commands.refusals import call as kvdiag
 from tests.unit.commands.refusals import refusal
 
 ROOT = Path(__file__).parents[3]

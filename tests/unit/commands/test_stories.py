@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 import kvdiag.outputs.documents
 from kvdiag.sim import SCENARIOS
-from tests.integration.vllm.cli import kvdiag as call
 from tests.unit.commands.conftest import OPTIONS, Run
+from tests.unit.commands.refusals import call
 
 SCHEMA = Path(kvdiag.outputs.documents.__path__[0]) / "diagnosis.schema.json"
 
