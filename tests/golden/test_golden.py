@@ -35,11 +35,8 @@ def found(name: str) -> Diagnosis:
 @pytest.mark.parametrize(("verdict", "name"), [(verdict, name) for verdict, names in GOLDEN.items() for name in names])
 def test_golden_history_gets_its_verdict(verdict: str, name: str) -> None:
     """The verdict is called; a warm-up is explained instead. All figures of a verdict's own trace are those kept."""
-    # WHEN
     said = found(name)
     (actual,) = [one for one in said.findings if one.id == verdict]
-
-    # THEN
     assert actual.status in (("ok",) if verdict == "benign.warmup" else ("fault", "suspect"))
     assert actual.evidence
     if name.startswith(f"{FOLDER.name}/"):

@@ -74,7 +74,6 @@ def yaml_string(text: str) -> str:
 )
 def test_an_idle_default_vllm_fires_nothing(scrape: str, tmp_path: Path) -> None:
     """With 0.92 of the device taken for hours no alert fires, and none is about to; beside real pages of vLLM."""
-    # GIVEN
     pod = {"namespace": "llm", "pod": "vllm-0"}
     series = [
         *input_series(page(idle()), {"job": "kvdiag", "instance": "vllm-0:9743", **pod}),
@@ -100,10 +99,8 @@ def test_an_idle_default_vllm_fires_nothing(scrape: str, tmp_path: Path) -> None
     file = tmp_path / "idle.yaml"
     file.write_text(yaml.safe_dump(case))
 
-    # WHEN
     done = promtool("test", "rules", file)
 
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
@@ -137,16 +134,13 @@ def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
     file = tmp_path / "records.yaml"
     file.write_text(yaml.safe_dump(case))
 
-    # WHEN
     done = promtool("test", "rules", file)
 
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_nothing_fires_before_there_is_a_server(tmp_path: Path) -> None:
     """A daemon whose server still loads its model for half an hour is no fault, however full its device gets."""
-    # GIVEN
     waits = Snapshot(
         state="starting",
         facts=Facts(),
@@ -173,8 +167,6 @@ def test_nothing_fires_before_there_is_a_server(tmp_path: Path) -> None:
     file = tmp_path / "starting.yaml"
     file.write_text(yaml.safe_dump(case))
 
-    # WHEN
     done = promtool("test", "rules", file)
 
-    # THEN
     assert 0 == done.returncode, done.stdout + done.stderr

@@ -85,8 +85,6 @@ def test_nothing_sticks_out_or_overlaps(browser: Browser, tmp_path: Path, name: 
     # GIVEN a page on a screen of that width
     browser.look(width)
     page = opened(browser, tmp_path, name)
-
-    # THEN
     assert [] == page.evaluate(STICKS_OUT)
     assert width == page.evaluate("document.documentElement.scrollWidth")
     assert [] == page.evaluate(OVERLAPPING)
@@ -96,8 +94,6 @@ def test_nothing_sticks_out_or_overlaps(browser: Browser, tmp_path: Path, name: 
 def test_a_wide_screen_has_room_for_every_table(browser: Browser, tmp_path: Path, name: str) -> None:
     """At 1280 pixels no table has to be scrolled."""
     browser.look(1280)
-
-    # THEN
     assert [] == opened(browser, tmp_path, name).evaluate(TOO_WIDE)
 
 
@@ -111,8 +107,6 @@ def test_the_plots_are_drawn(browser: Browser, tmp_path: Path, scheme: Scheme) -
 
     # WHEN pictures are taken of its plots
     drawn = [sum(max(pixel) - min(pixel) > 60 for row in pixels(page.shot(plot)) for pixel in row) for plot in plots]
-
-    # THEN
     assert 4 == len(plots)
     assert min(drawn) > 200
 
@@ -123,8 +117,6 @@ def test_everything_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme
     # GIVEN a page with findings of every status
     browser.look(1280, scheme=scheme)
     contrast = opened(browser, tmp_path, "agents").evaluate(CONTRAST)
-
-    # THEN
     assert contrast["words"] >= 4.5
     assert contrast["lines"] >= 3.0
 
@@ -137,8 +129,6 @@ def test_light_and_dark_are_as_the_reader_has_them(browser: Browser, tmp_path: P
         browser.look(1280, scheme=scheme, media=media)  # type: ignore[arg-type]
         page = opened(browser, tmp_path, "leak")
         grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-
-    # THEN
     assert ["rgb(255, 255, 255)", "rgb(15, 20, 25)", "rgb(255, 255, 255)"] == grounds
 
 
@@ -160,8 +150,6 @@ def test_nothing_is_fetched_and_nothing_runs(browser: Browser, tmp_path: Path) -
     # GIVEN a server whose every name is markup
     browser.look(1280)
     page = opened(browser, tmp_path, "hostile")
-
-    # THEN
     assert [(tmp_path / "hostile.html").as_uri()] == page.requested
     assert 0 == page.evaluate("document.querySelectorAll('script, img, iframe, a, form, link, object').length")
     assert page.evaluate("typeof window.hurt") == "undefined"

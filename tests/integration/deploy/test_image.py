@@ -177,7 +177,6 @@ def test_the_image_serves(image: Path) -> None:
         os.chown(records, 0, USER)
     records.chmod(0o2777)
 
-    # WHEN
     told = [*json.loads(words(last, "CMD")[0]), "--listen", "127.0.0.1:0", "--record-dir", str(records)]
     command = _as_the_user([program, *told], volume=records)
     with subprocess.Popen(command, cwd="/", env=env, stderr=subprocess.PIPE, text=True) as process:
@@ -186,7 +185,6 @@ def test_the_image_serves(image: Path) -> None:
             client = Client(json.loads(process.stderr.readline())["address"])
             status, page = client.get("/metrics")
 
-            # THEN
             assert 200 == status == client.get("/-/healthy")[0]
             assert "kvdiag_build_info" in page
             assert eventually(lambda: any(records.iterdir()))
@@ -205,8 +203,6 @@ def test_the_image_installs_the_agent(image: Path) -> None:
     folder.mkdir(mode=0o755)
     if os.geteuid() == 0:
         os.chown(folder, USER, USER)
-
-    # WHEN
     done = subprocess.run(
         _as_the_user([str(image / "bin" / "kvdiag"), "agent", "install", str(folder)]),
         cwd="/",
@@ -215,8 +211,6 @@ def test_the_image_installs_the_agent(image: Path) -> None:
         text=True,
         check=False,
     )
-
-    # THEN
     assert (0, f"KVDIAG_AGENT_DIR={folder}/published\nPYTHONPATH={folder}\n") == (done.returncode, done.stdout)
     assert (folder / "kvdiag_agent" / "__init__.py").exists()
 

@@ -73,11 +73,7 @@ def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tm
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
     components = ("component", *more)
     _write(tmp_path, [DEPLOY / "kustomize" / "base"], [DEPLOY / "kustomize" / name for name in components])
-
-    # WHEN
     found = {manifest["kind"]: manifest for manifest in _build(tmp_path)}
-
-    # THEN
     expected = built(*components)
     assert _sorted(expected) == _sorted(found["Deployment"])
     expected_order = [one["name"] for one in expected["spec"]["template"]["spec"]["initContainers"]]
@@ -113,14 +109,12 @@ def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
     router = _deployment("stack-deployment-router", {"environment": "router"}, "router-container")
     (folder / RENDERED).write_text(yaml.safe_dump_all([engine, router]), encoding="utf-8")
 
-    # WHEN
     pods = {
         one["metadata"]["name"]: one["spec"]["template"]["spec"]
         for one in _build(folder)
         if one["kind"] == "Deployment"
     }
 
-    # THEN
     assert router["spec"]["template"]["spec"] == pods["stack-deployment-router"]
     watched = pods[engine["metadata"]["name"]]
     assert ["kvdiag-agent", "kvdiag"] == [one["name"] for one in watched["initContainers"]]

@@ -121,7 +121,6 @@ def test_ports_and_probes_meet(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_AGENT)
 def test_the_agent_is_installed_found_and_read(name: str) -> None:
     """The server runs what the first container installed and cannot change it; kvdiag reads what it publishes."""
-    # GIVEN
     pod = PODS[name]
     install, sidecar, engine = container(pod, "kvdiag-agent"), container(pod, "kvdiag"), server(pod)
     env = {one["name"]: one["value"] for one in engine["env"]}

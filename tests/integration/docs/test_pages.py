@@ -85,10 +85,7 @@ def _parse(command: click.Command, words: list[str]) -> None:
 
 def test_the_plan_is_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The answer below `kvdiag fit` in docs/fit.md is what it prints."""
-    # GIVEN
     command, told = re.findall(r"```sh\n(kvdiag fit llama_70b[^\n]*)\n```\n\n```\n(.*?)```", FIT, flags=re.DOTALL)[0]
-
-    # WHEN
     main(shlex.split(command)[1:])
 
     # THEN what stands between its dots is there, in this order

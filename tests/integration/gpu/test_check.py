@@ -24,10 +24,7 @@ ALL = [each.name for each in SCENARIOS]
 @pytest.mark.parametrize("name", [name for name in ALL if name != "cost"])
 def test_scenario_finds_what_was_done(played: Played, name: str) -> None:
     """Each fault is called what it is, and what only looks like one is not; every figure is within its limit."""
-    # WHEN
     actual = played
-
-    # THEN
     assert (0, True) == (actual.code, actual.figures["scenarios"][0]["ok"]), actual.table
     assert f"{name}  " in actual.table
 
@@ -36,10 +33,7 @@ def test_scenario_finds_what_was_done(played: Played, name: str) -> None:
 @pytest.mark.parametrize("name", ["cost"])
 def test_costs_are_measured_and_their_limits_held_against_them(played: Played) -> None:
     """On a machine with other work the figures say nothing; that they come, and are judged, can be seen."""
-    # WHEN
     actual = played
-
-    # THEN
     (told,) = actual.figures["scenarios"]
     figures = {one["name"]: one for one in told["figures"]}
     assert told["failed"] is None
@@ -54,10 +48,7 @@ def test_costs_are_measured_and_their_limits_held_against_them(played: Played) -
 @pytest.mark.parametrize("name", [each.name for each in SCENARIOS if isinstance(each, Scenario)])
 def test_trace_is_judged_again_as_when_it_was_recorded(played: Played, name: str) -> None:
     """What a scenario leaves is replayed to the same figures, by its name alone."""
-    # WHEN
     replayed = [figure.ok for figure in replay(played.out / f"{name}.jsonl.gz")]
-
-    # THEN
     assert replayed
     assert {True} >= {ok for ok in replayed if ok is not None}
 
@@ -66,10 +57,7 @@ def test_trace_is_judged_again_as_when_it_was_recorded(played: Played, name: str
 @pytest.mark.parametrize("name", ALL)
 def test_figures_name_what_they_are_of(played: Played) -> None:
     """A stand-in is called one wherever its figures go."""
-    # WHEN
     told = played.figures["machine"]
-
-    # THEN
     assert ("NVIDIA Stand-in", "580.0-standin", "2.13.0+standin") == (told["gpu"], told["driver"], told["torch"])
 
 
@@ -83,10 +71,7 @@ def test_figures_name_what_they_are_of(played: Played) -> None:
 )
 def test_where_it_cannot_run_one_line_says_why(tmp_path: Path, python: str, reason: str) -> None:
     """Nothing to play on is neither a pass nor a failure of kvdiag: exit code 3, and the reason."""
-    # WHEN
     process = program(["--out", str(tmp_path), "--python", python])
     out, errors = process.communicate(timeout=LIMIT_SECONDS)
-
-    # THEN
     assert (3, "", f"gpu-check: not run: {python} {reason}\n") == (process.returncode, out, errors)
     assert [] == list(tmp_path.iterdir())

@@ -98,7 +98,6 @@ def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] 
 )
 def test_options_that_cannot_be_meant_are_told(diagnose: Diagnose, options: list[str], message: str) -> None:
     """Before anything is asked for."""
-    # THEN
     with refused_port() as port:
         assert message in refusal(diagnose("--prometheus", f"http://127.0.0.1:{port}", *options))
 
@@ -106,7 +105,6 @@ def test_options_that_cannot_be_meant_are_told(diagnose: Diagnose, options: list
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://a:b@", "http://[::1", "http://x:99999"])
 def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
     """Its password, if there is one, is not repeated."""
-    # THEN
     said = refusal(diagnose("--prometheus", url))
     assert "is not a Prometheus address" in said
     assert "a:b" not in said
@@ -114,7 +112,6 @@ def test_what_is_no_address_is_told(diagnose: Diagnose, url: str) -> None:
 
 def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
     """Its address without the credentials in it."""
-    # THEN
     with refused_port() as port:
         said = refusal(diagnose("--prometheus", f"http://me:hush@127.0.0.1:{port}/graph"))
     assert said.startswith(f"http://127.0.0.1:{port}: cannot connect")
@@ -139,14 +136,12 @@ def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
 )
 def test_a_server_without_a_list_is_told(diagnose: Diagnose, answer: Answer, message: str) -> None:
     """Nobody is known: nothing can be said."""
-    # THEN
     with Hostile({"/api/v1/series": answer}) as server:
         assert message in refusal(diagnose("--prometheus", server.url))
 
 
 def test_a_server_that_answers_no_query_is_told(diagnose: Diagnose) -> None:
     """It lists series, and then nothing can be read."""
-    # THEN
     with serving(pods(1), lambda _query: reply_json({"status": "error", "error": "disk gone"}, status=500)) as server:
         said = refusal(diagnose("--prometheus", server.url))
     assert f"{server.url}: no samples could be read: 2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be" in said
@@ -163,12 +158,8 @@ def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
     """The engines were read, the GPUs were not: a gap, and no ok."""
     # GIVEN a server that has lost DCGM's samples
     lost = reply_json({"status": "error", "error": "block is corrupted"}, status=500)
-
-    # WHEN
     with serving(pods(1), lambda query: lost if "DCGM" in query else None) as server:
         said = diagnose("--prometheus", server.url, "--output", "json")
-
-    # THEN
     replica = whole(said)["replicas"][0]
     assert (3, "unknown") == (said.code, replica["worst"])
     assert "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be read: block is corrupted" in [
@@ -179,16 +170,11 @@ def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
 
 def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
     """Thanos answers with what some of its stores have: what the others had is not known."""
-    # GIVEN
     partly = reply_json(
         {"status": "success", "data": {"resultType": "matrix", "result": []}, "warnings": ["store eu-1 is gone"]}
     )
-
-    # WHEN
     with serving(pods(1), lambda query: partly if "DCGM" in query else None) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
-
-    # THEN
     assert "unknown" == replica["worst"]
     assert "the server warns: store eu-1 is gone" in [gap["reason"] for gap in replica["gaps"]]
 
@@ -201,13 +187,9 @@ def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
     monkeypatch.setattr(fleet_history, "REPLICAS_AT_ONCE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     dead = reply("", status=500)
-
-    # WHEN
     with serving(pods(9), lambda query: dead if "vllm-00" not in query and "vllm-01" not in query else None) as server:
         document = whole(diagnose("--prometheus", server.url, "--output", "json"))
         queries = server.requests.count("/api/v1/query")
-
-    # THEN
     assert {"fault": 0, "suspect": 0, "unknown": 7, "ok": 2} == document["fleet"]["by_worst"]
     assert [0, 0, 0, 0, 0, 0, 0, 5, 5] == sorted(one["window"]["samples"] for one in document["replicas"])
     assert queries < 20
@@ -215,7 +197,6 @@ def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
 
 def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> None:
     """A token from a file, its line end left out, and the header that Mimir tells tenants apart by."""
-    # GIVEN
     heads: list[bytes] = []
     (tmp_path / "token").write_text("sesame\n")
 
@@ -223,7 +204,6 @@ def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> 
         heads.append(peer.request_head)
         reply_json({"status": "success", "data": []})(peer)
 
-    # WHEN
     with Hostile({"/prometheus/api/v1/series": listed}) as server:
         refusal(
             diagnose(
@@ -231,17 +211,12 @@ def test_credentials_and_tenant_are_sent(diagnose: Diagnose, tmp_path: Path) -> 
                 *("--header", "X-Scope-OrgID: team-a"),
             )
         )
-
-    # THEN
     told = heads[0].decode().lower().split("\r\n")
     assert {"authorization: bearer sesame", "x-scope-orgid: team-a"} <= set(told)
 
 
 def test_the_end_is_now_unless_told_otherwise(diagnose: Diagnose) -> None:
     """Samples end at the window's end, which is the one that was given."""
-    # WHEN
     with serving(pods(1)) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json", "--start", "2026-11-19T12:00:00Z"))
-
-    # THEN
     assert (END_SECONDS - 43_200.0, END_SECONDS) == (replica["source"]["start"], replica["source"]["end"])

@@ -117,8 +117,6 @@ def test_stopped_reader_is_not_felt(server: Engine, folder: Path) -> None:
         os.kill(reader.pid, signal.SIGSTOP)
         # What it had asked for is answered, though nobody reads it.
         gauges.wait_until(server.url, gauges.idle, limit_seconds=LIMIT_SECONDS)
-
-        # WHEN
         while_stopped = asked(server, 6)
 
     assert expected == while_stopped.texts

@@ -33,11 +33,8 @@ def asked_blocks(architecture: Architecture, reported: dict[str, Any]) -> int | 
 @of_each_architecture
 def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_told: EngineTold) -> None:
     """Of a pool of so many bytes the model makes the very numbers that the engine reports."""
-    # GIVEN
     reported = engine_told(config)
     block = asked_blocks(parse_architecture(json.loads(config.read_text(encoding="utf-8"))), reported)
-
-    # WHEN
     result = kvdiag(
         "fit",
         str(config),
@@ -45,8 +42,6 @@ def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_
         *("--max-num-batched-tokens", str(reported["max_num_batched_tokens"]), "--output", "json"),
         *(() if block is None else ("--block-size", str(block))),
     )
-
-    # THEN
     figures = ("num_blocks", "block_size", "capacity_tokens", "max_concurrency")
     assert {name: reported[name] for name in figures} == {name: result.document[name] for name in figures}
 
@@ -54,7 +49,6 @@ def test_blocks_tokens_and_concurrency_are_the_engines_own(config: Path, engine_
 @of_each_architecture
 def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_told: EngineTold) -> None:
     """After every step of a request its blocks are those predicted for its tokens, and at most those of its prefill."""
-    # GIVEN
     reported = engine_told(config)
     architecture = parse_architecture(json.loads(config.read_text(encoding="utf-8")))
     deployment = Deployment(
@@ -67,11 +61,7 @@ def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_told:
     for prompt_tokens, steps in reported["steps"].items():
         decoding = [(tokens, held) for tokens, held in steps if tokens > int(prompt_tokens)]
         filling = [held for tokens, held in steps if tokens <= int(prompt_tokens)]
-
-        # WHEN
         predicted = [(tokens, decode_blocks(layout, resident_tokens=tokens, serving=serving)) for tokens, _ in decoding]
-
-        # THEN
         assert len(decoding) > 10
         assert decoding == predicted
         assert max(filling) == prefill_peak_blocks(layout, prompt_tokens=int(prompt_tokens), serving=serving)
@@ -79,9 +69,6 @@ def test_blocks_held_are_those_of_the_resident_tokens(config: Path, engine_told:
 
 def test_the_architectures_are_of_many_kinds() -> None:
     """Heads of all groupings, windows of all mixtures, latent attention and two kinds of state."""
-    # GIVEN
     parsed: list[Any] = [parse_architecture(json.loads(config.read_text(encoding="utf-8"))) for config in CONFIGS]
-
-    # THEN
     assert len(CONFIGS) == len({one.model_type for one in parsed})
     assert {"full", "sliding", "mla", "gated_delta_net", "short_conv"} <= {kind for one in parsed for kind in one.kinds}

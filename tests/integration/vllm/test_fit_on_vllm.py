@@ -18,13 +18,8 @@ EXACT = {"capacity_tokens": 0.0, "max_concurrency": 0.0}
 @pytest.mark.parametrize("named", [True, False])
 def test_a_page_is_predicted_exactly(server: Engine, vllm: VllmHome, named: bool, tmp_path: Path) -> None:
     """With MODEL and without it: the server's own folder is read then."""
-    # GIVEN
     model = [str(vllm.models / "llama")] if named else []
-
-    # WHEN
     result = kvdiag("fit", *model, "--calibrate", server.url, "--output", "json", env={"XDG_DATA_HOME": str(tmp_path)})
-
-    # THEN
     found = {one["figure"]: one["drift_ratio"] for one in result.document["comparisons"]}
     assert (0, {"num_blocks": 0.0, **EXACT}) == (result.code, found)
 

@@ -87,10 +87,7 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
 
 def test_only_durations_are_shorter() -> None:
     """What is tried here is what is shipped: put back as long as they were, the durations make the same text."""
-    # GIVEN
     waits = [rule[name] for rule in alerts() for name in ("for", "keep_firing_for") if name in rule]
-
-    # WHEN
     changed = [
         (before, after)
         for file in FILES
@@ -99,8 +96,6 @@ def test_only_durations_are_shorter() -> None:
         )
         if before != after
     ]
-
-    # THEN
     assert len(waits) == len(changed)
     assert all(before.split(":")[0].strip() in ("for", "keep_firing_for") for before, _ in changed)
     assert f"{round(600_000 / FASTER)}ms" == shorter("10m")

@@ -8,10 +8,7 @@ from tests.quality.bench.fleet_power import kinds, main
 
 def test_table_has_a_column_for_each_leak_and_size(capsys: pytest.CaptureFixture[str]) -> None:
     """The table of one kind: nothing called where nothing leaks, everything at 50 MB/h."""
-    # WHEN
     accused = main(["--replicas", "20", "--fleets", "3", "--tick", "600", "--only", "pool"])
-
-    # THEN
     title, leaks, row = capsys.readouterr().out.splitlines()
     assert 0 == accused
     assert ["K=6"] * 4 + ["K=20"] * 4 == title.split()[-8:]

@@ -18,19 +18,13 @@ def test_what_is_no_slower_costs_nothing() -> None:
 
 def test_slower_steps_are_told_by_the_median() -> None:
     """Every step a hundredth slower is 0.01, though none is held up."""
-    # WHEN
     actual = compared(Steps((1_010_000,) * 100), ALONE)
-
-    # THEN
     assert (0.01, 0.0) == (round(actual.slower_ratio, 9), actual.held_up_ratio)
 
 
 def test_held_up_steps_are_those_beyond_what_there_is_anyway() -> None:
     """Three of a thousand take long where one does without: two thousandths are held up."""
-    # WHEN
     actual = compared(Steps((1_000_000,) * 997 + (2_000_000,) * 3), ALONE)
-
-    # THEN
     assert (0.0, 0.002) == (actual.slower_ratio, round(actual.held_up_ratio, 9))
 
 
@@ -48,16 +42,11 @@ def begun(durations: list[int]) -> list[int]:
 
 def test_steps_that_a_publication_falls_into_are_compared_with_those_around() -> None:
     """Two of a thousand are touched: one is longer than any other, one is not, whatever the level drifts to."""
-    # GIVEN
     durations = [1000] * 500 + [3000] * 500
     durations[100], durations[700] = 1500, 9000
     at = [sum(durations[:100]) + 10, sum(durations[:700]) + 10]
     stretch = Stretch(begun=begun(durations), publications=[(start, start + 50) for start in at])
-
-    # WHEN
     actual = touched([stretch])
-
-    # THEN
     assert (1000, 2, 1) == (actual.steps, actual.touched, actual.affected)
     assert (500 + 6000) / 2 / 1e9 == pytest.approx(actual.longer_seconds)
     assert 0.999 == actual.unaffected_ratio
@@ -70,11 +59,7 @@ def test_long_step_that_anything_would_fall_into_is_nobodys_fault() -> None:
     durations = [10_000_000] * 300
     durations[150] = 2_000_000_000
     publications = [(second * 10**9 + 5, second * 10**9 + 6) for second in (2, 3, 4)]
-
-    # WHEN
     actual = touched([Stretch(begun=begun(durations), publications=publications)])
-
-    # THEN
     assert (300, 2, 1) == (actual.steps, actual.touched, actual.affected)
     assert 0.8 < actual.by_chance <= 1.0
     assert actual.unaffected_ratio > 0.999
@@ -82,13 +67,8 @@ def test_long_step_that_anything_would_fall_into_is_nobodys_fault() -> None:
 
 def test_publication_that_lasts_touches_every_step_it_lasts_for() -> None:
     """One from within the second step to within the fourth touches three; those before and after are its measure."""
-    # GIVEN
     stretch = Stretch(begun=begun([100] * 20), publications=[(150, 350)])
-
-    # WHEN
     actual = touched([stretch])
-
-    # THEN
     assert (20, 3, 0, 0.0) == (actual.steps, actual.touched, actual.affected, actual.longer_seconds)
 
 

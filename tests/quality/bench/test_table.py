@@ -12,18 +12,13 @@ from tests.quality.bench.table import BENCHES, KEPT, NOTES, PAGE, README, note, 
 
 def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what stands beside it, and the ratio; nothing is divided by nothing."""
-    # GIVEN
     notes = tmp_path / "notes"
     monkeypatch.setenv(NOTES, str(notes))
-
-    # WHEN
     note("memory", 60.0, 40.0, than="the other", unit="MiB")
     note("preemptions", 0.0, 1216.0, than="without", unit="")
     note("faults", 1.0, 0.0, than="none", unit="")
     rows = [json.loads(line) for line in notes.read_text().splitlines()]
     table = rendered({"day_speed": {"machine": "2 x Core", "rows": rows}})
-
-    # THEN
     assert "| memory | 60 MiB | 40 MiB | the other | 1.50 |" in table
     assert "| preemptions | 0 | 1,216 | without | 0.00 |" in table
     assert "| faults | 1 | 0 | none | - |" in table

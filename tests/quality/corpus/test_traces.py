@@ -36,13 +36,8 @@ def test_incident_gets_its_verdict(incident: str) -> None:
     `python -m tests.quality.corpus.misses`. Beside the verdicts all figures are those of figures/, when a tenth and a
     third of the incident had been seen, too; a change of them that is meant: `python -m tests.quality.corpus.figures`.
     """
-    # GIVEN
     timeline, facts = read_trace(path_of(incident))
-
-    # WHEN
     actual = answers(INCIDENTS[incident], messages(), timeline, facts)
-
-    # THEN
     assert tuple(replace(one, why="") for one in listed() if one.incident == incident) == misses(incident, actual)
     assert kept(incident) == figures_of(incident, actual, timeline, facts), RENEW
 
@@ -54,10 +49,7 @@ def test_every_miss_has_its_reason() -> None:
 
 def test_every_incident_has_its_answer() -> None:
     """The table has each incident, answers of the vocabulary, and a reason."""
-    # WHEN
     table = expectations()
-
-    # THEN
     known = {*KNOWLEDGE, HEALTHY, UNDETERMINED}
     assert set(INCIDENTS) == set(table)
     assert [] == [name for name, row in table.items() if not row.why or not {*row.accept, *row.also} <= known]

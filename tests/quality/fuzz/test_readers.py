@@ -27,7 +27,6 @@ def escaped(name: str, data: bytes) -> Exception | None:
 @pytest.mark.parametrize("name", READERS)
 def test_what_was_found_is_read_or_refused(name: str) -> None:
     """Each file of the corpus of each reader."""
-    # GIVEN
     found = [path.read_bytes() for path in FOUND if path.parent.name == name]
     assert found
 
@@ -40,13 +39,10 @@ def test_what_was_found_is_read_or_refused(name: str) -> None:
 @given(data=st.data())
 def test_what_is_spoilt_is_read_or_refused(name: str, data: st.DataObject) -> None:
     """A file of the corpus with any bytes in any place, or cut anywhere."""
-    # GIVEN
     whole = data.draw(st.sampled_from([path for path in FOUND if path.parent.name == name])).read_bytes()
     begin, length = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, 64))
     put = data.draw(st.binary(max_size=32) | st.sampled_from([b'"', b"[" * 5000, b"1e999", b"-1", b"NaN", b"\\ud800"]))
     rest = whole[begin + length :] if data.draw(st.booleans()) else b""
-
-    # THEN
     assert escaped(name, whole[:begin] + put + rest) is None
 
 
