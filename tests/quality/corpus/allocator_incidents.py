@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.model import FailedAllocation, ReservedSplit
-from tests.quality.corpus.incident import CORE, SERVER, WORKER, Incident, Shape, kv_pool, lone, server
+from tests.quality.corpus.incident import CORE, SERVER, WORKER, Record, Shape, kv_pool, lone, server
 from tests.quality.corpus.recording import Recording, Torch
 from tests.quality.corpus.tape import GIB, MIB, Tape, capped, highest, running_total, scaled, total
 
@@ -112,44 +113,10 @@ def _after_load(tape: Tape) -> Recording:
     return server(tape, shape, demand=demand, torch=torch)
 
 
-ALLOCATOR_INCIDENTS = (
-    Incident(
-        id="frag-pt-35901",
-        reported="OOM with about half of the memory unusable; an 11.6 GB block split, 499 MB live in it",
-        assumed="11.6 GiB live of 23.65, holes that grow over three hours, 2.5 GiB asked for",
-        record=_pinned,
-        hours=3.0,
-        text="frag-pt-35901",
-    ),
-    Incident(
-        id="frag-load-57440",
-        reported="memory of weight loading stays in torch's cache: max-num-seqs 256 to 32",
-        assumed="24 GiB of 180 reserved and not live on each of eight GPUs from the start on, releasable",
-        record=_after_load,
-        hours=2.0,
-    ),
-    Incident(
-        id="frag-skyrl-1768",
-        reported="OOM at step 2 with about 20 GiB reserved but unallocated, 8 x B200",
-        assumed="one of the GPUs; 2 GiB asked for; holes that grow over three hours",
-        record=_wake,
-        hours=3.0,
-        text="frag-skyrl-1768",
-    ),
-    Incident(
-        id="frag-tgi-655",
-        reported="memory grows with each request to 39.39 GiB with 9.64 GiB allocated; 1.49 MiB asked for, 3 MiB free",
-        assumed="from 12 GiB in 7 h at low traffic; cudaMallocAsync as its maintainer says; no vLLM page",
-        record=_async_pool,
-        hours=7.0,
-        text="frag-tgi-655",
-    ),
-    Incident(
-        id="frag-vllm-37428",
-        reported="384 MiB asked for, 329.87 MiB free, 18.40 GiB allocated, 402.27 MiB unallocated, 19.53 GiB in all",
-        assumed="under full load for three hours; the holes grow meanwhile",
-        record=_mixed_batches,
-        hours=3.0,
-        text="frag-vllm-37428",
-    ),
-)
+ALLOCATOR_INCIDENTS: Mapping[str, Record] = {
+    "frag-pt-35901": _pinned,
+    "frag-load-57440": _after_load,
+    "frag-skyrl-1768": _wake,
+    "frag-tgi-655": _async_pool,
+    "frag-vllm-37428": _mixed_batches,
+}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdiag.model import Gap
-from tests.quality.corpus.incident import Incident, Shape, host_of, kv_pool, server
+from tests.quality.corpus.incident import Record, Shape, host_of, kv_pool, server
 from tests.quality.corpus.recording import NOT_UP, Holder, Pages, Recording, Torch, serving
 from tests.quality.corpus.tape import GIB, Tape, Track
 
@@ -123,75 +124,13 @@ def _second_run(tape: Tape) -> Recording:
     return replace(recording, pages=pages)
 
 
-CRASH_INCIDENTS = (
-    Incident(
-        id="dev-nccl-cumem",
-        reported="CUDA graph capture takes much more memory since NCCL 2.19; OOM",
-        assumed="TP4 on 80 GiB, 71.5 GiB before the capture; readings each 15 s",
-        record=_nccl_cumem,
-        hours=0.2,
-        tick_seconds=15.0,
-        text="dev-nccl-cumem",
-    ),
-    Incident(
-        id="frag-sglang-109",
-        reported="the second run of 800 requests after flush_cache runs out in flashinfer's cudaMallocAsync",
-        assumed="two runs of 24 minutes, flat; it dies in the second",
-        record=_second_run,
-        hours=1.0,
-        tick_seconds=30.0,
-        text="frag-sglang-109",
-    ),
-    Incident(
-        id="act-logprobs-5907",
-        reported="OOM with prompt_logprobs: 8,192 tokens x 152k words = 7.5 GiB for a moment",
-        assumed="three hours of flat memory before it",
-        record=_logprobs,
-        hours=3.0,
-        text="act-logprobs-5907",
-    ),
-    Incident(
-        id="act-gonka",
-        reported="8 deaths in 24 h; 3.82 GiB asked for, 3.22 GiB free, 175.11 of 178.35 GiB in use",
-        assumed="memory flat between deaths, starts of six minutes",
-        record=_gonka,
-        hours=24.0,
-        tick_seconds=120.0,
-        text="act-gonka",
-    ),
-    Incident(
-        id="act-6027",
-        reported="long inputs run out at run time under DP attention",
-        assumed="eight GPUs, two hours of flat memory before it",
-        record=_long_inputs,
-        hours=2.0,
-        text="act-6027",
-    ),
-    Incident(
-        id="base-srt-172",
-        reported="OOM at init: 4.00 GiB asked for, 2.21 GiB free, 181.77 of 184 GiB in use",
-        assumed="levels of the start; readings each 15 s",
-        record=_symmetric,
-        hours=0.12,
-        tick_seconds=15.0,
-        text="base-srt-172",
-    ),
-    Incident(
-        id="cg-57475",
-        reported="OOM in graph capture: 136 MiB asked for, 120.88 MiB free, fraction 0.98, 24 GB",
-        assumed="levels of the start; readings each 15 s",
-        record=_graphs,
-        hours=0.12,
-        tick_seconds=15.0,
-        text="cg-57475",
-    ),
-    Incident(
-        id="cg-49224",
-        reported="graph memory estimated at 0 GiB; OOM in capture_model()",
-        assumed="levels of the start on 80 GiB; readings each 15 s",
-        record=_no_estimate,
-        hours=0.13,
-        tick_seconds=15.0,
-        text="cg-49224",
-    ),
-)
+CRASH_INCIDENTS: Mapping[str, Record] = {
+    "dev-nccl-cumem": _nccl_cumem,
+    "frag-sglang-109": _second_run,
+    "act-logprobs-5907": _logprobs,
+    "act-gonka": _gonka,
+    "act-6027": _long_inputs,
+    "base-srt-172": _symmetric,
+    "cg-57475": _graphs,
+    "cg-49224": _no_estimate,
+}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.quality.corpus.incident import CORE, WORKER, Incident, Shape, kv_pool, lone, server
+from collections.abc import Mapping
+
+from tests.quality.corpus.incident import CORE, WORKER, Record, Shape, kv_pool, lone, server
 from tests.quality.corpus.recording import Recording, Torch, serving
 from tests.quality.corpus.tape import GIB, MIB, Tape, capped, highest, running_total, scaled, total
 
@@ -63,42 +65,10 @@ def _cycles(tape: Tape) -> Recording:
     return lone(tape, name="llama-server", host=tape.flat(6.0 * GIB), gpu=capped(gpu, 31.3 * GIB), total_gib=32.0)
 
 
-DEVICE_LEAKS = (
-    Incident(
-        id="dev-trtllm-318",
-        reported="2 to 3 GB more in nvidia-smi with each submitted batch",
-        assumed="a batch each ten minutes from 20 GiB of 80 on; no torch figures, no metrics page",
-        record=_batches,
-        hours=3.6,
-    ),
-    Incident(
-        id="dev-sglang-pixel",
-        reported="about 20 GB free at start, below 7 GB after 30 min, then OOM; torch allocated and reserved rise; "
-        "the KV pool is static",
-        assumed="26,000 MiB/h on each of eight GPUs of 96 GiB, in segments; readings each 15 s up to the end",
-        record=_pixels,
-        hours=0.77,
-        tick_seconds=15.0,
-    ),
-    Incident(
-        id="dev-whisper-encoder",
-        reported="GPU memory grows with each audio request: one encoder output, kept; KV returns to 0 at idle",
-        assumed="1,500 x 1,280 half floats a request, 1,100 requests an hour at full load, segments of 20 MiB",
-        record=_whisper,
-        hours=3.8,
-    ),
-    Incident(
-        id="dev-encoder-noevict",
-        reported="0.25 GB more in each training step, linear; empty_cache and sleep do not help",
-        assumed="a step each six minutes, idle for half of it; no torch figures",
-        record=_encoder,
-        hours=8.0,
-    ),
-    Incident(
-        id="dev-llama-dspark",
-        reported="10 MB more with each cycle, 29 to 30 GB of 32 used",
-        assumed="110 cycles an hour at random; no metrics page, no torch",
-        record=_cycles,
-        hours=2.0,
-    ),
-)
+DEVICE_LEAKS: Mapping[str, Record] = {
+    "dev-trtllm-318": _batches,
+    "dev-sglang-pixel": _pixels,
+    "dev-whisper-encoder": _whisper,
+    "dev-encoder-noevict": _encoder,
+    "dev-llama-dspark": _cycles,
+}

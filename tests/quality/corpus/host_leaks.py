@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.quality.corpus.incident import CORE, SERVER, WORKER, Incident, Shape, lone, server
+from collections.abc import Mapping
+
+from tests.quality.corpus.incident import CORE, SERVER, WORKER, Record, Shape, lone, server
 from tests.quality.corpus.recording import HostMemory, Recording, serving
 from tests.quality.corpus.tape import GIB, MIB, Tape, capped, running_total, scaled, total
 
@@ -107,82 +109,16 @@ def _schemas(tape: Tape) -> Recording:
     return server(tape, host_grown={CORE: capped(running_total(jumps), 118.0 * GIB)}, host_limit_bytes=128 * GIB)
 
 
-HOST_LEAKS = (
-    Incident(
-        id="host-ucx-nixl",
-        reported="host RSS of the decode side +400 MB/min, linear under production-like traffic; OOM after hours",
-        assumed="400 MiB/min on average, in proportion to the traffic, in the engine core; 128 GiB for the pod",
-        record=_ucx,
-        hours=4.0,
-    ),
-    Incident(
-        id="host-nccl-ws1",
-        reported="160 bytes of RSS with every all_reduce, world size 1",
-        assumed="640 calls a second (64 reductions a step, 10 steps a second); no metrics page; device flat",
-        record=_nccl,
-        hours=8.0,
-    ),
-    Incident(
-        id="host-tgi-974",
-        reported="pod RAM rises over hours of continuous requests to the pod's limit; the GPU stays at 0.95",
-        assumed="3.8 GiB/h in proportion to traffic, 60 MiB of noise, limit 64 GiB; no vLLM page",
-        record=_tgi,
-        hours=10.0,
-    ),
-    Incident(
-        id="host-n-gt-1",
-        reported="host memory rises with each request of n > 1, never released, until the server dies",
-        assumed="48 KiB a request, 4 requests a second (690 MB/h), in the API server",
-        record=_n_gt_1,
-        hours=10.0,
-    ),
-    Incident(
-        id="host-sglang-embed",
-        reported="the scheduler's RSS grows with each request to about 60 GB, then it is killed",
-        assumed="130 KiB a request, 10 requests a second (4.6 GB/h), the last 10 hours",
-        record=_embed,
-        hours=10.0,
-    ),
-    Incident(
-        id="host-llm-scaler-pp",
-        reported="23 to 40 MB a request on pipeline rank 0, kept with 0 running, 0 waiting, KV 0 %",
-        assumed="40 requests an hour, an idle quarter of each hour",
-        record=_pipeline,
-        hours=8.0,
-    ),
-    Incident(
-        id="host-cudagraph-nccl",
-        reported="TP8, 192 concurrent requests: host memory 14.5 % to 21 % in 20,000 calls, OOM about every 8 h",
-        assumed="a host of 512 GiB: 6.8 GiB/h in each of eight workers, the first seven hours",
-        record=_graph_nccl,
-        hours=7.0,
-    ),
-    Incident(
-        id="host-ik-cacheram",
-        reported="prompt cache 222 GB in 5 h under a limit of 8192 MiB; killed at 750 GB; slot KV 354 MiB",
-        assumed="states of 354 MiB arrive at random, 45,000 MiB/h on average; a host of 768 GiB",
-        record=_cache_ram,
-        hours=5.0,
-    ),
-    Incident(
-        id="host-max-tokens-1",
-        reported="host memory grows without bound with max_tokens=1 in a loop",
-        assumed="4,000 bytes a request, 50 requests a second (720 MB/h)",
-        record=_one_token,
-        hours=8.0,
-    ),
-    Incident(
-        id="host-new-block-ids",
-        reported="6.0 to 6.57 GiB in 12 h at constant load, no plateau; about 90 bytes a request",
-        assumed="the reported 49 MiB/h for 14 h; 6 MiB of noise; 500,000 requests an hour",
-        record=_block_ids,
-        hours=14.0,
-    ),
-    Incident(
-        id="host-outlines-fsm",
-        reported="to 128 GB in about 100 structured calls",
-        assumed="20 such calls an hour among others, 0.9 to 1.5 GiB each, kept",
-        record=_schemas,
-        hours=5.0,
-    ),
-)
+HOST_LEAKS: Mapping[str, Record] = {
+    "host-ucx-nixl": _ucx,
+    "host-nccl-ws1": _nccl,
+    "host-tgi-974": _tgi,
+    "host-n-gt-1": _n_gt_1,
+    "host-sglang-embed": _embed,
+    "host-llm-scaler-pp": _pipeline,
+    "host-cudagraph-nccl": _graph_nccl,
+    "host-ik-cacheram": _cache_ram,
+    "host-max-tokens-1": _one_token,
+    "host-new-block-ids": _block_ids,
+    "host-outlines-fsm": _schemas,
+}
