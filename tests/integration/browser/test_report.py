@@ -104,7 +104,6 @@ def test_the_plots_are_drawn(browser: Browser, tmp_path: Path, scheme: Scheme) -
     browser.look(1280, scheme=scheme)
     page = opened(browser, tmp_path, "agents")
     plots: list[dict[str, float]] = page.evaluate(PLOTS)
-
     # WHEN pictures are taken of its plots
     drawn = [sum(max(pixel) - min(pixel) > 60 for row in pixels(page.shot(plot)) for pixel in row) for plot in plots]
     assert 4 == len(plots)
@@ -137,7 +136,6 @@ def test_paper_has_all_of_it(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a page as wide as A4 within its margins (182 mm at 96 to the inch)
     browser.look(688, media="print")
     page = opened(browser, tmp_path, "agents")
-
     # THEN it is printed, with its plots, and nothing outside the paper
     assert [] == page.evaluate(STICKS_OUT)
     assert [] == page.evaluate(OVERLAPPING)

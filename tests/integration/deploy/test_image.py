@@ -70,7 +70,6 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 def test_bases_are_pinned_and_equal() -> None:
     """One base by its full version for both stages: the virtual environment refers to its Python."""
     bases = {words(stage, "FROM")[0].split(" AS ")[0] for stage in stages()}
-
     assert 1 == len(bases)
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
 
@@ -78,7 +77,6 @@ def test_bases_are_pinned_and_equal() -> None:
 def test_the_image_is_small_and_closed() -> None:
     """Two stages, of which the last installs nothing, and ends as a user who is not root, by number."""
     first, last = stages()
-
     assert f"{USER}:{USER}" == words(last, "USER")[0]
     assert not re.search(r"\b(apt|pip|curl|wget|uv)\b", " ".join(words(last, "RUN")))
     assert ["--from=build"] == [copy.split()[0] for copy in words(last, "COPY")]
@@ -90,7 +88,6 @@ def test_versions_are_locked() -> None:
     """Nothing is resolved while an image is built: uv has the version of the lock file, which it may not change."""
     first, _ = stages()
     locked = {one["name"]: one["version"] for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-
     assert [f"pip install --no-cache-dir uv=={locked['uv']}"] == [run for run in words(first, "RUN") if "pip" in run]
     syncs = [run.split() for run in words(first, "RUN") if run.startswith("uv sync")]
     assert all({"--frozen", "--no-dev"} <= set(run) for run in syncs)
@@ -100,7 +97,6 @@ def test_versions_are_locked() -> None:
 def test_nvml_is_all_it_asks_for() -> None:
     """Of the driver NVML alone, and no GPU unless a deployment says so."""
     told = environment(stages()[-1])
-
     assert "utility" == told["NVIDIA_DRIVER_CAPABILITIES"]
     assert "NVIDIA_VISIBLE_DEVICES" not in told
     assert [LISTEN.rpartition(":")[2]] == words(stages()[-1], "EXPOSE")
@@ -111,7 +107,6 @@ def test_what_is_copied_is_not_ignored() -> None:
     lines = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text(encoding="utf-8").split("\n")
     rules = [line for line in lines if line and not line.startswith("#")]
     copied = {source for copy in words(stages()[0], "COPY") for source in copy.split()[:-1]}
-
     assert "*" == rules[0]
     assert copied == {rule[1:] for rule in rules if rule.startswith("!")}
     assert all((ROOT / source).exists() for source in copied)

@@ -30,7 +30,6 @@ needs_kubectl = needs_program("kubectl", "version", "--client", least=(1, 21))
 def test_what_it_refers_to_is_there(folder: str) -> None:
     """Its fields are known ones, and files and folders that it names exist."""
     settings = documents(f"{folder}/kustomization.yaml")[0]
-
     assert set(settings) <= KNOWN
     kind = {"kustomize.config.k8s.io/v1alpha1": "Component", "kustomize.config.k8s.io/v1beta1": "Kustomization"}
     assert kind[settings["apiVersion"]] == settings["kind"]

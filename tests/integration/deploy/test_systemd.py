@@ -29,7 +29,6 @@ def settings() -> Iterator[tuple[str, str]]:
 def test_it_is_closed() -> None:
     """No root, no capability, nothing to write, and of the devices NVIDIA's alone."""
     told = dict(settings())
-
     assert "yes" == told["DynamicUser"] == told["NoNewPrivileges"]
     assert "" == told["CapabilityBoundingSet"] == told["AmbientCapabilities"]
     assert "strict" == told["ProtectSystem"]

@@ -2,12 +2,13 @@
 
 A server takes some 25 s to start and a run of kvdiag half a minute, most of it waiting: tests that share one are a
 group, which one worker takes. `make test` starts one server alone, `meddling`: healthy, with the agent, and leaking for
-the length of a test. What wants another server, or takes long on this one, carries the mark `long`.
+the length of a test. Tests that want another server, such as `workers`, or take long on this one are `long`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +92,8 @@ SUBJECTS: Mapping[str, Subject] = {
 }
 
 HERE = Path(__file__).parent
+SHARED = ("meddling", "workers", "guarded_server", "engine_told")
+"""What tests share, the everyday server first."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -104,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Whatever wants a server of its own is long."""
     fixtures = {*getattr(item, "fixturenames", ())}
-    if HERE in item.path.parents and fixtures & {"subject_run", "guarded_server", "engine_told"}:
+    if HERE in item.path.parents and fixtures & {"subject_run", *SHARED[1:]}:
         item.add_marker("long")
 
 
@@ -112,7 +115,7 @@ def _shared(item: pytest.Function) -> str:
     subject = item.get_closest_marker("subject")
     if subject is not None:
         return f"vllm-{subject.args[0]}"
-    shared = [name for name in ("meddling", "guarded_server", "engine_told") if name in item.fixturenames]
+    shared = [name for name in SHARED if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
 
 
@@ -148,15 +151,26 @@ def guarded_server(vllm: VllmHome) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def meddling(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
-    """A server of two workers that has the agent on its path, and what meddles with both.
+    """A server of one worker with the agent on its path, and what meddles with both; every test leaves it as it was."""
+    with _meddling(vllm, tmp_path_factory.mktemp("agents"), ["VLLM::EngineCore", "VLLM::Worker", "python"]) as one:
+        yield one
 
-    Its agents publish in haste. Left as it was by every test but that which kills it.
-    """
-    work = tmp_path_factory.mktemp("agents")
+
+@pytest.fixture(scope="session")
+def workers(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddling]:
+    """The same with two workers; every test leaves it as it was but that which kills it."""
+    processes = ["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", "python"]
+    with _meddling(vllm, tmp_path_factory.mktemp("agents"), processes, "--tensor-parallel-size", "2") as two:
+        yield two
+
+
+@contextmanager
+def _meddling(vllm: VllmHome, work: Path, processes: list[str], *args: str) -> Iterator[Meddling]:
     installed = kvdiag("agent", "install", str(work))
     env = dict(line.split("=", 1) for line in installed.stdout.splitlines())
-    with vllm.engine("agents", "--tensor-parallel-size", "2", env=meddling_env(env, work / "meddle")) as engine:
-        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]))
+    with vllm.engine(work.name, *args, env=meddling_env(env, work / "meddle")) as engine:
+        meddling = Meddling(engine, work / "meddle", Path(env["KVDIAG_AGENT_DIR"]), processes)
+        # Agents publish in haste: a test would wait most of its time for one publication a second.
         meddling.tell("hasten_agent")
         # The first request to a server takes it seconds.
         completion(engine)

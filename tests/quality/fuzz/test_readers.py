@@ -29,7 +29,6 @@ def test_what_was_found_is_read_or_refused(name: str) -> None:
     """Each file of the corpus of each reader."""
     found = [path.read_bytes() for path in FOUND if path.parent.name == name]
     assert found
-
     # THEN nothing else than a refusal comes out
     assert [None] * len(found) == [escaped(name, data) for data in found]
 
