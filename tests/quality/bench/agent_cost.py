@@ -60,9 +60,9 @@ def print_publication(told: publication.Publication) -> None:
     """What a publication takes by itself."""
     for what, seconds, most_seconds in (
         ("agent: one publication", told.wall_seconds, PUBLISH_SECONDS),
-        ("agent: the interpreter held by it", told.gil_seconds, GIL_SECONDS),
+        ("agent: GIL held per publication", told.gil_seconds, GIL_SECONDS),
     ):
-        note(what, seconds * 1e6, most_seconds * 1e6, than="the budget", unit="µs")
+        note(what, seconds * 1e6, most_seconds * 1e6, than="budget", unit="µs")
     print_lines(
         ("publication of one GPU, again and again", f"{verdict(told.wall_seconds, PUBLISH_SECONDS)}"),
         ("  its JSON, its file", f"{told.json_seconds * 1e6:.0f} us, {told.file_seconds * 1e6:.0f} us"),

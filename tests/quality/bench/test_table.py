@@ -22,7 +22,7 @@ def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.
     assert "| memory | 60 MiB | 40 MiB | the other | 1.50 |" in table
     assert "| preemptions | 0 | 1,216 | without | 0.00 |" in table
     assert "| faults | 1 | 0 | none | - |" in table
-    assert table.endswith("Each line is of one run: day_speed on 2 x Core.\n")
+    assert table.endswith(": day_speed on 2 x Core.\n")
 
 
 def test_documents_show_what_was_measured() -> None:
