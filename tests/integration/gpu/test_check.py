@@ -37,7 +37,7 @@ def test_costs_are_measured_and_their_limits_held_against_them(played: Played) -
     (told,) = actual.figures["scenarios"]
     figures = {one["name"]: one for one in told["figures"]}
     assert told["failed"] is None
-    assert {"publication", "interpreter held", "loop slower with the agent by", "steps held up by the agent"} <= {
+    assert {"publication", "interpreter held", "loop slowdown", "steps delayed by the agent"} <= {
         name for name, one in figures.items() if one["ok"] is not None
     }
     assert 0 < figures["publication"]["value"] < 1e6
@@ -64,8 +64,8 @@ def test_figures_name_what_they_are_of(played: Played) -> None:
 @pytest.mark.parametrize(
     ("python", "reason"),
     [
-        (sys.executable, "has no torch (No module named 'torch'): name one that has, GPU_PYTHON=..."),
-        ("/nowhere/python", "cannot be asked for its torch (FileNotFoundError)"),
+        (sys.executable, "has no torch"),
+        ("/nowhere/python", "(FileNotFoundError)"),
     ],
     ids=["no torch", "no Python"],
 )
@@ -73,5 +73,7 @@ def test_where_it_cannot_run_one_line_says_why(tmp_path: Path, python: str, reas
     """Nothing to play on is neither a pass nor a failure of kvdiag: exit code 3, and the reason."""
     process = program(["--out", str(tmp_path), "--python", python])
     out, errors = process.communicate(timeout=LIMIT_SECONDS)
-    assert (3, "", f"gpu-check: not run: {python} {reason}\n") == (process.returncode, out, errors)
+    assert (3, "", 1) == (process.returncode, out, errors.count("\n"))
+    assert python in errors
+    assert reason in errors
     assert [] == list(tmp_path.iterdir())

@@ -67,10 +67,8 @@ def test_every_door_can_be_opened(guarded: Guarded, diagnose: Diagnose) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        pytest.param([], "is not trusted: pass its authority with --ca-file", id="no authority"),
-        pytest.param(
-            ["--insecure"], "if the server requires a client certificate, pass --cert-file", id="no certificate"
-        ),
+        pytest.param([], "--ca-file", id="no authority"),
+        pytest.param(["--insecure"], "--cert-file", id="no certificate"),
         pytest.param(["--insecure", "--cert-file"], "--token-file", id="no password"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from kvdiag.commands import fleet_history
 from kvdiag.sources import prometheus_api
+from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.conftest import Judged
 from tests.integration.prometheus.worlds import END_SECONDS
@@ -71,28 +72,28 @@ def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--match", "up"], "--match 'up' is not a selector", id="a metric"),
+        pytest.param(["--match", "up"], "--match 'up'", id="a metric"),
         pytest.param(["--match", '{a="b"} or {c="d"}'], "is not a selector", id="an expression"),
         pytest.param(["--match", '{a="b"}[5m]'], "is not a selector", id="a range"),
-        pytest.param(["--window", "yesterday"], "--window 'yesterday' is not a duration", id="no duration"),
-        pytest.param(["--window", "10s"], "the window must be at least 1 min", id="a short window"),
-        pytest.param(["--window", "5000d"], "the window is longer than 31 days", id="a long window"),
-        pytest.param(["--start", "soon"], "--start 'soon' is not a time", id="no time"),
-        pytest.param(["--start", "nan"], "--start 'nan' is not a time", id="no number"),
+        pytest.param(["--window", "yesterday"], "'yesterday' is not a duration", id="no duration"),
+        pytest.param(["--window", "10s"], "at least 1 min", id="a short window"),
+        pytest.param(["--window", "5000d"], "longer than 31 days", id="a long window"),
+        pytest.param(["--start", "soon"], "'soon' is not a time", id="no time"),
+        pytest.param(["--start", "nan"], "'nan' is not a time", id="no number"),
         pytest.param(["--start", "2026-11-21T00:00:00Z"], "at least 1 min", id="starts after its end"),
         pytest.param(
             ["--header", "X-Scope-OrgID"],
-            "the value of --header is not a header: give NAME:VALUE",
+            "give NAME:VALUE",
             id="header",
         ),
         pytest.param(["--header", "A:b\nC:d"], "'A' is not a header", id="two headers in one"),
-        pytest.param(["--token", "a", "--user", "b"], "give either --user or --token-file", id="two credentials"),
+        pytest.param(["--token", "a", "--user", "b"], "--token-file", id="two credentials"),
         pytest.param(["--password", "a"], "a password needs --user", id="a password alone"),
         pytest.param(["--key-file", "a"], "--key-file needs --cert-file", id="a key alone"),
-        pytest.param(["--token", "a\nb"], "has characters that are invalid in HTTP", id="a token of two lines"),
-        pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere: No such file or directory", id="no file"),
+        pytest.param(["--token", "a\nb"], "invalid in HTTP", id="a token of two lines"),
+        pytest.param(["--token-file", "/nowhere"], "cannot read /nowhere:", id="no file"),
         pytest.param(["--cert-file", "/nowhere"], "cannot use --cert-file /nowhere", id="no certificate"),
-        pytest.param(["trace.jsonl"], "give either a trace or --prometheus", id="two sources"),
+        pytest.param(["trace.jsonl"], "or --prometheus", id="two sources"),
         pytest.param(["--timeout", "0"], "Invalid value for '--timeout'", id="no time at all"),
     ],
 )
@@ -121,15 +122,13 @@ def test_a_server_that_is_not_there_is_told(diagnose: Diagnose) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        pytest.param(
-            reply("<html></html>", content_type="text/html"), "is this the address of a Prometheus", id="HTML"
-        ),
+        pytest.param(reply("<html></html>", content_type="text/html"), "address of a Prometheus", id="HTML"),
         pytest.param(reply("", status=401), "--token-file", id="401"),
         pytest.param(reply("", status=500), "500 on /api/v1/series", id="500"),
-        pytest.param(reply_json({"status": "success", "data": []}), "has no metrics of vLLM, DCGM", id="nothing"),
+        pytest.param(reply_json({"status": "success", "data": []}), "no metrics of vLLM", id="nothing"),
         pytest.param(
             reply_json({"status": "success", "data": [{"__name__": "node_load1"}]}),
-            "has no metrics of vLLM",
+            "no metrics of vLLM",
             id="others",
         ),
     ],
@@ -144,8 +143,13 @@ def test_a_server_that_answers_no_query_is_told(diagnose: Diagnose) -> None:
     """It lists series, and then nothing can be read."""
     with serving(pods(1), lambda _query: reply_json({"status": "error", "error": "disk gone"}, status=500)) as server:
         said = refusal(diagnose("--prometheus", server.url))
-    assert f"{server.url}: no samples could be read: 2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be" in said
+    assert f"{server.url}: no samples" in said
+    assert DAY in said
     assert said.endswith("disk gone")
+
+
+DAY = "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z"
+"""The window."""
 
 
 def whole(said: Judged) -> dict[str, Any]:
@@ -162,9 +166,7 @@ def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
         said = diagnose("--prometheus", server.url, "--output", "json")
     replica = whole(said)["replicas"][0]
     assert (3, "unknown") == (said.code, replica["worst"])
-    assert "2026-11-19 00:00:00Z to 2026-11-20 00:00:00Z could not be read: block is corrupted" in [
-        gap["reason"] for gap in replica["gaps"]
-    ]
+    assert containing(DAY, "block is corrupted") in [gap["reason"] for gap in replica["gaps"]]
     assert "ok" == next(one["status"] for one in replica["findings"] if one["id"] == "leak.kv_blocks")
 
 
@@ -176,7 +178,7 @@ def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
     with serving(pods(1), lambda query: partly if "DCGM" in query else None) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
     assert "unknown" == replica["worst"]
-    assert "the server warns: store eu-1 is gone" in [gap["reason"] for gap in replica["gaps"]]
+    assert containing("store eu-1 is gone") in [gap["reason"] for gap in replica["gaps"]]
 
 
 def test_a_server_that_dies_half_way_is_not_asked_for_the_others(

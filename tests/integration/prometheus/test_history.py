@@ -13,6 +13,7 @@ from referencing import Registry, Resource
 
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.outputs import documents
+from tests.builders.answers import containing
 from tests.integration.prometheus.conftest import Judged
 from tests.integration.prometheus.worlds import END_SECONDS, FACTS, WORLDS, fragmented_timeline, kvdiag_part, watched
 from tests.integration.vllm.cli import kvdiag
@@ -145,9 +146,7 @@ def test_what_may_be_of_two_servers_is_of_neither(history: str, diagnose: Diagno
     """A GPU whose exporter names no pod, on a host of two servers, is a subject of its own, and said to be missing."""
     document = whole(diagnose, history, '{rack="shared"}')
     assert 3 == len(document["replicas"])
-    assert ["GPU shared of host-2 may be of host-2:8000, host-2:8001"] == [
-        gap["reason"].partition(": its")[0] for gap in document["gaps"]
-    ]
+    assert [containing("GPU shared", "host-2:8000, host-2:8001")] == [gap["reason"] for gap in document["gaps"]]
     alone = next(one for one in document["replicas"] if "UUID" in one["subject"])
     assert ["unknown", "ok"] == statuses(alone, "leak.kv_blocks", "leak.device_non_torch")
     for server in (one for one in document["replicas"] if one is not alone):
@@ -162,7 +161,7 @@ def test_a_gpu_that_two_pods_have_at_once_accuses_neither(history: str, diagnose
     assert 2 == len(servers)
     for one in servers:
         assert ["unknown", "unknown"] == statuses(one, "leak.device_torch", "leak.device_non_torch")
-        assert "is shared by sliced/vllm-0, sliced/vllm-1" in reasons(one)
+        assert "sliced/vllm-0, sliced/vllm-1" in reasons(one)
     assert ["suspect"] == [one["worst"] for one in document["replicas"] if one not in servers]
 
 
@@ -220,14 +219,14 @@ def test_what_cannot_be_is_left_out_and_said(history: str, diagnose: Diagnose) -
     """NaN, infinity, a usage of 3.5 and negative counts are no readings."""
     replica = only(diagnose, history, "impossible")
     assert ("unknown", 148) == (replica["worst"], replica["window"]["samples"])
-    assert "3 samples of vllm:kv_cache_usage_perc are not possible values" in reasons(replica)
+    assert "3 samples of vllm:kv_cache_usage_perc" in reasons(replica)
 
 
 @pytest.mark.parametrize(
     ("namespace", "reason"),
     [
-        pytest.param("twice", "is it scraped by two jobs", id="duplicates"),
-        pytest.param("resized", "before 2026-11-19 21:30:00Z the KV pool had another size", id="resized"),
+        pytest.param("twice", "two jobs", id="duplicates"),
+        pytest.param("resized", "before 2026-11-19 21:30:00Z", id="resized"),
     ],
 )
 def test_what_was_left_out_is_said(history: str, diagnose: Diagnose, namespace: str, reason: str) -> None:
@@ -261,7 +260,7 @@ def test_nobody_there_is_one_clear_line(history: str, diagnose: Diagnose) -> Non
     """A selector that matches nothing says so, and exits with 3."""
     said = diagnose("--prometheus", history, "--match", '{namespace="nobody"}')
     assert (3, "", 1) == (said.code, said.stdout, said.stderr.count("\n"))
-    assert 'nvidia_gpu_exporter or kvdiag that match {namespace="nobody"} in this time' in said.stderr
+    assert '{namespace="nobody"}' in said.stderr
 
 
 def test_a_refused_selector_is_one_clear_line(history: str, diagnose: Diagnose) -> None:

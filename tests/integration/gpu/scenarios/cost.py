@@ -30,9 +30,9 @@ async def _measure(run: Run) -> tuple[Figure, ...]:
         at_most("publication", told["wall_seconds"] * 1e6, PUBLISH_SECONDS * 1e6, "us"),
         Figure(name="publication, processor time", value=told["busy_seconds"] * 1e6, unit="us"),
         at_most("interpreter held", told["gil_seconds"] * 1e6, GIL_SECONDS * 1e6, "us"),
-        at_most("loop slower with the agent by", steps.slower_ratio, LOOP_RATIO, "ratio"),
-        at_most("steps held up by the agent", steps.held_up_ratio, LOOP_RATIO, "ratio"),
-        Figure(name="steps held up anyway", value=steps.held_up_anyway_ratio, unit="ratio"),
+        at_most("loop slowdown", steps.slower_ratio, LOOP_RATIO, "ratio"),
+        at_most("steps delayed by the agent", steps.held_up_ratio, LOOP_RATIO, "ratio"),
+        Figure(name="steps delayed without it", value=steps.held_up_anyway_ratio, unit="ratio"),
         Figure(name="step without the agent", value=steps.usual_seconds * 1e6, unit="us"),
         Figure(name="steps", value=steps.count, unit="steps"),
     )
