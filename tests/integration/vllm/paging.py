@@ -30,7 +30,7 @@ FASTER = 600.0
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 PROMETHEUS = """
-global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 200ms}}
 rule_files: [{rules}]
 alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{alertmanager}"]}}]}}]}}
 scrape_configs:
@@ -47,13 +47,13 @@ class Pager:
 
     told: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"page": [], "ticket": []})
 
-    def alerts(self, path: str, status: str) -> list[dict[str, Any]]:
-        """The alerts of every message there, that were `firing` or `resolved`."""
-        return [alert for message in self.told[path] for alert in message["alerts"] if alert["status"] == status]
+    def alerts(self, path: str, status: str, name: str) -> list[dict[str, Any]]:
+        """The alerts of a name in every message there, that were `firing` or `resolved`.
 
-    def names(self, path: str, status: str) -> set[str]:
-        """Which alerts those are."""
-        return {alert["labels"]["alertname"] for alert in self.alerts(path, status)}
+        Others may come and go beside them on a slow machine, as where a scrape times out.
+        """
+        found = [alert for message in self.told[path] for alert in message["alerts"] if alert["status"] == status]
+        return [alert for alert in found if alert["labels"]["alertname"] == name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
