@@ -8,12 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.quality.corpus.allocator_incidents import ALLOCATOR_INCIDENTS
+from tests.quality.corpus.allocation_incidents import ALLOCATOR_INCIDENTS, CRASH_INCIDENTS
 from tests.quality.corpus.baseline_incidents import BASELINE_INCIDENTS
 from tests.quality.corpus.benign_incidents import BENIGN_INCIDENTS
-from tests.quality.corpus.crash_incidents import CRASH_INCIDENTS
-from tests.quality.corpus.device_leaks import DEVICE_LEAKS
-from tests.quality.corpus.host_leaks import HOST_LEAKS
+from tests.quality.corpus.growth_incidents import DEVICE_LEAKS, HOST_LEAKS
 from tests.quality.corpus.incident import Incident, Record
 from tests.quality.corpus.kv_incidents import KV_INCIDENTS
 

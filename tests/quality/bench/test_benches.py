@@ -1,10 +1,18 @@
-"""Steps beside something against steps alone."""
+"""What the benchmarks compute and write: steps compared, fleets called, growth found, and the table."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from kvdiag.feeds.daemon.retention import Keep
+from tests.builders.series import MODELS
+from tests.quality.bench.fleet_power import kinds, main
+from tests.quality.bench.serve_soak import grown, soaked
 from tests.quality.bench.steps import SETTLING, Compared, Steps, Stretch, compared, touched
+from tests.quality.bench.table import BENCHES, KEPT, NOTES, PAGE, README, note, rendered, short, with_table
 
 ALONE = Steps((1_000_000,) * 999 + (5_000_000,))
 
@@ -77,3 +85,62 @@ def test_without_both_kinds_nothing_is_said(publications: tuple[tuple[int, int],
     """Steps that nothing fell into are the measure of the others."""
     with pytest.raises(ValueError, match="too few"):
         touched([Stretch(begun=begun([100] * 20), publications=publications)])
+
+
+def test_table_has_a_column_for_each_leak_and_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of one kind: nothing called where nothing leaks, everything at 50 MB/h."""
+    accused = main(["--replicas", "20", "--fleets", "3", "--tick", "600", "--only", "pool"])
+    title, leaks, row = capsys.readouterr().out.splitlines()
+    assert 0 == accused
+    assert ["K=6"] * 4 + ["K=20"] * 4 == title.split()[-8:]
+    assert leaks.startswith("leak")
+    assert ["pool", "0.0%", "100.0%", "100.0%", "100.0%", "0.0%", "100.0%", "100.0%", "100.0%"] == row.split()
+
+
+def test_every_null_model_is_in_the_table() -> None:
+    """Whatever a healthy server's memory is known to do is among the kinds."""
+    assert set(MODELS) < set(kinds())
+
+
+MAX_BYTES = 256 * 2**10
+
+
+def test_nothing_grows(tmp_path: Path) -> None:
+    """Once the history is full, memory, descriptors, disk and samples stay what they are."""
+    keep = Keep(whole_seconds=60.0, all_seconds=420.0)
+    standings = soaked(tmp_path, hours=0.6, every_hours=0.1, keep=keep, max_bytes=MAX_BYTES)
+    assert [] == grown(standings[2:], MAX_BYTES)
+    assert all(one.disk_bytes > MAX_BYTES // 2 for one in standings[3:])
+
+
+def test_a_noted_figure_stands_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what stands beside it, and the ratio; nothing is divided by nothing."""
+    notes = tmp_path / "notes"
+    monkeypatch.setenv(NOTES, str(notes))
+    note("memory", 60.0, 40.0, than="the other", unit="MiB")
+    note("preemptions", 0.0, 1216.0, than="without", unit="")
+    note("faults", 1.0, 0.0, than="none", unit="")
+    rows = [json.loads(line) for line in notes.read_text().splitlines()]
+    table = rendered({"day_speed": {"machine": "2 x Core", "rows": rows}})
+    assert "| memory | 60 MiB | 40 MiB | the other | 1.50 |" in table
+    assert "| preemptions | 0 | 1,216 | without | 0.00 |" in table
+    assert "| faults | 1 | 0 | none | - |" in table
+    assert table.endswith(": day_speed on 2 x Core.\n")
+
+
+def test_documents_show_what_was_measured() -> None:
+    """The whole table stands in docs/accuracy.md, six of its rows in the README, from the newest run of each."""
+    results = json.loads(KEPT.read_text(encoding="utf-8"))
+    assert set(BENCHES) == set(results)
+    table = rendered({name: results[name] for name in BENCHES})
+    for page, part in ((PAGE, table), (README, short(table))):
+        document = page.read_text(encoding="utf-8")
+        assert with_table(document, part) == document
+
+
+def test_alone_a_benchmark_notes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the table's own run has a file for them."""
+    monkeypatch.delenv(NOTES, raising=False)
+    monkeypatch.chdir(tmp_path)
+    note("memory", 60.0, 40.0, than="the other", unit="MiB")
+    assert [] == list(tmp_path.iterdir())
