@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import exp
 
-from tests.quality.corpus.allocator_incidents import split_of
+from tests.quality.corpus.allocation_incidents import split_of
 from tests.quality.corpus.incident import SERVER, Record, Shape, kv_pool, lone, server
 from tests.quality.corpus.recording import Holder, Recording, Torch
 from tests.quality.corpus.tape import GIB, MIB, Tape, capped, highest, running_total, scaled, total
