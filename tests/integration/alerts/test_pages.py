@@ -106,7 +106,7 @@ def test_an_idle_default_vllm_fires_nothing(scrape: str, tmp_path: Path) -> None
 
 def test_every_record_has_series_on_real_pages(tmp_path: Path) -> None:
     """With the labels that vLLM and kvdiag really send each recording rule gives a number."""
-    # GIVEN a vLLM whose counters grow, and a kvdiag whose pool keeps ever more at idle
+    # A vLLM whose counters grow, and a kvdiag whose pool keeps ever more at idle.
     counters = ("_total", "_bucket", "_sum", "_count")
     leaks = replace(idle(), newest=replace(idle().newest, engines=(engine(usage=0.01),)))
     series = [

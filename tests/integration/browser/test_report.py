@@ -82,7 +82,6 @@ def opened(browser: Browser, folder: Path, name: str) -> Browser:
 @pytest.mark.parametrize(("name", "width"), [*product(PAGES, (390, 1280)), ("gpus", 1000), ("failing", 700)])
 def test_nothing_sticks_out_or_overlaps(browser: Browser, tmp_path: Path, name: str, width: int) -> None:
     """No part of any page is wider than a phone or a screen, and no two labels of an axis lie on one another."""
-    # GIVEN a page on a screen of that width
     browser.look(width)
     page = opened(browser, tmp_path, name)
     assert [] == page.evaluate(STICKS_OUT)
@@ -100,11 +99,9 @@ def test_a_wide_screen_has_room_for_every_table(browser: Browser, tmp_path: Path
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_plots_are_drawn(browser: Browser, tmp_path: Path, scheme: Scheme) -> None:
     """A picture of each plot has the colours that only its lines have: ground, bands, grid and text are grey."""
-    # GIVEN a page
     browser.look(1280, scheme=scheme)
     page = opened(browser, tmp_path, "agents")
     plots: list[dict[str, float]] = page.evaluate(PLOTS)
-    # WHEN pictures are taken of its plots
     drawn = [sum(max(pixel) - min(pixel) > 60 for row in pixels(page.shot(plot)) for pixel in row) for plot in plots]
     assert 4 == len(plots)
     assert min(drawn) > 200
@@ -113,7 +110,6 @@ def test_the_plots_are_drawn(browser: Browser, tmp_path: Path, scheme: Scheme) -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everything_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme) -> None:
     """Text stands out from the page by 4.5 to 1, lines by 3 to 1 (WCAG 2.2, 1.4.3 and 1.4.11)."""
-    # GIVEN a page with findings of every status
     browser.look(1280, scheme=scheme)
     contrast = opened(browser, tmp_path, "agents").evaluate(CONTRAST)
     assert contrast["words"] >= 4.5
@@ -122,7 +118,6 @@ def test_everything_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme
 
 def test_light_and_dark_are_as_the_reader_has_them(browser: Browser, tmp_path: Path) -> None:
     """The page's ground is white, or nearly black, as the system says; on paper it is white whatever that says."""
-    # GIVEN one page on three grounds
     grounds = []
     for scheme, media in (("light", "screen"), ("dark", "screen"), ("dark", "print")):
         browser.look(1280, scheme=scheme, media=media)  # type: ignore[arg-type]
@@ -133,10 +128,9 @@ def test_light_and_dark_are_as_the_reader_has_them(browser: Browser, tmp_path: P
 
 def test_paper_has_all_of_it(browser: Browser, tmp_path: Path) -> None:
     """Printed on A4, nothing sticks out."""
-    # GIVEN a page as wide as A4 within its margins (182 mm at 96 to the inch)
+    # A page as wide as A4 within its margins (182 mm at 96 to the inch).
     browser.look(688, media="print")
     page = opened(browser, tmp_path, "agents")
-    # THEN it is printed, with its plots, and nothing outside the paper
     assert [] == page.evaluate(STICKS_OUT)
     assert [] == page.evaluate(OVERLAPPING)
     assert 4 <= len(page.evaluate(PLOTS))
@@ -145,7 +139,7 @@ def test_paper_has_all_of_it(browser: Browser, tmp_path: Path) -> None:
 
 def test_nothing_is_fetched_and_nothing_runs(browser: Browser, tmp_path: Path) -> None:
     """A page of hostile names asks for nothing but itself, and makes no element of theirs."""
-    # GIVEN a server whose every name is markup
+    # A server whose every name is markup.
     browser.look(1280)
     page = opened(browser, tmp_path, "hostile")
     assert [(tmp_path / "hostile.html").as_uri()] == page.requested

@@ -160,7 +160,7 @@ def _as_the_user(command: list[str], *, volume: Path | None = None) -> list[str]
 @pytest.mark.xdist_group("image")
 def test_the_image_serves(image: Path) -> None:
     """As its user, on a read-only root, without a server or GPU, it serves and records; SIGTERM ends it in order."""
-    # GIVEN a volume as Kubernetes makes one of an fsGroup
+    # A volume as Kubernetes makes one of an fsGroup.
     last = stages()[-1]
     [entry] = json.loads(words(last, "ENTRYPOINT")[0])
     program = str(image / Path(entry).relative_to("/opt/kvdiag"))
@@ -193,7 +193,7 @@ def test_the_image_serves(image: Path) -> None:
 @pytest.mark.xdist_group("image")
 def test_the_image_installs_the_agent(image: Path) -> None:
     """What runs before the server: the image's user fills a folder that is its own."""
-    # GIVEN a new volume, with the owner that the image gives it
+    # A new volume, with the owner that the image gives it.
     folder = image.parents[1] / "volume"
     folder.mkdir(mode=0o755)
     if os.geteuid() == 0:

@@ -68,7 +68,6 @@ def test_the_image_has_this_version(folder: str) -> None:
 @pytest.mark.parametrize("more", [(), ("gpu-dra",), ("gpu-runtime",)])
 def test_kubectl_builds_the_pod_that_the_tests_look_at(more: tuple[str, ...], tmp_path: Path) -> None:
     """The merge of the tests is kustomize's own, order of init containers included."""
-    # GIVEN a Kustomization with these components
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
     components = ("component", *more)
     _write(tmp_path, [DEPLOY / "kustomize" / "base"], [DEPLOY / "kustomize" / name for name in components])
@@ -97,7 +96,6 @@ def test_kubectl_builds_the_example() -> None:
 @needs_kubectl
 def test_a_rendered_production_stack_is_patched(tmp_path: Path) -> None:
     """An engine as the chart renders it (env there, no init containers) gets the sidecar; the router stays."""
-    # GIVEN deploy/ with what helm renders
     require(RULES.exists(), str(RULES.relative_to(ROOT)))
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     shutil.copytree(ROOT / "alerts", tmp_path / "alerts")

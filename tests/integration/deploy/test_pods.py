@@ -124,7 +124,7 @@ def test_the_agent_is_installed_found_and_read(name: str) -> None:
     env = {one["name"]: one["value"] for one in engine["env"]}
     where = install["args"][-1]
 
-    # THEN the code is where the server's Python looks, and read-only there
+    # The code is where the server's Python looks, and read-only there.
     assert ["agent", "install", where] == install["args"]
     assert where == env["PYTHONPATH"]
     assert _mount(install, where)["name"] == _mount(engine, where)["name"]
@@ -133,7 +133,7 @@ def test_the_agent_is_installed_found_and_read(name: str) -> None:
     assert install in pod["initContainers"]
     assert "restartPolicy" not in install
 
-    # THEN what it publishes is on a volume of its own, in memory and bounded, in kvdiag's group
+    # What it publishes is on a volume of its own, in memory and bounded, in kvdiag's group.
     published = option(sidecar["args"], "agent-dir")
     assert published == env["KVDIAG_AGENT_DIR"]
     volume = _mount(engine, published)["name"]

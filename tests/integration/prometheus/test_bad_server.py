@@ -160,7 +160,7 @@ def whole(said: Judged) -> dict[str, Any]:
 
 def test_what_is_lost_half_way_makes_it_unknown(diagnose: Diagnose) -> None:
     """The engines were read, the GPUs were not: a gap, and no ok."""
-    # GIVEN a server that has lost DCGM's samples
+    # A server that has lost DCGM's samples.
     lost = reply_json({"status": "error", "error": "block is corrupted"}, status=500)
     with serving(pods(1), lambda query: lost if "DCGM" in query else None) as server:
         said = diagnose("--prometheus", server.url, "--output", "json")
@@ -185,7 +185,7 @@ def test_a_server_that_dies_half_way_is_not_asked_for_the_others(
     diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read stays; the others are listed as unknown."""
-    # GIVEN a server that answers for the first two replicas
+    # A server that answers for the first two replicas.
     monkeypatch.setattr(fleet_history, "REPLICAS_AT_ONCE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
     dead = reply("", status=500)

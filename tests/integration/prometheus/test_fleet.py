@@ -68,11 +68,11 @@ def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, dia
     said = diagnose("--prometheus", upgrade, "--window", "12h", "--output", "json")
     document = json.loads(said.stdout)
 
-    # THEN no replica is called; they are never idle, so that of most it is not known what would be held then
+    # No replica is called; they are never idle, so that of most it is not known what would be held then.
     VALIDATOR.validate(document)
     assert {"fault": 0, "suspect": 0, "unknown": 15, "ok": 9} == document["fleet"]["by_worst"]
 
-    # THEN all together are, in the newer version alone
+    # All together are, in the newer version alone.
     assert (2, "fault", "fault") == (said.code, document["worst"], document["fleet"]["worst"])
     versions = [(one["version"], one["replicas"], one["compared"]) for one in document["fleet"]["versions"]]
     assert [("0.9.2", 12, 12), ("0.10.0", 12, 12)] == versions

@@ -104,13 +104,12 @@ def test_every_history_is_read(history: str, diagnose: Diagnose, namespace: str,
 
 def test_a_trace_of_the_same_readings_is_judged_alike(history: str, diagnose: Diagnose, tmp_path: Path) -> None:
     """One Timeline, one Diagnosis: the feed that made it does not matter."""
-    # GIVEN what kvdiag's own metrics tell of a server, as a trace
+    # What kvdiag's own metrics tell of a server, as a trace.
     timeline = watched(kvdiag_part, leak_mb_per_hour=2000.0)
     with TraceWriter(tmp_path / "trace.jsonl", FACTS) as trace:
         for sample in timeline.samples:
             trace.add(sample)
 
-    # WHEN both are judged
     recorded = json.loads(diagnose(str(tmp_path / "trace.jsonl"), "--output", "json").stdout)
     replica = only(diagnose, history, "own")
 

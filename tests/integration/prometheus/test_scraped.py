@@ -98,7 +98,7 @@ def test_a_page_is_read_as_it_was_scraped(tmp_path: Path, capsys: Any) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Now) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         with serving(tmp_path / "data", config=CONFIG.format(port=page.server_port)) as url:
-            # GIVEN some scrapes, then some without a series, then some that fail
+            # Some scrapes, then some without a series, then some that fail.
             until(lambda: (value(url, "count_over_time(vllm:num_requests_waiting[1m])") or 0) >= 3)
             scraped = held(url, capsys)
             Now.without = WAITING

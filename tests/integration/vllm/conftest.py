@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.require import require
-from tests.integration.vllm import capacities_run, engine_env, gauges
-from tests.integration.vllm.capacities_run import EngineTold
+from tests.integration.vllm import engine_env, gauges
 from tests.integration.vllm.cli import Result, kvdiag
 from tests.integration.vllm.engine import Engine
 from tests.integration.vllm.meddling import Meddling
@@ -112,16 +111,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _shared(item: pytest.Function) -> str:
-    subject = item.get_closest_marker("subject")
-    if subject is not None:
-        return f"vllm-{subject.args[0]}"
+    if "subject_run" in item.fixturenames:
+        return f"vllm-{item.callspec.params['subject_run']}"
     shared = [name for name in SHARED if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Make this folder's own mark known."""
-    config.addinivalue_line("markers", "subject(name): awaits the run of this subject of conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -178,29 +171,10 @@ def _meddling(vllm: VllmHome, work: Path, processes: list[str], *args: str) -> I
 
 
 @pytest.fixture(scope="session")
-def subject_runs(vllm: VllmHome) -> dict[str, SubjectRun]:
-    """The runs that were made so far, by their subject's name."""
-    return {}
-
-
-@pytest.fixture
-def subject_run(request: pytest.FixtureRequest, vllm: VllmHome, subject_runs: dict[str, SubjectRun]) -> SubjectRun:
-    """The run of the subject that the test's mark names, made once."""
-    name = request.node.get_closest_marker("subject").args[0]
-    if name not in subject_runs:
-        subject_runs[name] = _run_subject(vllm, name, SUBJECTS[name])
-    return subject_runs[name]
-
-
-@pytest.fixture(scope="session")
-def engine_told(vllm: VllmHome) -> EngineTold:
-    """What the engine says of an architecture."""
-    told = capacities_run.capacities(vllm.env)
-    return lambda config: told[config.name]
-
-
-def _run_subject(vllm: VllmHome, name: str, subject: Subject) -> SubjectRun:
-    with vllm.engine(name, *subject.args, model=subject.model, env=subject.env) as server:
+def subject_run(request: pytest.FixtureRequest, vllm: VllmHome) -> SubjectRun:
+    """One undisturbed run against the subject of that name."""
+    subject = SUBJECTS[request.param]
+    with vllm.engine(request.param, *subject.args, model=subject.model, env=subject.env) as server:
         result = kvdiag("run", "--url", server.url, "--output", "json")
         return SubjectRun(
             result=result,

@@ -6,6 +6,8 @@ Every `architectures/*.json` is the config of a model of some kind, as small as 
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,39 @@ from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, Platform, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.residency import decode_blocks, prefill_peak_blocks
-from tests.integration.vllm.capacities_run import CONFIGS, EngineTold
 from tests.integration.vllm.cli import kvdiag
+from tests.integration.vllm.conftest import VllmHome
+from tests.integration.vllm.engine import engine_environment
 
 pytestmark = pytest.mark.real_vllm
 
 CONTEXT_TOKENS = 20_000
+PROGRAM = Path(__file__).with_name("capacities.py")
+CONFIGS = tuple(sorted((Path(__file__).parent / "architectures").glob("*.json")))
+LIMIT_SECONDS = 600.0
+
+EngineTold = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def engine_told(vllm: VllmHome) -> EngineTold:
+    """What the engine reports of an architecture, from one run of `capacities.py` for all of them."""
+    environment = engine_environment(vllm.env, kv_space_gib=1)
+    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [str(vllm.env / "bin" / "python"), str(PROGRAM), *map(str, CONFIGS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(told) != len(CONFIGS):
+        raise RuntimeError(f"{CONFIGS[len(told) % len(CONFIGS)].name}: {done.stderr[-2000:]}")
+    by_config = dict(zip(CONFIGS, told, strict=True))
+    return lambda config: by_config[config]
+
 
 of_each_architecture = pytest.mark.parametrize("config", CONFIGS, ids=[config.stem for config in CONFIGS])
 

@@ -43,7 +43,7 @@ def shares(result: Result) -> dict[str, float]:
 def test_vllm_keeps_salts_apart_and_shares_what_has_none(server: Engine) -> None:
     """By vLLM's own counters a salt keeps another tenant out, and a prompt without one is anybody's."""
     result = kvdiag("run", "--url", server.url, "--isolation", "--output", "json")
-    # THEN all whole blocks of 128 but the last one of a prompt of 2,048 tokens
+    # All whole blocks of 128 but the last one of a prompt of 2,048 tokens.
     hit = 15 / 16
     expected = {"own_hit_ratio": hit, "other_salt_hit_ratio": 0.0, "other_unsalted_hit_ratio": hit}
     assert (1, "suspect") == (result.code, result.finding("isolation.prefix_cache")["status"]), result.not_ok

@@ -82,14 +82,14 @@ def test_blocks_that_stay_held_are_a_leak(meddling: Meddling) -> None:
     gauges.wait_until(url, gauges.idle, limit_seconds=SETTLE_LIMIT_SECONDS)
 
 
-@pytest.mark.subject("leak")
+@pytest.mark.parametrize("subject_run", ["leak"], indirect=True)
 def test_a_leak_of_small_blocks_without_prefix_caching_is_found_too(subject_run: SubjectRun) -> None:
     """Nor does it depend on the pool's settings: the same leak in blocks of 32 tokens."""
     assert subject_run.block_tokens == 32
     assert_leak(subject_run.result, subject_run.held_blocks_after)
 
 
-@pytest.mark.parametrize((), [pytest.param(marks=pytest.mark.subject(name), id=name) for name in ("fp8", "mla")])
+@pytest.mark.parametrize("subject_run", ["fp8", "mla"], indirect=True)
 def test_other_ways_to_store_keys_and_values_are_exact_too(subject_run: SubjectRun) -> None:
     """Latent attention, and an fp8 cache in other blocks without prefix caching, are judged as exactly."""
     run = subject_run
@@ -98,10 +98,9 @@ def test_other_ways_to_store_keys_and_values_are_exact_too(subject_run: SubjectR
     assert_exact(run.result, run.block_tokens)
 
 
-@pytest.mark.subject("sliding_window")
+@pytest.mark.parametrize("subject_run", ["sliding_window"], indirect=True)
 def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     """A model whose every layer slides is healthy although 16K tokens hold hardly more blocks than 1K."""
-    # GIVEN a window of 1,024 tokens
     window_tokens = 1024
     run = subject_run
     long_context = run.result.step("long_context")
@@ -111,7 +110,7 @@ def test_sliding_window_follows_its_own_curve(subject_run: SubjectRun) -> None:
     assert touched - 1 <= long_context["measured"]["blocks"] <= touched
 
 
-@pytest.mark.subject("hybrid")
+@pytest.mark.parametrize("subject_run", ["hybrid"], indirect=True)
 def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: SubjectRun) -> None:
     """Where sliding and full layers share the pool, blocks are what the model's config makes of the tokens."""
     run = subject_run
@@ -125,7 +124,7 @@ def test_several_groups_of_layers_follow_the_models_own_curve(subject_run: Subje
     assert long_context["blocks"] < 2 * long_context["tokens"] / run.block_tokens
 
 
-@pytest.mark.subject("data_parallel")
+@pytest.mark.parametrize("subject_run", ["data_parallel"], indirect=True)
 def test_both_engines_of_a_data_parallel_server_are_counted(subject_run: SubjectRun) -> None:
     """Two engines behind one address are one server with two pools, and the blocks of both are added up exactly."""
     result = subject_run.result

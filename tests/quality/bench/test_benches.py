@@ -63,7 +63,7 @@ def test_steps_that_a_publication_falls_into_are_compared_with_those_around() ->
 
 def test_long_step_that_anything_would_fall_into_is_nobodys_fault() -> None:
     """A machine that stands still for a second has a publication in it, and so it would have at any other moment."""
-    # GIVEN a step of two seconds among those of ten milliseconds
+    # A step of two seconds among those of ten milliseconds.
     durations = [10_000_000] * 300
     durations[150] = 2_000_000_000
     publications = [(second * 10**9 + 5, second * 10**9 + 6) for second in (2, 3, 4)]

@@ -24,8 +24,8 @@ def figures(diagnosis: Diagnosis) -> str:
         for one in diagnosis.steps
     }
     findings = {one.id: [one.status, *_told(one.evidence)] for one in diagnosis.findings}
-    lines = {"worst": [diagnosis.worst], **steps, **findings}
-    return "".join(f"{name}: {'; '.join(told)}\n" for name, told in lines.items())
+    told: dict[str, list[str]] = {"worst": [diagnosis.worst], **steps, **findings}
+    return "".join(f"{name}: {'; '.join(values)}\n" for name, values in told.items())
 
 
 def _told(quantities: Iterable[Evidence | Quantity], prefix: str = "") -> list[str]:
@@ -42,5 +42,5 @@ def figures_of(given: Mapping[Variant, Diagnosis], timeline: Timeline, facts: Fa
     """The figures of an incident's diagnoses by variant, and of its diagnosis when less of it was recorded."""
     begin, end = timeline.samples[0].at_seconds, timeline.samples[-1].at_seconds
     moments = {name: prefix(timeline, begin + (end - begin) * share) for name, share in SHARES.items()}
-    early = {name: diagnose(seen, facts) for name, seen in moments.items()}
-    return "\n".join(f"# {name}\n{figures(made)}" for name, made in {**given, **early}.items())
+    made: dict[str, Diagnosis] = {**given} | {name: diagnose(seen, facts) for name, seen in moments.items()}
+    return "\n".join(f"# {name}\n{figures(diagnosis)}" for name, diagnosis in made.items())

@@ -62,7 +62,7 @@ def test_unknown_is_a_miss_where_the_evidence_is_there() -> None:
 
 def test_suspects_count_as_faults_on_a_line_of_their_own_alone() -> None:
     """The recall of faults counts none; the line beside it those of which the evidence leaves open what they are."""
-    # GIVEN a suspect in a variant that leaves it open, and one in a variant that does not
+    # A suspect in a variant that leaves it open, and one in a variant that does not.
     known = replace(LEAK, open=("series",))
     suspect = said("suspect", leak__device_torch="suspect")
     rows = [score("name", "series", known, suspect), score("name", "recorded", known, suspect)]
