@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.browser.chromium import Browser, Scheme
-from tests.integration.browser.png import pixels
 from tests.unit.outputs.report_pages import PAGES
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -43,6 +43,23 @@ PLOTS = """
   return {x: place.x + scrollX, y: place.y + scrollY, width: place.width, height: place.height};
 })
 """
+
+COLOURED = """
+(async () => {
+  const bytes = Uint8Array.from(atob("PICTURE"), one => one.charCodeAt(0));
+  const picture = await createImageBitmap(new Blob([bytes], {type: "image/png"}));
+  const context = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+  context.drawImage(picture, 0, 0);
+  const data = context.getImageData(0, 0, picture.width, picture.height).data;
+  let coloured = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    const pixel = data.subarray(at, at + 3);
+    coloured += Math.max(...pixel) - Math.min(...pixel) > 60;
+  }
+  return coloured;
+})()
+"""
+"""The pixels of a picture that are not grey."""
 
 CONTRAST = """
 (() => {
@@ -102,7 +119,8 @@ def test_the_plots_are_drawn(browser: Browser, tmp_path: Path, scheme: Scheme) -
     browser.look(1280, scheme=scheme)
     page = opened(browser, tmp_path, "agents")
     plots: list[dict[str, float]] = page.evaluate(PLOTS)
-    drawn = [sum(max(pixel) - min(pixel) > 60 for row in pixels(page.shot(plot)) for pixel in row) for plot in plots]
+    pictures = [base64.b64encode(page.shot(plot)).decode() for plot in plots]
+    drawn = [page.evaluate(COLOURED.replace("PICTURE", picture)) for picture in pictures]
     assert 4 == len(plots)
     assert min(drawn) > 200
 
