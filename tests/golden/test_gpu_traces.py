@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gpu.replay import recorded, replay
+from tests.integration.gpu.scenarios import recorded, replay
 
 FOLDER = Path(__file__).parent / "traces" / "gpu"
 NONE_YET = "no run on a real GPU is committed in tests/golden/traces/gpu: `make gpu-check` makes one"

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gpu.conftest import Played
-from tests.integration.gpu.replay import replay
 from tests.integration.gpu.scenario import Scenario
-from tests.integration.gpu.scenarios import SCENARIOS
+from tests.integration.gpu.scenarios import SCENARIOS, replay
 from tests.integration.gpu.stand_in import program
 
 LIMIT_SECONDS = 300.0
