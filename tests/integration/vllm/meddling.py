@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tests.integration.vllm.engine import Engine
 
 PLUGINS = Path(__file__).with_name("plugins")
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0
 
 
 def environment(agent: Mapping[str, str], folder: Path) -> dict[str, str]:
