@@ -26,7 +26,7 @@ MORE: dict[str, Any] = {
 }  # fmt: skip
 PATTERNS = {"no_rope_layers": [1] * 9, "sliding_windows": [8] * 9}
 MANY = 12
-QUANTIZED = [
+QUANTIZED: list[dict[str, Any]] = [
     {"quant_method": "gptq", "bits": 4, "dynamic": {"+:q": {"bits": 8}}},
     {"quant_method": "fp8", "weight_block_size": [128, 128]},
     {"quant_method": "modelopt", "quant_algo": "NVFP4"},
@@ -65,7 +65,7 @@ def test_every_size_has_its_limits(monkeypatch: pytest.MonkeyPatch, golden: Call
             architecture = parse_architecture(config)
             count_parameters(config, architecture)
     for quantization in QUANTIZED:
-        reader = quantization["quant_method"]
+        reader = str(quantization["quant_method"])
         declared_quantization({"quantization_config": quantization})
 
     lines = [
