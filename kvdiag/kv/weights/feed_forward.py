@@ -9,7 +9,6 @@ from kvdiag.kv.families.mamba import nemotron_pattern
 from kvdiag.kv.layout.layers import Architecture, LayerKind
 from kvdiag.kv.weights.linear_layers import LayerParameters, Linear, block
 
-MOST_WIDTH = 1 << 24
 _MOST_EXPERTS = 1 << 16
 _MOST_DIGITS = 4
 # Feed-forward blocks of two matrices; all other families gate with a third (the model files' MLP classes).
@@ -40,15 +39,15 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
         width = _expert_width(text, index)
         shared = _shared_expert_width(text, architecture.model_type, width)
         # Experts may work in a narrower space than the residual (Kimi-K3).
-        inner = text.integer("routed_expert_hidden_size", default=hidden, high=MOST_WIDTH)
+        inner = text.integer("routed_expert_hidden_size", default=hidden)
         dense = LayerParameters()
         if architecture.model_type.startswith("gemma4"):
             # gemma4.py: experts in addition to a dense block, not instead of it.
-            dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size", high=MOST_WIDTH))
+            dense = block("mlp", inputs=hidden, width=text.integer("intermediate_size"))
             shared = 0
         if architecture.model_type in ("longcat_flash", "longcat_flash_ngram"):
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
-            dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size", high=MOST_WIDTH)
+            dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size")
             dense = block("mlps.0", inputs=hidden, width=dense_width_sum)
         routed = _experts(experts, inputs=inner, width=width, matrices=matrices)
         return (
@@ -101,10 +100,10 @@ def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParam
     """moondream3.py: ungated dense blocks below moe.start_layer, gated experts from there on."""
     moe = text.child("moe") or Fields({}, text.path("moe"))
     if index < moe.integer("start_layer", default=4, low=0, high=MOST_LAYERS):
-        width = text.integer("ff_dim", high=MOST_WIDTH)
+        width = text.integer("ff_dim")
         return block("mlp", inputs=hidden, width=width, matrices=2)
     count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
-    width = moe.integer("expert_inner_dim", default=1024, high=MOST_WIDTH)
+    width = moe.integer("expert_inner_dim", default=1024)
     routed = _experts(count, inputs=hidden, width=width, matrices=3)
     return LayerParameters(routed, plain=hidden * count)
 
@@ -139,9 +138,9 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
 def _each_kind(text: Fields, name: str, default: int | None) -> tuple[int, int]:
     """A number for text and one for images, or one for both."""
     if not isinstance(text.raw(name), list | tuple):
-        value = text.integer(name, default=default, low=0, high=MOST_WIDTH)
+        value = text.integer(name, default=default, low=0)
         return value, value
-    values = text.integers(name, high=MOST_WIDTH) or ()
+    values = text.integers(name) or ()
     if len(values) != 2:  # noqa: PLR2004 - text and images
         raise text.error(name, f"has {len(values)} entries: it must have two, for text and images")
     return values[0], values[1]
@@ -153,7 +152,7 @@ def _nas_feed_forward(text: Fields, index: int, hidden: int) -> LayerParameters:
     ffn = blocks[index].child("ffn") if index < len(blocks) else None
     if ffn is None or ffn.flag("no_op", default=False):
         return LayerParameters()
-    width = ffn.maybe_integer("intermediate_size", high=MOST_WIDTH)
+    width = ffn.maybe_integer("intermediate_size")
     if width is None:
         multiple = ffn.number("ffn_mult", default=0.0, low=0.0, high=1024.0)
         width = _up(int(2 * multiple * hidden / 3), 256)
@@ -171,13 +170,13 @@ def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParame
     if index < len(blocks):
         text = text.filled({name: blocks[index].raw(name) for name in blocks[index].names()}, override=True)
     if letter == "-":
-        width = text.integer("intermediate_size", high=MOST_WIDTH)
+        width = text.integer("intermediate_size")
         return block("mlp", inputs=hidden, width=width, matrices=2)
     if letter == "E":
-        width = text.integer("moe_intermediate_size", high=MOST_WIDTH)
-        shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0, high=MOST_WIDTH)
+        width = text.integer("moe_intermediate_size")
+        shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0)
         shared *= text.integer("n_shared_experts", default=1, low=0, high=256)
-        inner = text.integer("moe_latent_size", default=hidden, high=MOST_WIDTH)
+        inner = text.integer("moe_latent_size", default=hidden)
         experts = expert_count(text)
         return (
             LayerParameters(_experts(experts, inputs=inner, width=width, matrices=2), plain=hidden * experts)
@@ -205,15 +204,13 @@ def _expert_width(text: Fields, index: int) -> int:
     ffn = text.child("ffn_config")
     if ffn is not None:
         # transformers DbrxFFNConfig
-        return ffn.integer("ffn_hidden_size", high=MOST_WIDTH)
+        return ffn.integer("ffn_hidden_size")
     if isinstance(text.raw("moe_intermediate_size"), list):
         widths = text.integers("moe_intermediate_size", low=1) or ()
         if index < len(widths):
             return widths[index]
         raise text.error("moe_intermediate_size", f"has {len(widths)} entries, but the model has a layer {index}")
-    return text.integer(
-        "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", high=MOST_WIDTH
-    )
+    return text.integer("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size")
 
 
 def _listed_expert_layers(text: Fields) -> frozenset[int] | None:
@@ -266,7 +263,7 @@ def is_expert_layer(text: Fields, model_type: str, index: int, depth: int) -> bo
 
 def _shared_expert_width(text: Fields, model_type: str, width: int) -> int:
     if model_type == "llama4_text":
-        return text.integer("intermediate_size", high=MOST_WIDTH)
+        return text.integer("intermediate_size")
     own = text.maybe_integer(
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
@@ -299,7 +296,7 @@ def dense_width(text: Fields, model_type: str, hidden: int) -> int:
     if isinstance(widths, list):
         numbers = text.integers("intermediate_size") or (4 * hidden,)
         return sum(numbers) // len(numbers)
-    width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None, high=MOST_WIDTH)
+    width = text.integer(*names, default=4 * hidden if model_type in _UNGATED else None)
     if model_type == "molmo":
         # molmo.py::LanguageModelMLP: the field counts gate and up together.
         return width // 2

@@ -77,24 +77,6 @@ def test_every_model_type_is_read_as_its_family() -> None:
     assert EXPECTED == {name: letters({**EVERYTHING, "model_type": name}) for name in FAMILIES}
 
 
-@pytest.mark.parametrize(
-    ("model_type", "window"), [("cohere2", 33), ("cohere2_moe", 33), ("olmo3", 32), ("granite_swa", 32), ("cwm", 32)]
-)
-def test_coheres_window_is_a_token_longer(model_type: str, window: int) -> None:
-    """Command R counts the token itself beside its window; the others count it in."""
-    layers = parse_architecture({**EVERYTHING, "model_type": model_type}).layers
-
-    assert {window, None} == {layer.window_tokens for layer in layers if isinstance(layer, AttentionLayer)}
-
-
-def test_dbrx_has_its_kv_heads_in_attn_config() -> None:
-    """Where the field is missing there, the usual one counts."""
-    config = {**EVERYTHING, "model_type": "dbrx", "attn_config": {"kv_n_heads": 3}}
-    heads = {layer.kv_heads for layer in parse_architecture(config).layers if isinstance(layer, AttentionLayer)}
-
-    assert {3} == heads
-
-
 # A class that no source below knows, and the one that it is made of.
 MADE_OF = {
     # Checkpoints of LongCat-Flash from before transformers had a class for it.

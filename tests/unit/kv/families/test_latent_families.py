@@ -9,7 +9,6 @@ import pytest
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.latent import latent
 from kvdiag.kv.families.registry import FAMILIES
-from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer
 from tests.unit.kv.families.reading import refused
 
@@ -75,20 +74,6 @@ def test_an_ocr_model_without_latent_queries_keeps_heads() -> None:
 def test_an_indexer_row_has_a_scale_for_each_128_bytes(width: int, row: int) -> None:
     """A byte per element and four more per full 128 (DeepSeek V3.2: 132)."""
     assert [(0, 40, row), (1, 40, row)] == rows({**SPARSE, "num_hidden_layers": 2, "index_head_dim": width})
-
-
-def test_deepseek_v32_costs_what_its_startup_log_says() -> None:
-    """61 layers x (656 + 132) bytes per token in fp8_ds_mla: 48,068, as published rows s002 and s003 have it."""
-    config = {
-        **SPARSE,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-    }
-    layout = deployed_layout(parse_architecture(config), Deployment(kv_dtype="fp8_ds_mla"))
-
-    assert 61 * (656 + 132) == (layout.bytes_per_token() or (0,))[0]
 
 
 @pytest.mark.parametrize(

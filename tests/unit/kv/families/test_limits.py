@@ -12,6 +12,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.registry import FAMILIES
+from kvdiag.kv.layout.page_specs import parse_page_specs
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv import hybrids
@@ -26,6 +27,7 @@ MORE: dict[str, Any] = {
 }  # fmt: skip
 PATTERNS = {"no_rope_layers": [1] * 9, "sliding_windows": [8] * 9}
 MANY = 12
+SPECS = ("SlidingWindowSpec", "MambaSpec")
 QUANTIZED: list[dict[str, Any]] = [
     {"quant_method": "gptq", "bits": 4, "dynamic": {"+:q": {"bits": 8}}},
     {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -64,6 +66,10 @@ def test_every_size_has_its_limits(monkeypatch: pytest.MonkeyPatch, golden: Call
         with suppress(KvModelError):
             architecture = parse_architecture(config)
             count_parameters(config, architecture)
+    reader = "page specs"
+    parse_page_specs(
+        {"layers": [{"spec": kind, "block_size": 1, "page_bytes": 1, "sliding_window": 1} for kind in SPECS]}
+    )
     for quantization in QUANTIZED:
         reader = str(quantization["quant_method"])
         declared_quantization({"quantization_config": quantization})

@@ -64,21 +64,6 @@ def test_block_sizes_that_kernels_take(
         (model(latent(0), state(1, 100_000)), {}, 256),
         (model(state(0, 30_000)), {}, 16),
     ],
-    ids=[
-        "GPU",
-        "CPU",
-        "latent",
-        "asked for",
-        "60,000 bytes of state",
-        "three blocks of 48",
-        "asked for more than it takes",
-        "exactly 8 blocks of 8,192 bytes",
-        "two bytes more",
-        "the largest state counts",
-        "70,000 bytes of float32 on a CPU",
-        "latent rows beside states go by 128",
-        "states alone",
-    ],
 )
 def test_tokens_of_a_block(architecture: Architecture, settings: dict[str, Any], expected: int) -> None:
     """Beside states a block is as many kernel blocks as the largest state fills: 16 tokens of one head take 8,192

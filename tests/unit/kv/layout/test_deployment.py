@@ -159,17 +159,6 @@ def test_kv_heads_of_a_rank(ranks: int, heads: int | None) -> None:
         (latent(0), 128, 8, 8, True),
         (state(0, 48), 32, 2, 2, False),
     ],
-    ids=[
-        "not shared",
-        "no copies",
-        "two copies",
-        "eight copies",
-        "more than the copies",
-        "four query heads in two",
-        "four query heads in three",
-        "latent",
-        "states",
-    ],
 )
 def test_decode_context_parallel_shares_copies_of_kv_heads(
     layer: Layer, heads: int, ranks: int, shared: int, allowed: bool
