@@ -13,8 +13,8 @@ import click
 from kvdiag.commands.fitting.fit_inputs import (
     DEFAULT_CONTEXT_TOKENS,
     architecture_of,
-    check_asked,
     check_options,
+    check_settings,
     context_of,
     demand_of,
     deployment_of,
@@ -143,7 +143,7 @@ def _capacity(files: ModelFiles, options: FitOptions) -> int:
     else:
         architecture = architecture_of(files, options)
         deployment = deployment_of(architecture, options)
-        check_asked(architecture, deployment, options)
+        check_settings(architecture, deployment, options)
         layout = deployed_layout(architecture, deployment)
         if not layout.groups:
             raise KvdiagError(f"{files.origin} has no KV cache: --kv-pool-bytes does not apply")
@@ -181,7 +181,7 @@ def _fit(files: ModelFiles, options: FitOptions) -> int:
         batched = measured_with or default_batched_tokens(total, options.gpu)
         chosen = replace(options, max_num_batched_tokens=batched)
     deployment = deployment_of(architecture, chosen)
-    check_asked(architecture, deployment, options)
+    check_settings(architecture, deployment, options)
     fraction = options.memory_fraction
     if fraction is None:
         fraction = 1.0 if options.engine == GENERIC_ENGINE else DEFAULT_MEMORY_FRACTION

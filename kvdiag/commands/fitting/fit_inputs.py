@@ -64,7 +64,7 @@ def check_options(options: FitOptions) -> None:
         )
 
 
-def check_asked(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
+def check_settings(architecture: Architecture, deployment: Deployment, options: FitOptions) -> None:
     """Refuse settings that this model has no use for, or that no kernel takes.
 
     Raises:
@@ -112,10 +112,9 @@ def deployment_of(architecture: Architecture | None, options: FitOptions) -> Dep
 
 def weights_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> WeightsSource:
     """From a size, else from the checkpoint's headers, else counted from the config."""
-    asked = options.weights
-    if asked[:1].isdigit():
-        return GivenWeights(total_bytes=parse_bytes(asked, field="weights"))
-    weight_format = parse_weight_format(asked)
+    if options.weights[:1].isdigit():
+        return GivenWeights(total_bytes=parse_bytes(options.weights, field="weights"))
+    weight_format = parse_weight_format(options.weights)
     if files.headers and weight_format is None:
         kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
         tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
@@ -149,9 +148,8 @@ def overheads_of(files: ModelFiles, deployment: Deployment, options: FitOptions,
 
 def context_of(architecture: Architecture, options: FitOptions) -> int:
     """The tokens of one request: as --context says, else the longest that the model supports."""
-    asked: int | None = options.context
-    if asked is not None:
-        return asked
+    if options.context is not None:
+        return options.context
     return architecture.max_context_tokens or DEFAULT_CONTEXT_TOKENS
 
 
@@ -214,7 +212,7 @@ def _lengths(path: Path) -> list[tuple[float, float, float]]:
 def profile_of(
     files: ModelFiles, architecture: Architecture, deployment: Deployment, options: FitOptions
 ) -> Profile | None:
-    """The measured profile for this model on this GPU, where there is one and it is wanted.
+    """The measured profile for this model on this GPU, where there is one, unless --no-profile.
 
     Raises:
         KvdiagError: the file of profiles is there and cannot be used.
@@ -240,7 +238,6 @@ def known_profiles(options: FitOptions) -> tuple[Profile, ...]:
         if options.profile is not None:
             raise click.UsageError("pass --profile or --no-profile, not both")
         return ()
-    given: Path | None = options.profile
-    path = default_path() if given is None else given
-    asked_for = given is not None and options.calibrate is None and options.from_log is None
-    return () if path is None else read_profiles(path, required=asked_for)
+    path = options.profile or default_path()
+    required = options.profile is not None and options.calibrate is None and options.from_log is None
+    return () if path is None else read_profiles(path, required=required)

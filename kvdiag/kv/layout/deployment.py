@@ -117,7 +117,6 @@ class Deployment:
     def serving_terms(self, architecture: Architecture, *, encoder_tokens: int = 0) -> ServingTerms:
         """What decides the blocks a request really holds."""
         return ServingTerms(
-            prefill_chunk_tokens=self.max_num_batched_tokens,
             steps_in_flight=self.steps_in_flight,
             encoder_tokens=encoder_tokens,
             decode_context_parallel=self.decode_context_parallel,

@@ -167,11 +167,11 @@ def _declared(declared: Fields) -> Quantization:
     if not method and (declared.has("quant_algo") or declared.child("producer") is not None):
         # ModelOpt checkpoints may leave the method out (ModelArchConfigConvertorBase._normalize_quantization_config).
         method = "modelopt"
-    left = tuple(_left_alone(declared))
+    unquantized = tuple(_unquantized(declared))
     match method:
         case "awq" | "awq-marlin" | "auto-awq":
             bits = _grouped(declared, zeros=declared.flag("zero_point", default=True))
-            return Quantization(linear_bits=bits, exceptions=left)
+            return Quantization(linear_bits=bits, exceptions=unquantized)
         case "gptq" | "gptq-marlin" | "auto-gptq" | "auto-round" | "intel/auto-round" | "inc":
             # qzeros are stored whether the format is symmetric or not; with desc_act so is g_idx, 32 bits an input row.
             head = declared.flag("lm_head", default=False)
@@ -179,24 +179,24 @@ def _declared(declared: Fields) -> Quantization:
             return Quantization(
                 linear_bits=bits,
                 head_bits=bits if head else _PLAIN_BITS,
-                exceptions=(*left, *_per_layer(declared)),
+                exceptions=(*unquantized, *_per_layer(declared)),
             )
         case "fp8" | "fbgemm-fp8" | "deepspeedfp":
-            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=left)
+            return Quantization(linear_bits=8 + _block_scale(declared, "weight_block_size"), exceptions=unquantized)
         case "mxfp8":
-            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=left)
+            return Quantization(linear_bits=8 + 8 / _MX_GROUP, exceptions=unquantized)
         case "mxfp4" | "gpt-oss-mxfp4":
             return usual_quantization(WeightFormat.MXFP4)
         case "bitsandbytes":
-            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=left)
+            return Quantization(linear_bits=_bitsandbytes_bits(declared), exceptions=unquantized)
         case "modelopt" | "modelopt-fp4" | "modelopt-mxfp8" | "modelopt-mixed":
-            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=left)
+            return Quantization(linear_bits=_modelopt_bits(declared, method), exceptions=unquantized)
         case "compressed-tensors":
-            return _compressed(declared, left)
+            return _compressed(declared, unquantized)
     raise declared.error("quant_method", f"{method[:40]!a} is a format of unknown size: {_OVERRIDE}")
 
 
-def _left_alone(declared: Fields) -> Iterator[FormatOverride]:
+def _unquantized(declared: Fields) -> Iterator[FormatOverride]:
     """The layers that stay in 16 bits, under the name that each tool has for the list."""
     for holder in (declared, declared.child("quantization")):
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"):
@@ -296,7 +296,7 @@ def _modelopt_bits(declared: Fields, method: str) -> float:
     return bits + _per_group(scale_bits, group)
 
 
-def _compressed(declared: Fields, left: tuple[FormatOverride, ...]) -> Quantization:
+def _compressed(declared: Fields, unquantized: tuple[FormatOverride, ...]) -> Quantization:
     """compressed-tensors: groups of layers with settings of their own; a target is a class of layers, a name or an
     expression.
     """
@@ -316,7 +316,7 @@ def _compressed(declared: Fields, left: tuple[FormatOverride, ...]) -> Quantizat
             named.append(FormatOverride(names=parse_module_names(targets, field=group.path("targets")), bits=bits))
     if whole is None and not named:
         raise declared.error("config_groups", f"has no weights: {_OVERRIDE}")
-    return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*left, *named))
+    return Quantization(linear_bits=_PLAIN_BITS if whole is None else whole, exceptions=(*unquantized, *named))
 
 
 def _compressed_bits(weights: Fields) -> float:

@@ -65,7 +65,6 @@ def test_what_is_planned_and_what_is_held_have_the_settings_terms() -> None:
         state_cache_mode=StateCacheMode.ALL,
     )
     assert deployment.serving_terms(DENSE, encoder_tokens=1500) == ServingTerms(
-        prefill_chunk_tokens=4096,
         steps_in_flight=1,
         encoder_tokens=1500,
         decode_context_parallel=2,

@@ -14,7 +14,7 @@ FULL = PageSpec(kind=PageKind.FULL, block_size_tokens=16, heads=1, row_bytes=64)
 SLIDING = replace(FULL, kind=PageKind.SLIDING, window_tokens=128)
 CHUNKED = replace(FULL, kind=PageKind.CHUNKED, chunk_tokens=256)
 STATE = PageSpec(kind=PageKind.STATE, block_size_tokens=16, heads=1, row_bytes=512, dcp_sharded=False)
-SERVING = ServingTerms(prefill_chunk_tokens=512)
+SERVING = ServingTerms()
 
 
 CROSS = replace(FULL, kind=PageKind.CROSS)
