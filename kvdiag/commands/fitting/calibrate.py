@@ -26,7 +26,7 @@ from kvdiag.kv.fit.gpu_catalogue import gpu_bytes, gpu_name
 from kvdiag.kv.fit.plan import Demand
 from kvdiag.kv.fit.scenario import GivenWeights, Scenario, WeightsSource, rank_weights, scenario_budgets
 from kvdiag.kv.layout.deployment import Deployment, Platform, default_batched_tokens, deployed_layout
-from kvdiag.kv.layout.dtypes import model_dtype_bytes
+from kvdiag.kv.layout.dtypes import MODEL_DTYPE_BYTES
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.outputs.terminal.calibration_text import calibration_document, render_calibration
 from kvdiag.sources.model_files import ModelFiles, read_model
@@ -174,11 +174,7 @@ def _files(model: str | None, subject: Subject, options: FitOptions) -> ModelFil
 def _served(architecture: Architecture, report: EngineReport) -> Architecture:
     """The model in the dtype it is served in."""
     dtype = report.settings.dtype
-    try:
-        model_dtype_bytes(dtype or "")
-    except KvModelError:
-        return architecture
-    return architecture if dtype is None else replace(architecture, dtype=dtype)
+    return replace(architecture, dtype=dtype) if dtype in MODEL_DTYPE_BYTES else architecture
 
 
 def _chosen(subject: Subject, options: FitOptions) -> FitOptions:

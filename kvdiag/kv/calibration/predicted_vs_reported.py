@@ -301,22 +301,20 @@ def capacity_comparisons(
         predicted = found.interval(found.nominal.num_blocks, found.low.num_blocks, found.high.num_blocks)
         comparisons.append(Comparison(figure=Figure.BLOCKS, predicted=predicted, reported=exactly(report.num_blocks)))
     if report.tokens is not None:
-        ways = [
-            Comparison(figure=Figure.TOKENS, predicted=predicted, reported=exactly(report.tokens))
-            for predicted in _tokens(found, layout, deployment, report)
-        ]
-        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+        ways = _tokens(found, layout, deployment, report)
+        comparisons.append(_nearest(Figure.TOKENS, ways, exactly(report.tokens)))
     if report.concurrency is not None:
         slack = report.concurrency_slack
         reported = Interval(
             nominal=report.concurrency, low=max(0.0, report.concurrency - slack), high=report.concurrency + slack
         )
-        ways = [
-            Comparison(figure=Figure.CONCURRENCY, predicted=predicted, reported=reported)
-            for predicted in _concurrency(found, layout, deployment, report)
-        ]
-        comparisons.append(min(ways, key=lambda one: abs(one.drift_ratio)))
+        comparisons.append(_nearest(Figure.CONCURRENCY, _concurrency(found, layout, deployment, report), reported))
     return tuple(comparisons)
+
+
+def _nearest(figure: Figure, predictions: Iterator[Interval], reported: Interval) -> Comparison:
+    comparisons = (Comparison(figure=figure, predicted=one, reported=reported) for one in predictions)
+    return min(comparisons, key=lambda one: abs(one.drift_ratio))
 
 
 def _tokens(

@@ -309,6 +309,11 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
             f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
             "tensor_parallel",
         )
+    # Several draft modules read tokens below a window again (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens,
+    # SlidingWindowSpec.extra_retained_tokens).
+    drafts = context.deployment.speculative_tokens
+    several = min(len(context.deployment.draft_layers), drafts) > 1
+    retained = drafts - 1 if several and layer.kind is LayerKind.SLIDING else 0
     return PageSpec(
         kind=kinds[layer.kind],
         block_size_tokens=context.block_tokens,
@@ -318,16 +323,8 @@ def _attention_page(layer: AttentionLayer, context: _RankContext) -> PageSpec:
         variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
         window_tokens=layer.window_tokens,
         chunk_tokens=layer.chunk_tokens,
-        retained_tokens=_retained_tokens(layer, context.deployment),
+        retained_tokens=retained,
     )
-
-
-def _retained_tokens(layer: AttentionLayer, deployment: Deployment) -> int:
-    """Tokens kept below a window because several draft modules read them again
-    (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
-    """
-    modules = min(len(deployment.draft_layers), deployment.speculative_tokens)
-    return deployment.speculative_tokens - 1 if layer.kind is LayerKind.SLIDING and modules > 1 else 0
 
 
 def _latent_pages(layer: LatentLayer, context: _RankContext) -> tuple[PageSpec, ...]:

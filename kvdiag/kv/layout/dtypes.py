@@ -16,7 +16,7 @@ _INLINE_SCALES_BYTES = 8
 _DS_MLA_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _DS_MLA_LATENT_SIZE = 576
 
-_MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
+MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
 
 
 class KvPacking(StrEnum):
@@ -113,6 +113,6 @@ def resolve_kv_dtype(name: str, *, model_dtype: str, declared: str | None = None
 
 def model_dtype_bytes(name: str) -> int:
     """Bytes of one element of a model dtype; vLLM runs a float32 checkpoint in 16 bits."""
-    if name not in _MODEL_DTYPE_BYTES:
-        raise KvModelError(f"unknown dtype {name!r}: pass one of {', '.join(_MODEL_DTYPE_BYTES)}", "dtype")
-    return _MODEL_DTYPE_BYTES[name]
+    if name not in MODEL_DTYPE_BYTES:
+        raise KvModelError(f"unknown dtype {name!r}: pass one of {', '.join(MODEL_DTYPE_BYTES)}", "dtype")
+    return MODEL_DTYPE_BYTES[name]

@@ -49,13 +49,7 @@ def feed_forward(text: Fields, architecture: Architecture, index: int, hidden: i
             # longcat_flash.py::FlashDecoderLayer: a dense block after each of the two attention sublayers.
             dense_width_sum = 2 * text.integer("ffn_hidden_size", "intermediate_size")
             dense = block("mlps.0", inputs=hidden, width=dense_width_sum)
-        routed = _experts(experts, inputs=inner, width=width, matrices=matrices)
-        return (
-            LayerParameters(routed, plain=hidden * experts)
-            + _into_experts(hidden, inner)
-            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices)
-            + dense
-        )
+        return dense + _experts(experts, hidden=hidden, inner=inner, width=width, shared=shared, matrices=matrices)
     if architecture.model_type == "nemotron-nas":
         return _nas_feed_forward(text, index, hidden)
     width = dense_width(text, architecture.model_type, hidden)
@@ -71,24 +65,24 @@ def _doubles(text: Fields, architecture: Architecture, index: int) -> bool:
     return any(layer.index == index and layer.kind is LayerKind.SHARED for layer in architecture.layers)
 
 
-def _experts(count: int, *, inputs: int, width: int, matrices: int) -> tuple[Linear, ...]:
-    """All experts of a layer. Kernels for MXFP4 pad their sizes (gpt_oss.py)."""
+def _experts(
+    count: int, *, hidden: int, width: int, inner: int | None = None, shared: int = 0, matrices: int = 3
+) -> LayerParameters:
+    """All experts of a layer with their router, the shared experts, and the way into and out of the narrower space
+    (`inner`) that experts may work in. Kernels for MXFP4 pad their sizes (gpt_oss.py).
+    """
+    inputs = inner or hidden
     padded = count * _up(inputs, 256) * _up(width, 128)
-    return (
-        Linear(
-            "mlp.experts.0.gate_proj",
-            count * (matrices - 1) * inputs * width,
-            padded_parameters=(matrices - 1) * padded,
-        ),
+    gates = matrices - 1
+    linears: tuple[Linear, ...] = (
+        Linear("mlp.experts.0.gate_proj", count * gates * inputs * width, padded_parameters=gates * padded),
         Linear("mlp.experts.0.down_proj", count * inputs * width, padded_parameters=padded),
     )
-
-
-def _into_experts(hidden: int, inner: int) -> LayerParameters:
-    """The way into and out of the narrower space that experts may work in."""
-    if inner == hidden:
-        return LayerParameters()
-    return LayerParameters((Linear("mlp.fc1_latent_proj", 2 * hidden * inner),))
+    if inputs != hidden:
+        linears += (Linear("mlp.fc1_latent_proj", 2 * hidden * inputs),)
+    return LayerParameters(linears, plain=hidden * count) + block(
+        "mlp.shared_experts", inputs=hidden, width=shared, matrices=matrices
+    )
 
 
 def _up(value: int, step: int) -> int:
@@ -103,9 +97,7 @@ def _moondream_feed_forward(text: Fields, index: int, hidden: int) -> LayerParam
         width = text.integer("ff_dim")
         return block("mlp", inputs=hidden, width=width, matrices=2)
     count = moe.integer("n_experts", default=64, high=_MOST_EXPERTS)
-    width = moe.integer("expert_inner_dim", default=1024)
-    routed = _experts(count, inputs=hidden, width=width, matrices=3)
-    return LayerParameters(routed, plain=hidden * count)
+    return _experts(count, hidden=hidden, width=moe.integer("expert_inner_dim", default=1024))
 
 
 def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int, hidden: int) -> LayerParameters:
@@ -128,8 +120,7 @@ def _ernie_vl_feed_forward(text: Fields, architecture: Architecture, index: int,
     parts = block("mlp.shared_experts", inputs=hidden, width=widths[0] * _shared_experts(text))
     for count, width, start, end in zip(counts, widths, starts, ends, strict=True):
         if start <= index <= end:
-            routed = _experts(count, inputs=hidden, width=width, matrices=3)
-            parts += LayerParameters(routed, plain=hidden * count)
+            parts += _experts(count, hidden=hidden, width=width)
         else:
             parts += dense
     return parts
@@ -177,12 +168,7 @@ def _nemotron_feed_forward(text: Fields, index: int, hidden: int) -> LayerParame
         shared = text.integer("moe_shared_expert_intermediate_size", default=0, low=0)
         shared *= text.integer("n_shared_experts", default=1, low=0, high=256)
         inner = text.integer("moe_latent_size", default=hidden)
-        experts = expert_count(text)
-        return (
-            LayerParameters(_experts(experts, inputs=inner, width=width, matrices=2), plain=hidden * experts)
-            + _into_experts(hidden, inner)
-            + block("mlp.shared_experts", inputs=hidden, width=shared, matrices=2)
-        )
+        return _experts(expert_count(text), hidden=hidden, inner=inner, width=width, shared=shared, matrices=2)
     return LayerParameters()
 
 
