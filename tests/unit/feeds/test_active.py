@@ -119,7 +119,6 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
     """A server that does not answer its first request, or refuses it, is asked for no other."""
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": IDLE, "/v1/completions": completions})
-
     assert message in str(caught.value)
 
 
@@ -147,16 +146,13 @@ def test_server_that_cannot_be_measured_is_refused(page: str, message: str) -> N
     """Where the steps could not tell anything none is offered."""
     with pytest.raises(KvdiagError) as caught:
         run({"/metrics/": reply(page)})
-
     assert message in str(caught.value)
 
 
 def test_failing_requests_are_recorded() -> None:
     """A server that fails each request leaves every span with its outcome, for the diagnosis to judge."""
     failing = raw(STREAM, b'data: {"error": {"message": "CUDA out of memory"}}\n\n')
-
     actual = run({"/metrics/": IDLE, "/v1/completions": failing})
-
     spans = actual.spans("single_request")
     assert SINGLE.cycles == len(spans)
     assert all(span.complete for span in spans)
@@ -192,9 +188,7 @@ def slow_page_server(blind_tokens: int) -> Mapping[str, Answer]:
 
 def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     """Where no page was seen while the first load ran, the next ones generate more, until one is seen whole."""
-    # Half a second of the measured speed, some 100 tokens, is too short
     actual = run(slow_page_server(blind_tokens=150))
-
     spans = actual.spans("single_request")
     seen = [len(whole_load(actual, span)) >= DEFAULT_LIMITS.load_samples for span in spans]
     tokens = [span.workload.max_tokens for span in spans if span.workload is not None]

@@ -35,6 +35,5 @@ BY_HOST = series("DCGM_FI_DEV_FB_USED", instance="10.0.0.5:9400", UUID="GPU-b", 
 def test_gpus_are_the_servers_own_where_its_pod_is_named(gpus: tuple[Labels, ...], certain: bool) -> None:
     """An exporter that names the pod says whose the GPU is; the same host may have idle GPUs beside it."""
     replicas, _ = join([ENGINE, *gpus], gpus)
-
     (server,) = [one for one in replicas if one.key.startswith("pod ")]
     assert certain is gpus_assigned(server)

@@ -33,14 +33,12 @@ def ticked(period_seconds: float, busy_seconds: list[float]) -> list[tuple[int, 
 def test_quick_work_is_ticked_at_each_time() -> None:
     """Work that is done before the next tick never shifts it."""
     actual = ticked(0.5, [0.1, 0.4, 0.0, 0.49])
-
     assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == actual
 
 
 def test_missed_ticks_are_skipped() -> None:
     """After work that took several ticks the next one comes at its own time, and none is made up for."""
     actual = ticked(0.5, [1.25, 0.1, 0.75])
-
     assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == actual
 
 
@@ -52,7 +50,6 @@ def test_missed_ticks_are_skipped() -> None:
 def test_ticks_never_drift(period: float, busy: list[float]) -> None:
     """Whatever the work takes, tick n comes at n periods, each later than the one before."""
     seen = ticked(period, busy)
-
     numbers = [number for number, _ in seen]
     assert sorted(set(numbers)) == numbers
     assert [pytest.approx(number * period, abs=1e-6) for number in numbers] == [at for _, at in seen]
@@ -178,8 +175,6 @@ def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:
 def test_clock_runs_forward() -> None:
     """The clock gives seconds since the epoch, and never less than before."""
     clock = Clock()
-
     seen = [clock.now_seconds() for _ in range(1000)]
-
     assert sorted(seen) == seen
     assert seen[0] > 1_700_000_000

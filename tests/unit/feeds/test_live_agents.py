@@ -72,9 +72,7 @@ def told(samples: list[Sample]) -> list[Sample]:
 def test_agents_are_read_at_their_pace() -> None:
     """Each reading of the folder is a sample of its own, with its gaps."""
     gap = Gap("torch_allocator", "failed", "agent-1-1.json: not a file")
-
     samples = sampled(ThreadedReader(lambda: ((HELD,), (gap,)), "agents"), lambda seen: len(seen) >= 3)
-
     assert {((HELD,), (gap,), None, None)} == {(one.allocators, one.gaps, one.engines, one.devices) for one in samples}
 
 

@@ -93,7 +93,6 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
     # A third request joins at the end, which is new
     actual = with_client(drill, work)
 
-    # Whole blocks of 16 of all but the last token
     assert [0, 128, 0, 128] == actual
 
 
@@ -117,7 +116,6 @@ def test_load_tells_what_is_resident(drill: str) -> None:
 
     first, *between, last = with_client(drill, loads)
 
-    # The newest token of each has not been through the model
     assert (Load(requests=0), Load(requests=0)) == (first, last)
     resident = [tokens for load in between for tokens in load.resident_tokens]
     assert 2 == max(len(load.resident_tokens) for load in between)
@@ -145,7 +143,6 @@ def test_cancelling_frees_the_server(drill: str) -> None:
 def test_speed_is_measured(drill: str) -> None:
     """One request alone tells how long the first token takes, and how many follow in a second."""
     actual = with_client(drill, lambda client: Requests(client, MODEL, engine=ENGINE).measure(256, 16))
-
     assert isinstance(actual, Speed)
     assert actual.first_token_seconds > 0
     assert 1 < actual.tokens_per_second < 100_000
@@ -154,7 +151,6 @@ def test_speed_is_measured(drill: str) -> None:
 def test_request_that_is_too_long_is_told(drill: str) -> None:
     """The server's own words come with the status."""
     actual = offered(drill, Workload(requests=1, prompt_tokens=40_000, max_tokens=1))
-
     assert (0, 1) == (actual.completed, actual.failed)
     assert "maximum context length is 32768" in actual.errors[0]
 
@@ -162,7 +158,6 @@ def test_request_that_is_too_long_is_told(drill: str) -> None:
 def test_unknown_model_is_told(drill: str) -> None:
     """A model that the server does not have is an error that a run ends with."""
     actual = with_client(drill, lambda client: Requests(client, "other", engine=ENGINE).measure(8, 2))
-
     assert containing("HTTP 404: ", "`other`", "drill") == actual
 
 
@@ -170,6 +165,5 @@ def test_running_out_of_memory_is_told() -> None:
     """An error in the middle of the stream comes in torch's own words."""
     with Drill(SCENARIOS["long-context-oom"]) as serving:
         actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
-
     assert (0, 1, 0) == (actual.completed, actual.failed, actual.generated_tokens)
     assert "CUDA out of memory" in actual.errors[0]

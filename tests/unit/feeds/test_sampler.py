@@ -114,7 +114,6 @@ def test_sampler_reads_each_part_at_its_pace() -> None:
 def test_server_that_fails_leaves_gaps() -> None:
     """An engine that cannot be read is a gap in its samples, tick after tick, with what our requests hold beside it."""
     samples = sampled(reply("", status=500), until=lambda seen: len(engine_readings(seen)) >= 3)
-
     gap = Gap("engine", "failed", containing("500 on /metrics/"))
     failed = (None, Load(requests=2, resident_tokens=(7,)), (gap,))
     assert all(failed == (one.engines, one.load, one.gaps) for one in engine_readings(samples))
@@ -123,13 +122,11 @@ def test_server_that_fails_leaves_gaps() -> None:
 def test_page_that_never_ends_holds_up_nothing_else() -> None:
     """While the engine's page does not end the devices are read on."""
     page = endless(head(), b"#", pause_seconds=0.01)
-
     samples = sampled(
         page,
         until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3,
         answer_seconds=0.2,
     )
-
     gap = Gap("engine", "failed", containing("0.2 s on /metrics/"))
     assert all((gap,) == one.gaps for one in engine_readings(samples))
 
@@ -198,7 +195,6 @@ def test_a_source_that_breaks_costs_its_own_readings() -> None:
 
 def test_a_reading_that_broke_took_its_time_too() -> None:
     """How long the newest reading of a source took is told of one that ended in a mistake, not of the one before it."""
-    # A driver that answers in 1 s, then breaks after 3 s, by a clock that it moves itself
     now = [0.0]
 
     def breaks_later(*, processes: bool) -> DeviceReading:
@@ -235,7 +231,6 @@ def test_a_reading_that_broke_took_its_time_too() -> None:
 
 def test_slow_driver_is_asked_seldom() -> None:
     """A driver whose calls take long is left alone for as many times as long, and lists processes all the same."""
-    # A call that takes 20 ms, and a tenth of the time for all of them
     asked: list[tuple[float, bool]] = []
 
     def slow(*, processes: bool) -> DeviceReading:
@@ -250,7 +245,6 @@ def test_slow_driver_is_asked_seldom() -> None:
         pace=replace(QUICK, device_seconds=0.01, process_seconds=0.03, most_driver_ratio=0.1),
     )
 
-    # A call comes no sooner than ten times its length after the one before
     assert all(later - earlier > 0.19 for (earlier, _), (later, _) in pairwise(asked))
     assert {True} == {processes for _, processes in asked}
 
@@ -272,7 +266,6 @@ def test_filter_that_is_not_known_is_given_up() -> None:
 
 def test_a_server_that_shows_no_engine_yet_is_asked_for_little_again() -> None:
     """A page that shows nothing, with a filter or without, says nothing about filters: they are used once it does."""
-    # A server whose first pages have no engine
     asked: list[bool] = []
 
     def page(peer: Peer) -> None:

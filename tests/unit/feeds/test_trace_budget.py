@@ -95,7 +95,6 @@ def test_a_budget_of_values_ends_the_reading(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_bytes(HEADER + b'{"sample":{"at_seconds":1}}\n' * 1_000)
     budget = Budget(values=1_900)
-
     with pytest.raises(TooLongError):
         read_trace(path, budget=budget)
     assert -20 < budget.values < 0
@@ -131,9 +130,7 @@ def test_a_long_trace_is_thinned_as_a_daemon_thins(tmp_path: Path, little: Budge
     """The newest samples are whole, the older ones are those that a daemon keeps of each minute, and a gap says it."""
     whole = samples(20)
     path = write(tmp_path / "long.jsonl", whole)
-
     timeline, facts = read_trace(path, budget=little)
-
     assert (THINNED,) == facts.gaps
     assert whole[-5:] == timeline.samples[-5:]
     assert set(timeline.samples) <= set(whole)
@@ -145,7 +142,6 @@ def test_test_steps_are_never_thinned(tmp_path: Path, little: Budget) -> None:
     """Each of their samples is compared with what had to be there: a trace that is too long for that is refused."""
     mark = Mark(at_seconds=0.0, step="baseline", cycle=0, phase="begin")
     path = write(tmp_path / "long.jsonl", (mark, *samples(20)))
-
     with pytest.raises(TooLongError):
         read_trace(path, budget=little)
 

@@ -13,8 +13,6 @@ from tests.unit.feeds.completions import MODEL, with_client
 def test_vocabulary_is_the_servers(drill: str) -> None:
     """Token ids for prompts are those that the server's own tokenizer makes of words."""
     actual = with_client(drill, lambda client: token_ids(client, MODEL))
-
-    # The drill's tokenizer knows bytes
     assert {3 + byte for byte in b"abcdefghijklmnopqrstuvwxyz "} == set(actual)
 
 
@@ -38,7 +36,6 @@ def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL))
         sent_bytes = server.sent_bytes
-
     assert DEFAULT_TOKEN_IDS == actual
     assert sent_bytes < 50 * 2**20
 
@@ -46,8 +43,6 @@ def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
 def test_vocabulary_that_never_ends_is_given_up() -> None:
     """A /tokenize that keeps sending a little is given up, and not waited for as long as it sends."""
     answer = endless(head(), b" ", pause_seconds=0.05)
-
     with Hostile({"/tokenize": answer}) as server:
         actual = with_client(server.url, lambda client: token_ids(client, MODEL, answer_seconds=0.3))
-
     assert DEFAULT_TOKEN_IDS == actual

@@ -253,7 +253,6 @@ def test_gpus_come_and_go() -> None:
 
 def test_a_slow_driver_is_asked_seldom() -> None:
     """It takes a tenth of the time at most, process lists among it; the engine is read at every tick meanwhile."""
-    # A driver that takes five seconds
     place = Place(driver_seconds=5.0)
 
     async def script(watch: Watch) -> None:
@@ -265,11 +264,9 @@ def test_a_slow_driver_is_asked_seldom() -> None:
         assert any(slow[1:])
         assert watch.snapshot().newest.engines is not None
 
-        # It is quick again
         place.driver_seconds = 0.0
         await asyncio.sleep(160)
 
-        # It is asked at every tick
         assert len(place.asked) - len(slow) > 100
 
     watch = watching(place, script)
