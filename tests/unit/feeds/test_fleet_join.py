@@ -175,9 +175,7 @@ def test_a_pod_without_a_page_is_a_server(named: tuple[str, str]) -> None:
     space, pod = named
     given = {space: "a", pod: "trtllm-0"}
     gpus = (dcgm(**given), dcgm("GPU-2", **given), dcgm("GPU-3", **{space: "a", pod: "unseen"}))
-
     replicas, _ = join((memory_of("trtllm-0"), memory_of("web-0"), *gpus), gpus)
-
     assert ["gpu 3", "pod /a/trtllm-0"] == [one.key for one in replicas]
     server = replicas[1]
     assert (("namespace", "a"), ("pod", "trtllm-0")) == server.subject
@@ -297,7 +295,6 @@ def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None
         times = sorted(data.draw(st.sets(st.integers(1, 40), max_size=6)))
         values = [data.draw(NUMBERS) for _ in times]
         history.series[one] = Points(times=array("d", [30.0 * moment for moment in times]), values=array("d", values))
-
     replicas: tuple[Replica, ...] = join(series, series)[0]
     for replica in replicas:
         timeline, facts = timeline_of(replica, history, 1500.0)

@@ -32,14 +32,12 @@ def ticked(period_seconds: float, busy_seconds: list[float]) -> list[tuple[int, 
 
 def test_quick_work_is_ticked_at_each_time() -> None:
     """Work that is done before the next tick never shifts it."""
-    actual = ticked(0.5, [0.1, 0.4, 0.0, 0.49])
-    assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == actual
+    assert [(0, 0.0), (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == ticked(0.5, [0.1, 0.4, 0.0, 0.49])
 
 
 def test_missed_ticks_are_skipped() -> None:
     """After work that took several ticks the next one comes at its own time, and none is made up for."""
-    actual = ticked(0.5, [1.25, 0.1, 0.75])
-    assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == actual
+    assert [(0, 0.0), (3, 1.5), (4, 2.0), (6, 3.0)] == ticked(0.5, [1.25, 0.1, 0.75])
 
 
 @settings(deadline=None)
@@ -88,9 +86,7 @@ def test_waiting_ends_with_what_is_waited_for() -> None:
             at_seconds = now_seconds()
         return found, running_in(asked[-1]), at_seconds
 
-    actual = run(work())
-
-    assert (True, [1, 2, 3], 3.0) == actual
+    assert (True, [1, 2, 3], 3.0) == run(work())
 
 
 def test_waiting_ends_at_its_limit() -> None:
@@ -112,9 +108,7 @@ def test_waiting_ends_at_its_limit() -> None:
             recording.cancel()
         return silent, busy, at_seconds
 
-    actual = run(work())
-
-    assert (False, False, 10.0) == actual
+    assert (False, False, 10.0) == run(work())
 
 
 def test_what_is_true_already_is_not_waited_for() -> None:
@@ -123,9 +117,7 @@ def test_what_is_true_already_is_not_waited_for() -> None:
     async def work() -> tuple[bool, float]:
         return await TimelineBuilder().wait_for(lambda samples: True, 5.0), now_seconds()
 
-    actual = run(work())
-
-    assert (True, 0.0) == actual
+    assert (True, 0.0) == run(work())
 
 
 def test_all_who_wait_are_woken() -> None:
@@ -146,9 +138,7 @@ def test_all_who_wait_are_woken() -> None:
         await record()
         return [await task for task in waiting]
 
-    actual = run(work())
-
-    assert [True, True, True, False] == actual
+    assert [True, True, True, False] == run(work())
 
 
 def test_recorder_keeps_what_it_writes(tmp_path: Path) -> None:

@@ -57,9 +57,7 @@ def test_what_is_recorded_is_read(segments: SegmentStore) -> None:
     for sample in came:
         segments.add(sample)
     segments.close()
-
     timeline, facts = read_segments(segments.folder)
-
     assert (tuple(came), FACTS) == (timeline.samples, facts)
     assert 2 == len(files(segments.folder))
 
@@ -181,7 +179,6 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
 def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
     """Each start takes over the history in one file of its own; it neither grows nor shrinks by that."""
     tiers, now_seconds = recorded_day(tmp_path, hours=3.0)
-
     for _ in range(5):
         before = reload(tmp_path, now_seconds=now_seconds, url=URL)
         assert before is not None
@@ -189,7 +186,6 @@ def test_many_restarts_keep_a_day(tmp_path: Path) -> None:
         segments.begin(before.facts)
         segments.renew_history(before.thinned)
         segments.close()
-
     assert tiers.samples() == filled(reload(tmp_path, now_seconds=now_seconds, url=URL)).samples()
     assert 1 == len(files(tmp_path / HISTORY))
 

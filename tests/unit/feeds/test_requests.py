@@ -72,9 +72,7 @@ def test_prompts_are_never_cached(drill: str) -> None:
         (after,) = (await source.read())[0] or ()
         return (after.prefix_hits_total or 0) - (before.prefix_hits_total or 0)
 
-    actual = with_client(drill, hits)
-
-    assert 0 == actual
+    assert 0 == with_client(drill, hits)
 
 
 def test_repeated_prompts_are_the_same(drill: str) -> None:
@@ -91,9 +89,7 @@ def test_repeated_prompts_are_the_same(drill: str) -> None:
         return hits
 
     # A third request joins at the end, which is new
-    actual = with_client(drill, work)
-
-    assert [0, 128, 0, 128] == actual
+    assert [0, 128, 0, 128] == with_client(drill, work)
 
 
 async def _hits(source: EngineClient) -> int:
@@ -135,9 +131,7 @@ def test_cancelling_frees_the_server(drill: str) -> None:
             await asyncio.gather(offering, return_exceptions=True)
             return ran, await until(lambda running: running == 0), requests.load()
 
-    actual = with_client(drill, cancel)
-
-    assert (4, 0, Load(requests=0)) == actual
+    assert (4, 0, Load(requests=0)) == with_client(drill, cancel)
 
 
 def test_speed_is_measured(drill: str) -> None:

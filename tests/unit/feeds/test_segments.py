@@ -134,12 +134,10 @@ def test_a_folder_is_judged_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     write(tmp_path / "folder" / "a.jsonl", *SAMPLES[:6])
     write(tmp_path / "folder" / "b.jsonl", *SAMPLES[6:])
     write(tmp_path / "whole.jsonl", *SAMPLES)
-
     said = []
     for name in ("folder", "whole.jsonl"):
         code = main(["diagnose", str(tmp_path / name), "--output", "json"])
         said.append((code, json.loads(capsys.readouterr().out)))
-
     assert said[0] == said[1]
     assert (0, "ok") == (said[0][0], said[0][1]["worst"])
 

@@ -50,7 +50,6 @@ def test_default_soak() -> None:
 def test_plan_is_bounded(seconds: float, speed: Speed | None, blocks: int, longest: int | None) -> None:
     """Whatever the server, a soak has its length, enough cycles, and a bound on requests and prompts."""
     actual = plan_soak(seconds, Facts(max_model_len_tokens=longest, pools=pools(blocks)), speed)
-
     assert seconds == pytest.approx(actual.seconds)
     loads = actual.cycles[1::2]
     assert len(loads) <= MOST_PAIRS
@@ -120,9 +119,7 @@ def test_other_traffic_ends_the_soak() -> None:
     company = Company(alone_for=2 + 28 + 4)
     facts = Facts(max_model_len_tokens=4096)
     soak = partial(plan_soak, LEAST_SECONDS, facts, cycle_seconds=0.2)
-
     timeline = run({"/metrics/": company.page, "/v1/completions": company.completions}, facts, steps=1, soak=soak)
-
     spans = timeline.spans("soak")
     assert 3 + SPOILT_CYCLES >= len(spans)
     result = step(diagnose(timeline, facts), "soak")

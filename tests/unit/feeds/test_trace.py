@@ -32,8 +32,7 @@ def test_timeline_comes_back(folder: Path, suffix: str, timeline: Timeline, fact
     """What was recorded is read again as the same timeline of the same server, packed or not."""
     path = folder / f"round-trip.{suffix}"
     write(path, timeline, facts)
-    actual = read_trace(path)
-    assert (timeline, facts) == actual
+    assert (timeline, facts) == read_trace(path)
 
 
 WHOLE = HEADER + b"".join(LINES) + b'{"end":%d}\n' % len(LINES)
@@ -66,9 +65,7 @@ def test_trace_is_readable_while_it_grows(tmp_path: Path) -> None:
     for writer in writers:
         writer.add(SAMPLES[0])
         writer.add(MARK)
-
     actual = [read_trace(path) for path in paths]
-
     for writer in writers:
         writer.close()
     assert [(Timeline(samples=SAMPLES[:1], marks=(MARK,)), CUT_OFF)] * 2 == actual
@@ -137,12 +134,10 @@ except KvdiagError as error:
 def test_disk_that_fills_up_is_told(tmp_path: Path, suffix: str) -> None:
     """When no more can be written one error says so, and what was written before can be read."""
     path = tmp_path / f"trace.{suffix}"
-
     # A process may write 4 KiB and no more
     done = subprocess.run(
         [sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
-
     assert (f"cannot record to {path}: File too large\n", "") == (done.stdout, done.stderr)
     timeline, _ = read_trace(path)
     assert [float(number) for number in range(len(timeline.samples))] == [one.at_seconds for one in timeline.samples]

@@ -81,11 +81,9 @@ def test_no_trace_takes_more_memory_than_a_container_has(tmp_path: Path, bomb: s
         file.write(HEADER)
         for one in lines(line, count // share):
             file.write(one)
-
     command = [sys.executable, "-c", JUDGE, str(path), str(share)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     exit_code, resident_bytes = map(int, told.splitlines()[-1].split())
-
     assert exit_code in (0, 1, 2, 3)
     assert resident_bytes < MAX_RESIDENT_BYTES[share]
 
@@ -154,9 +152,7 @@ def test_the_oldest_segments_are_left_out_where_all_are_too_many(
     for number in range(8):
         write(tmp_path / f"kvdiag-{number:08d}.jsonl.gz", whole[60 * number : 60 * number + 60])
     monkeypatch.setattr(segments, "Budget", lambda: Budget(values=4_000))
-
     timeline, facts = read_segments(tmp_path)
-
     assert 60 <= len(timeline.samples) < len(whole)
     assert whole[-len(timeline.samples) :] == timeline.samples
     (gap,) = facts.gaps

@@ -123,8 +123,7 @@ def test_marks_back_in_time_are_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     earlier = {**to_plain(MARK), "at_seconds": 1.0}
     path.write_bytes(HEADER + LINES[4] + line(mark=to_plain(MARK)) + line(mark=earlier) + LINES[4])
-    actual = refusal(path)
-    assert containing("TRACE, line 4: ", "previous mark") == actual
+    assert containing("TRACE, line 4: ", "previous mark") == refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,7 @@ def test_what_is_no_trace_is_told(tmp_path: Path, content: bytes, message: str, 
     path = tmp_path / "trace.jsonl"
     packed = content.startswith(b"\x1f\x8b")
     path.write_bytes(content if packed else content + more)
-    actual = refusal(path)
-    assert containing(message) == actual
+    assert containing(message) == refusal(path)
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
@@ -186,8 +184,7 @@ def test_packed_bomb_is_refused(tmp_path: Path) -> None:
         file.write(HEADER)
         for _ in range(64):
             file.write(bytes(2**20))
-    actual = refusal(path)
-    assert "TRACE, line 2: longer than 4 MiB" == actual
+    assert "TRACE, line 2: longer than 4 MiB" == refusal(path)
 
 
 SMALL_RUN = runs.run(worlds.World(workloads={}, gpus=1))

@@ -89,9 +89,7 @@ def watched(*sets: float) -> tuple[tuple[Sample, ...], Watch]:
 def test_a_set_clock_moves_the_history_with_it() -> None:
     """An hour back, then two forward: samples go on in order, none is lost, and their distances stay what they were."""
     untouched, _ = watched(0.0, 0.0)
-
     kept, watch = watched(-3600.0, 7200.0)
-
     assert [round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(untouched[-300:])] == [
         round(later.at_seconds - earlier.at_seconds, 3) for earlier, later in pairwise(kept[-300:])
     ]

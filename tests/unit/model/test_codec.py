@@ -30,8 +30,7 @@ def test_no_field_is_forgotten() -> None:
     sample = Sample(
         at_seconds=1.0, devices=(Device(uuid="GPU-1", index=0, name="", memory=None, processes=(process,)),)
     )
-    actual = from_plain(Sample, json.loads(json.dumps(to_plain(sample))))
-    assert sample == actual
+    assert sample == from_plain(Sample, json.loads(json.dumps(to_plain(sample))))
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -52,8 +51,7 @@ POOL = {"engine": "0", "block_tokens": 16, "total_blocks": 100, "usable_blocks":
 
 def test_none_may_also_be_written_out() -> None:
     """`null` for a reading that may be missing is that it is missing."""
-    actual = from_plain(Sample, {**SAMPLE, "engines": None, "load": None})
-    assert Sample(at_seconds=1.0) == actual
+    assert Sample(at_seconds=1.0) == from_plain(Sample, {**SAMPLE, "engines": None, "load": None})
 
 
 def test_whole_number_is_a_float_too() -> None:
