@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -130,27 +130,13 @@ class Requests:
                 for prompt in self._prompts(workload)
             ]
         done = [task.result() for task in tasks]
-        failed = [one for one in done if one.error is not None]
-        return Outcome(
-            completed=len(done) - len(failed),
-            failed=len(failed),
-            prompt_tokens=(len(done) - len(failed)) * workload.prompt_tokens,
-            generated_tokens=sum(one.generated_tokens for one in done),
-            errors=tuple(dict.fromkeys(one.error for one in failed if one.error is not None))[:4],
-        )
+        return _outcome(workload.prompt_tokens, *done)
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""
         done = await self._send(len(prompt.token_ids), max_tokens, prompt)
-        answered = done.error is None
-        return Outcome(
-            completed=int(answered),
-            failed=int(not answered),
-            prompt_tokens=len(prompt.token_ids) if answered else 0,
-            generated_tokens=done.generated_tokens,
-            errors=() if done.error is None else (done.error,),
-            first_token_seconds=done.first_token_seconds if answered else None,
-        )
+        outcome = _outcome(len(prompt.token_ids), done)
+        return outcome if outcome.failed else replace(outcome, first_token_seconds=done.first_token_seconds)
 
     def _prompts(self, workload: Workload) -> list[Prompt | None]:
         """A prompt for each request, those of the last repeated workload where it is repeated; `None` for a new one."""
@@ -213,6 +199,18 @@ class Requests:
             first_token_seconds=None if first is None else first - sent,
             decode_seconds=None if first is None else last - first,
         )
+
+
+def _outcome(prompt_tokens: int, *done: _Done) -> Outcome:
+    errors = [one.error for one in done if one.error is not None]
+    completed = len(done) - len(errors)
+    return Outcome(
+        completed=completed,
+        failed=len(errors),
+        prompt_tokens=completed * prompt_tokens,
+        generated_tokens=sum(one.generated_tokens for one in done),
+        errors=tuple(dict.fromkeys(errors))[:4],
+    )
 
 
 async def within(seconds: float, work: Awaitable[Outcome], requests: int) -> Outcome:
