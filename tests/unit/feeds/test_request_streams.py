@@ -13,6 +13,9 @@ from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
 from tests.unit.feeds.completions import MODEL, STREAM, chunk, event, failure, offered, one
 
+SENSELESS: tuple[object, ...] = (-1, 2**40, "3", 2.5, None, [], 1)
+"""Usages that are no count, or smaller than before."""
+
 PIECES = (
     chunk(1) + b": a comment\r\n\r\n" + chunk(2).replace(b"\n", b"\r\n") + b"event: x\ndata: {\ndata: 5\n\n" + chunk(3)
 )
@@ -30,7 +33,7 @@ PIECES = (
                 2,
                 id=f"a usage of {count}",
             )
-            for count in (-1, 2**40, "3", 2.5, None, [], 1)
+            for count in SENSELESS
         ),
         pytest.param(endless(STREAM + chunk(4), b": still here\n\n", pause_seconds=0.01), 4, 4, id="left at the last"),
         pytest.param(raw(STREAM, *(bytes([byte]) for byte in PIECES)), 3, 3, id="in pieces, with either line ending"),
