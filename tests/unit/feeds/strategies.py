@@ -109,7 +109,5 @@ def _in_time(some: Sequence[T]) -> tuple[T, ...]:
 
 
 TIMELINES = st.builds(
-    Timeline,
-    samples=st.lists(SAMPLES, max_size=4).map(_in_time),
-    marks=st.lists(MARKS, max_size=3).map(_in_time),
+    Timeline, samples=st.lists(SAMPLES, max_size=4).map(_in_time), marks=st.lists(MARKS, max_size=3).map(_in_time)
 )

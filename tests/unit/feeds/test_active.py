@@ -109,9 +109,7 @@ STREAM = head(content_type="text/event-stream")
         pytest.param(silent(), f"a completion of 512 tokens failed: {NO_ANSWER}", id="silence"),
         pytest.param(silent(STREAM), f"a completion of 512 tokens failed: {NO_ANSWER}", id="a silent stream"),
         pytest.param(
-            reply_json({"error": {"message": "no such model"}}, status=404),
-            "HTTP 404: no such model",
-            id="404",
+            reply_json({"error": {"message": "no such model"}}, status=404), "HTTP 404: no such model", id="404"
         ),
         pytest.param(reply("x" * 500, status=400), f"HTTP 400: {'x' * 190}", id="a long reason"),
     ],
@@ -126,20 +124,10 @@ def test_server_that_completes_nothing_is_told(completions: Answer, message: str
 @pytest.mark.parametrize(
     ("page", "message"),
     [
+        pytest.param(page_with("vllm:num_requests_waiting", "2.0"), "other traffic (2 requests", id="other traffic"),
+        pytest.param(page_with("vllm:kv_cache_usage_perc", "NaN"), "engine 0 is nan", id="a usage that cannot be"),
         pytest.param(
-            page_with("vllm:num_requests_waiting", "2.0"),
-            "other traffic (2 requests",
-            id="other traffic",
-        ),
-        pytest.param(
-            page_with("vllm:kv_cache_usage_perc", "NaN"),
-            "engine 0 is nan",
-            id="a usage that cannot be",
-        ),
-        pytest.param(
-            PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'),
-            "the engine is asleep",
-            id="asleep",
+            PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0'), "the engine is asleep", id="asleep"
         ),
     ],
 )

@@ -41,10 +41,7 @@ def test_missed_ticks_are_skipped() -> None:
 
 
 @settings(deadline=None)
-@given(
-    period=st.sampled_from([0.1, 0.3, 1.0, 5.0]),
-    busy=st.lists(st.floats(0.0, 20.0), max_size=20),
-)
+@given(period=st.sampled_from([0.1, 0.3, 1.0, 5.0]), busy=st.lists(st.floats(0.0, 20.0), max_size=20))
 def test_ticks_never_drift(period: float, busy: list[float]) -> None:
     """Whatever the work takes, tick n comes at n periods, each later than the one before."""
     seen = ticked(period, busy)

@@ -53,14 +53,10 @@ def test_server_with_room_gets_the_steps_as_they_are_defined(facts: Facts) -> No
 def test_short_context_cuts_the_prompts() -> None:
     """A server of 2,048 tokens gets prompts that leave room for their outputs; what fits stays as it is."""
     actual = plan(STEPS, Facts(max_model_len_tokens=2048))
-
     expected = [
         (BY_ID["baseline"].workload, ()),
         (BY_ID["single_request"].workload, ()),
-        (
-            replace(BY_ID["concurrent"].workload, prompt_tokens=1792),
-            (containing("2,048 tokens", "to 1,792:"),),
-        ),
+        (replace(BY_ID["concurrent"].workload, prompt_tokens=1792), (containing("2,048 tokens", "to 1,792:"),)),
         (
             replace(BY_ID["long_context"].workload, prompt_tokens=1920),
             (containing("16,384 tokens", "to 1,920:", "2,048 tokens"),),
@@ -105,9 +101,7 @@ def test_nothing_is_offered_that_does_not_fit(
     """Every request fits the server's longest and its pool, asks for something, and a cut one is noted."""
     facts = Facts(max_model_len_tokens=longest, pools=(pool(blocks, block_tokens=block_tokens),))
     limit = min(longest, blocks * block_tokens)
-
     steps = plan(STEPS, facts, speed)
-
     for one in steps[1:]:
         load, defined = one.workload, one.step.workload
         assert load.prompt_tokens + load.max_tokens <= limit

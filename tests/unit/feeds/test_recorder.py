@@ -217,12 +217,10 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     came = readings(20)
     for sample in came[:10]:
         segments.add(sample)
-
     segments.clock_was_set(-3600.0)
     for sample in came[10:]:
         segments.add(replace(sample, at_seconds=sample.at_seconds - 600.0))
     segments.close()
-
     timeline, _ = read_segments(segments.folder)
     expected = [*(one.at_seconds - 3600.0 for one in came[:10]), *(one.at_seconds - 600.0 for one in came[10:])]
     assert [max(each, 0.0) for each in expected] == [one.at_seconds for one in timeline.samples]

@@ -68,14 +68,10 @@ FAILURES = [
         reply(LONG_TEXT, status=500), f"HTTP 500: {LONG_TEXT[:MAX_ERROR_CHARACTERS]}", id="a long text is cut"
     ),
     pytest.param(
-        endless(head(500), b"x" * 65536),
-        f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}",
-        id="an endless error text",
+        endless(head(500), b"x" * 65536), f"HTTP 500: {'x' * MAX_ERROR_CHARACTERS}", id="an endless error text"
     ),
     pytest.param(
-        reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"),
-        "compressed (gzip)",
-        id="a packed error",
+        reply(gzip.compress(b"x"), status=500, Content_Encoding="gzip"), "compressed (gzip)", id="a packed error"
     ),
     pytest.param(
         raw(STREAM, event({"error": {"message": "CUDA out of memory"}})), "CUDA out of memory", id="in stream"
@@ -100,16 +96,10 @@ FAILURES = [
         raw(STREAM, event({"choices": [{"text": "x" * MAX_EVENT_BYTES}]}), chunk()), TOO_LONG, id="a huge event"
     ),
     pytest.param(
-        raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))),
-        "compressed (gzip)",
-        id="a packed stream",
+        raw(head(Content_Encoding="gzip"), gzip.compress(chunk(4))), "compressed (gzip)", id="a packed stream"
     ),
     pytest.param(raw(), "Server disconnected", id="hangs up at once"),
-    pytest.param(
-        raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"),
-        "incomplete chunked",
-        id="breaks off",
-    ),
+    pytest.param(raw(head(Transfer_Encoding="chunked"), b"5\r\ndata:\r\n"), "incomplete chunked", id="breaks off"),
     pytest.param(
         reply("", status=307, Location="http://127.0.0.1:1/"), "HTTP 307: no text", id="redirect is not followed"
     ),

@@ -128,9 +128,7 @@ def test_page_that_never_ends_holds_up_nothing_else() -> None:
     """While the engine's page does not end the devices are read on."""
     page = endless(head(), b"#", pause_seconds=0.01)
     samples = sampled(
-        page,
-        until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3,
-        answer_seconds=0.2,
+        page, until=lambda seen: bool(engine_readings(seen)) and len(device_readings(seen)) >= 3, answer_seconds=0.2
     )
     gap = Gap("engine", "failed", containing("0.2 s on /metrics/"))
     assert all((gap,) == one.gaps for one in engine_readings(samples))

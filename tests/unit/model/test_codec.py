@@ -37,11 +37,7 @@ def test_what_is_not_known_is_left_out() -> None:
     """A missing reading takes no room, and a false one does not count as missing."""
     sample = Sample(at_seconds=1.5, engines=(Engine(engine="0", requests_running=0, asleep=False),))
     actual = to_plain(sample)
-    expected = {
-        "at_seconds": 1.5,
-        "engines": [{"engine": "0", "requests_running": 0, "asleep": False}],
-        "gaps": [],
-    }
+    expected = {"at_seconds": 1.5, "engines": [{"engine": "0", "requests_running": 0, "asleep": False}], "gaps": []}
     assert expected == actual
 
 

@@ -267,8 +267,3 @@ def test_between_is_what_a_filter_would_take(times: list[int], start: int, end: 
     timeline = Timeline(samples=tuple(Sample(at_seconds=float(at)) for at in sorted(times)))
     inside = tuple(sample for sample in timeline.samples if start <= sample.at_seconds <= end)
     assert inside == timeline.between(start, end)
-
-
-def test_timelines_of_the_same_readings_are_equal() -> None:
-    """Two runs against the same world are one value."""
-    assert run() == run()

@@ -99,9 +99,7 @@ def test_handshakes_under_way_end_in_silence(tmp_path: Path) -> None:
         serving.loop.set_exception_handler(lambda _, context: mistakes.append(context))
         places = serving.web._connections  # noqa: SLF001 - no client can see it
         assert eventually(lambda: len(places) == 1)
-
         asyncio.run_coroutine_threadsafe(serving.web.stop(), serving.loop).result(10)
-
         assert b"" == silent.recv(1)
     assert [] == mistakes
 
