@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import string
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
@@ -20,7 +21,7 @@ import httpx2
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sources.bounded_json import decode
-from kvdiag.sources.http import UNPACKED, Unreadable, explain, unpacked
+from kvdiag.sources.http import UNPACKED, HttpReader, Unreadable, explain, unpacked
 
 MAX_ERROR_CHARACTERS = 700
 """torch's out-of-memory message with all its figures has about 500 characters."""
@@ -28,6 +29,9 @@ MAX_ERROR_CHARACTERS = 700
 CHUNKS_AT_ONCE = 256
 MAX_EVENT_BYTES = 2**20
 MAX_TOKENS = 2**31
+WORDS = 400
+MAX_ID = 2**24
+ANSWER_SECONDS = 10.0
 
 SILENCE_SECONDS = 60.0
 """Longest wait for the next chunk: a 16K prefill on a slow server takes some seconds, a queue of ten half a minute."""
@@ -292,3 +296,24 @@ async def _error_of(response: httpx2.Response, path: str) -> str:
         decoded = None
     message = _message(decoded) if isinstance(decoded, dict) else None
     return f"HTTP {response.status_code}: {message or text[:MAX_ERROR_CHARACTERS] or 'no text'}"
+
+
+async def token_ids(
+    client: httpx2.AsyncClient, model: str, *, answer_seconds: float = ANSWER_SECONDS
+) -> tuple[int, ...]:
+    """Distinct ids of random words as the server's own /tokenize gives them; a safe range where it does not answer.
+
+    Special tokens are left out by asking for none and by taking only what words turn into.
+    """
+    draw = random.Random(7)  # noqa: S311 - any words will do
+    text = " ".join("".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(WORDS))
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    try:
+        answer = await HttpReader(client, answer_seconds).json("/tokenize", body=body)
+    except Unreadable:
+        return DEFAULT_TOKEN_IDS
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list):
+        return DEFAULT_TOKEN_IDS
+    known = {token for token in tokens if isinstance(token, int) and 0 < token < MAX_ID}
+    return tuple(sorted(known)) or DEFAULT_TOKEN_IDS

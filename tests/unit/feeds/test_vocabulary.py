@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS
-from kvdiag.feeds.active.vocabulary import token_ids
+from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, token_ids
 from tests.fixtures.hostile import Answer, Hostile, endless, head, raw, reply, reply_json
 from tests.unit.feeds.completions import MODEL, with_client
 
