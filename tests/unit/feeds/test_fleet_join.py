@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.feeds.history.replica_timeline import timeline_of
-from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
+from kvdiag.feeds.history.series_join import Replica, gpus_assigned, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import METRICS, uuid_of
 from kvdiag.model import Gap
 from kvdiag.sources.prometheus_answers import History, Labels, Points
@@ -300,3 +300,19 @@ def test_no_history_does_harm(series: list[Labels], data: st.DataObject) -> None
         timeline, facts = timeline_of(replica, history, 1500.0)
         found = diagnose(timeline, facts)
         assert len(timeline.samples) == found.samples
+
+
+@pytest.mark.parametrize(
+    ("gpus", "certain"),
+    [
+        ((dcgm("GPU-a", exported_namespace="ml", exported_pod="llm-0"),), True),
+        ((dcgm("GPU-b", instance="10.0.0.5:9400"),), False),
+        ((), False),
+    ],
+    ids=["named by its exporter", "on the same host", "none"],
+)
+def test_gpus_are_the_servers_own_where_its_pod_is_named(gpus: tuple[Labels, ...], certain: bool) -> None:
+    """An exporter that names the pod says whose the GPU is; the same host may have idle GPUs beside it."""
+    own = vllm(instance="10.0.0.5:8000", node="n1", namespace="ml", pod="llm-0")
+    (server,) = [one for one in join([own, *gpus], gpus)[0] if one.key.startswith("pod ")]
+    assert certain is gpus_assigned(server)

@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx2
+import pytest
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.engines.vllm import ENGINE
-from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests, Speed, token_ids
 from kvdiag.model import Load, Outcome, Workload
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources.http import HttpReader
 from tests.builders.answers import containing
+from tests.fixtures.hostile import Answer, Hostile, endless, head, raw, reply, reply_json
 from tests.unit.feeds.completions import MODEL, offered, with_client
 
 
@@ -161,3 +163,41 @@ def test_running_out_of_memory_is_told() -> None:
         actual = offered(serving.url, Workload(requests=1, prompt_tokens=16_384, max_tokens=4))
     assert (0, 1, 0) == (actual.completed, actual.failed, actual.generated_tokens)
     assert "CUDA out of memory" in actual.errors[0]
+
+
+def test_vocabulary_is_the_servers(drill: str) -> None:
+    """Token ids for prompts are those that the server's own tokenizer makes of words."""
+    actual = with_client(drill, lambda client: token_ids(client, MODEL))
+    assert {3 + byte for byte in b"abcdefghijklmnopqrstuvwxyz "} == set(actual)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(reply("", status=404), id="not there"),
+        pytest.param(reply("<html>"), id="HTML"),
+        pytest.param(reply_json([]), id="a list"),
+        pytest.param(reply_json({"tokens": 5}), id="a number for tokens"),
+        pytest.param(reply_json({"tokens": {"a": 1}}), id="an object for tokens"),
+        pytest.param(reply_json({"tokens": []}), id="no tokens"),
+        pytest.param(reply_json({"tokens": [-1, 0, 2**40, "5", 1.5, None]}), id="tokens that are none"),
+        pytest.param(reply("[" * 100_000), id="nested without end"),
+        pytest.param(endless(head(), b" " * 65536, limit_bytes=100 * 2**20), id="100 MB"),
+        pytest.param(raw(), id="hangs up"),
+    ],
+)
+def test_without_a_vocabulary_a_safe_one_is_used(answer: Answer) -> None:
+    """A /tokenize that cannot be had, whatever it answers, leaves ids that are text in every vocabulary."""
+    with Hostile({"/tokenize": answer}) as server:
+        actual = with_client(server.url, lambda client: token_ids(client, MODEL))
+        sent_bytes = server.sent_bytes
+    assert DEFAULT_TOKEN_IDS == actual
+    assert sent_bytes < 50 * 2**20
+
+
+def test_vocabulary_that_never_ends_is_given_up() -> None:
+    """A /tokenize that keeps sending a little is given up, and not waited for as long as it sends."""
+    answer = endless(head(), b" ", pause_seconds=0.05)
+    with Hostile({"/tokenize": answer}) as server:
+        actual = with_client(server.url, lambda client: token_ids(client, MODEL, answer_seconds=0.3))
+    assert DEFAULT_TOKEN_IDS == actual
