@@ -227,13 +227,23 @@ def test_a_set_clock_garbles_nothing(segments: SegmentStore) -> None:
     assert "clock_set_seconds" in json.loads(gzip.decompress(files(segments.folder)[1].read_bytes()).splitlines()[0])
 
 
-def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
-    """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(4)
+Recording = tuple[DiskRecorder, list[float], list[Sample]]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Recording:
+    """A recorder that has written the first of some samples, with a clock that stands until it is set."""
+    now, came = [0.0], readings(4)
+    recorder = DiskRecorder(SegmentStore(tmp_path / "record", max_bytes=MIB), clock=lambda: now[0])
     recorder.begin(FACTS)
     recorder.add(came[0])
+    recorder.drained()
+    return recorder, now, came
+
+
+def test_files_that_are_taken_away_are_missed(tmp_path: Path, watched: Recording) -> None:
+    """Who empties the folder loses what was in it: that is told, and what comes is recorded in files of its own."""
+    folder, (recorder, now, came) = tmp_path / "record", watched
     recorder.keep(came[:1])
     recorder.drained()
     for path in (*files(folder), *files(folder / HISTORY)):
@@ -257,14 +267,9 @@ def test_files_that_are_taken_away_are_missed(tmp_path: Path) -> None:
     assert [came[2]] == [one for path in files(folder / HISTORY) for one in read_trace(path)[0].samples]
 
 
-def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
+def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path, watched: Recording) -> None:
     """What cannot be written is counted and told; when there is room again, recording goes on by itself."""
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(6)
-    recorder.begin(FACTS)
-    recorder.add(came[0])
-    recorder.drained()
+    folder, (recorder, now, came) = tmp_path / "record", watched
     folder.rename(tmp_path / "gone")
     recorder.begin(replace(FACTS, model="other"))
 
@@ -284,14 +289,9 @@ def test_a_failing_disk_costs_recorded_samples_alone(tmp_path: Path) -> None:
     assert [came[0], came[3]] == [one for path in files(folder) for one in read_trace(path)[0].samples]
 
 
-def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path) -> None:
+def test_a_removed_folder_is_noticed_and_taken_again(tmp_path: Path, watched: Recording) -> None:
     """Writing to a file that nobody sees any more fails never; the folder that comes in its place is as locked."""
-    folder, now = tmp_path / "record", [0.0]
-    recorder = DiskRecorder(SegmentStore(folder, max_bytes=MIB), clock=lambda: now[0])
-    came = readings(4)
-    recorder.begin(FACTS)
-    recorder.add(came[0])
-    recorder.drained()
+    folder, (recorder, now, came) = tmp_path / "record", watched
     shutil.rmtree(folder)
 
     recorder.add(came[1])
