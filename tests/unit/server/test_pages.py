@@ -120,14 +120,7 @@ def test_the_first_page_is_for_a_person(serving: Shell) -> None:
 
 def test_before_anything_is_known_it_says_so() -> None:
     """Healthy means that the daemon lives; ready that something was read; there is no diagnosis of nothing."""
-    statuses = {
-        "/-/healthy": 200,
-        "/-/ready": 503,
-        "/api/v1/diagnosis": 503,
-        "/metrics": 200,
-        "/": 200,
-        "/nothing": 404,
-    }
+    known = {"/-/healthy": 200, "/-/ready": 503, "/api/v1/diagnosis": 503, "/metrics": 200, "/": 200, "/nothing": 404}
     with shell(STARTING) as serving:
         assert known == {path: serving.ask(f"GET {path}").status for path in known}
 
