@@ -57,7 +57,6 @@ def test_values_that_changed_are_read(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     lines = [line if line[:1] in ("", "#") else f"{line.rpartition(' ')[0]} 7.25" for line in text.split("\n")]
     parser = PageParser()
-
     assert parse_page(text) == parser.parse(text)
     assert parse_page("\n".join(lines)) == parser.parse("\n".join(lines))
     assert parse_page(text) == parser.parse(text)
@@ -84,7 +83,6 @@ def test_whatever_comes_next_is_parsed_as_if_nothing_had_been_before(later: str)
     """Other labels, types, timestamps and lines, and what is no page; and then the first page again."""
     parser = PageParser()
     parser.parse(SHORT)
-
     assert said(parse_page, later) == said(parser.parse, later)
     assert said(parse_page, SHORT) == said(parser.parse, SHORT)
 
@@ -125,7 +123,6 @@ def test_a_page_in_which_only_values_change(change: list[tuple[int, int, str]], 
     parser, text = PageParser(), SHORT
     for place, cut, piece in change:
         text = text[:place] + piece + text[place + cut :]
-
     for value in ("3.0", *values):
         changed = text.replace("4.0", value)
         assert said(parse_page, changed) == said(parser.parse, changed)
