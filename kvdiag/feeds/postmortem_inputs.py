@@ -61,7 +61,7 @@ def gather(
                     if gaps
                     else ": no allocation failed under an agent, or it is the wrong folder"
                 )
-                gaps = (*gaps, Gap(source="black_box", kind="absent", reason=f"no black box in {path}{damaged}"))
+                gaps = (*gaps, Gap("black_box", "absent", f"no black box in {path}{damaged}"))
             found += read
             case = replace(case, gaps=(*case.gaps, *gaps))
         else:
@@ -127,12 +127,10 @@ def _with_log(case: Case, path: Path) -> Case:
     gaps = case.gaps
     if not whole:
         reason = f"{origin} is long: its beginning, its end and the part around its first failure were read"
-        gaps = (*gaps, Gap(source="log", kind="absent", reason=reason))
+        gaps = (*gaps, Gap("log", "absent", reason))
     if failure is None:
         reason = f"{origin} reports no out-of-memory failure"
-        return replace(
-            case, report=case.report or _report(text), gaps=(*gaps, Gap(source="log", kind="absent", reason=reason))
-        )
+        return replace(case, report=case.report or _report(text), gaps=(*gaps, Gap("log", "absent", reason)))
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(
