@@ -168,7 +168,7 @@ def _messages(text: str) -> Iterator[tuple[Kind, int, int]]:
     kept: list[tuple[int, int, Kind]] = []
     for start, end, kind in begins:
         if kept and start - kept[-1][1] < NEAR_CHARACTERS // 2 and _same(text[kept[-1][0] : start], kept[-1][2], kind):
-            kept[-1] = (kept[-1][0], end, _better(kept[-1][2], kind))
+            kept[-1] = (kept[-1][0], end, min(kept[-1][2], kind, key=_RANKED.index))
             continue
         kept.append((start, end, kind))
     for at, (start, _, kind) in enumerate(kept[:MAX_FAILURES]):
@@ -186,10 +186,6 @@ def _same(between: str, first: Kind, second: Kind) -> bool:
         return first == second == "host"
     told = "Tried to allocate" in " ".join(between.split())
     return not told and first in _RANKED and second in _RANKED
-
-
-def _better(first: Kind, second: Kind) -> Kind:
-    return min(first, second, key=_RANKED.index)
 
 
 def _message(text: str, kind: Kind, start: int, end: int) -> str:

@@ -120,7 +120,7 @@ class Engine:
         try:
             for _ in range(fresh):
                 self._first_touch()
-            for size_bytes in self._activations(batch):
+            for size_bytes in self._activations(batch.total_tokens, batch.longest_prefill_tokens):
                 held.append(self.allocator.allocate(size_bytes))  # noqa: PERF401 - what is held must be freed on failure
             prefill = batch.total_tokens - len(batch.tokens)
             await asyncio.sleep(
@@ -177,7 +177,7 @@ class Engine:
         else:
             requested = math.ceil(self.gpu.usable_bytes * scenario.memory_fraction_ratio)
             consumed = free_at_start - self.gpu.free_bytes
-            available = requested - consumed - sum(self._profiled_activations())
+            available = requested - consumed - sum(self._activations(scenario.max_batched_tokens))
         blocks = available // self.block_bytes
         for _ in range(scenario.model.layers):
             self._keep(blocks * scenario.block_tokens * scenario.model.kv_bytes_per_token_per_layer)
@@ -199,24 +199,17 @@ class Engine:
 
     def _profile(self) -> None:
         """Run a dummy step of the largest batch and free its activations (mem_utils.py: memory_profiling)."""
-        held = [self.allocator.allocate(size_bytes) for size_bytes in self._profiled_activations()]
-        for block in held:
+        for block in list(map(self.allocator.allocate, self._activations(self.scenario.max_batched_tokens))):
             self.allocator.free(block)
         self.allocator.empty_cache()
 
-    def _profiled_activations(self) -> Iterator[int]:
+    def _activations(self, batch_tokens: int, longest_prefill_tokens: int = 0) -> Iterator[int]:
         scenario = self.scenario
         yield scenario.workspace_bytes
         if scenario.activation_bytes_per_batched_token:
-            yield scenario.max_batched_tokens * scenario.activation_bytes_per_batched_token
-
-    def _activations(self, batch: Batch) -> Iterator[int]:
-        scenario = self.scenario
-        yield scenario.workspace_bytes
-        if scenario.activation_bytes_per_batched_token:
-            yield batch.total_tokens * scenario.activation_bytes_per_batched_token
-        if scenario.activation_bytes_per_context_token and batch.longest_prefill_tokens:
-            context = round_up(batch.longest_prefill_tokens, CONTEXT_STEP_TOKENS)
+            yield batch_tokens * scenario.activation_bytes_per_batched_token
+        if scenario.activation_bytes_per_context_token and longest_prefill_tokens:
+            context = round_up(longest_prefill_tokens, CONTEXT_STEP_TOKENS)
             yield context * scenario.activation_bytes_per_context_token
 
     def _first_touch(self) -> None:

@@ -102,7 +102,7 @@ class RemoteNvml:
         )
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
-        """nvmlDeviceGetComputeRunningProcesses by its versioned name."""
+        """The same list by its versioned name."""
         return self.nvmlDeviceGetComputeRunningProcesses(handle)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:

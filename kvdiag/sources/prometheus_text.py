@@ -76,23 +76,8 @@ class PageParser:
         self._heads: list[str] = []
         self._samples: list[tuple[str, Series]] = []
 
-    def parse(self, text: str) -> Page:
-        """The page's series by name, as `parse_page` finds them.
-
-        Raises:
-            ValueError: as `parse_page`.
-
-        """
-        steps = self.parsing(text)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Page = end.value
-                return found
-
     def parsing(self, text: str) -> Generator[None, None, Page]:
-        """`parse` in steps: pauses after each piece of the page.
+        """The page's series by name, as `parse_page` finds them, in steps: pauses after each piece of the page.
 
         Raises:
             ValueError: as `parse_page`.

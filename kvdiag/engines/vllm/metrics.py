@@ -1,21 +1,22 @@
 """vLLM's metrics endpoint, 0.6 to 0.32, by one table of names. Pure.
 
-Three things are read: the state of each engine (`parse_engines`), its KV pool as it was configured (`parse_pools`), and
-the host caches that the configuration limits (`parse_caches`). Names and counting rules changed over the versions: of a
-field's names the newest that is present counts, and `_dialect` decides by the version, else by the names, whether
-there is a null block and whether the usage gauge counts it. Figures outside their range become gaps.
+Four things are read: the state of each engine (`parse_engines`), its KV pool as it was configured (`parse_pools`), the
+host caches that the configuration limits (`parse_caches`), and the lengths of finished requests (`parse_lengths`).
+Names and counting rules changed over the versions: of a field's names the newest that is present counts, and `_dialect`
+decides by the version, else by the names, whether there is a null block and whether the usage gauge counts it. Figures
+outside their range become gaps.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvdiag.engines.engine import SOURCE, EngineReading
-from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool
+from kvdiag.model import MAX_COUNT, Engine, Gap, HostCache, KvPool, Lengths
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
 
@@ -39,6 +40,13 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 SLEEP_STATE = "vllm:engine_sleep_state"
 CONFIG = "vllm:cache_config_info"
+
+BUCKETS = "vllm:request_generation_tokens_bucket"
+PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
+LENGTH_NAMES = (BUCKETS, *PROMPTS)
+
+MAX_BUCKETS = 4096
+"""0.32 has fifteen for each engine and model name."""
 
 _GIB = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 
@@ -272,3 +280,27 @@ def _label_float(labels: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
+
+
+def parse_lengths(page: Page) -> Lengths | None:
+    """The lengths of all engines' finished requests together; `None` where the page does not tell them, or nonsense."""
+    lines = page.get(BUCKETS, ())
+    if not lines or len(lines) > MAX_BUCKETS:
+        return None
+    below: dict[float, float] = defaultdict(float)
+    try:
+        for line in lines:
+            below[float(line.labels.get("le", ""))] += line.value
+        uppers = tuple(sorted(below))
+        so_far = [round(below[upper]) for upper in uppers]
+        counts = tuple(here - before for before, here in zip([0, *so_far], so_far, strict=False))
+        return Lengths(upper_tokens=uppers, counts=counts, mean_prompt_tokens=_mean_prompt_tokens(page))
+    except (ValueError, OverflowError):
+        # Bounds and counts that are none: what was never measured cannot be used.
+        return None
+
+
+def _mean_prompt_tokens(page: Page) -> float | None:
+    total, count = (sum(line.value for line in page.get(name, ())) for name in PROMPTS)
+    mean = total / count if count > 0 else math.nan
+    return mean if 0.0 < mean <= MAX_COUNT else None

@@ -176,7 +176,8 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
             held, joined = [], 0
         if own:
             # With a rank or a process id the same name is another process; without either it is the main one.
-            key, name = (found["pid"], _name(found)) if found else ("", "")
+            key, name = (found["pid"], found["name"]) if found else ("", "")
+            name += f" rank {found['rank']}" if found and found["rank"] else ""
         held.append(line)
         joined += 1
     yield from _told(key, name, held)
@@ -185,10 +186,6 @@ def _records(text: str) -> Iterator[tuple[str, str, str]]:
 def _told(key: str, name: str, held: list[str]) -> Iterator[tuple[str, str, str]]:
     if held and any(_INTERESTING.search(line) for line in held):
         yield key, name, " ".join(line.strip() for line in held)
-
-
-def _name(found: re.Match[str]) -> str:
-    return found["name"] if found["rank"] is None else f"{found['name']} rank {found['rank']}"
 
 
 def _take(start: _Start, key: str, name: str, record: str) -> None:

@@ -20,7 +20,7 @@ from tests.unit.engines.vllm.vllm_pages import engine_page
         pytest.param('num_gpu_blocks="None",block_size="16"', "num_gpu_blocks is 'None'", id="0.8: None"),
         pytest.param('block_size="16"', "num_gpu_blocks is None", id="no blocks"),
         pytest.param('num_gpu_blocks="100"', "block_size is None", id="no block size"),
-        pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: total_blocks is 1", id="the null block alone"),
+        pytest.param('num_gpu_blocks="1",block_size="16"', "KvPool: 0 usable", id="the null block alone"),
         pytest.param('num_gpu_blocks="100",block_size="0"', "KvPool: block_tokens is 0", id="empty blocks"),
         pytest.param('num_gpu_blocks="-5",block_size="16"', "num_gpu_blocks is '-5'", id="negative"),
         pytest.param(
