@@ -1,7 +1,7 @@
-"""Where in an engine's log memory ran out first: the message, the process it is of, and what was going on then.
+"""Finds the first out-of-memory failure in an engine's log: the message, its process, and the work in progress.
 
-Pure. Each process's lines are read apart from the others', so that ranks that print at once do not mix. The first
-failure counts: those after it, in other ranks and in the processes that wait for them, are its consequences.
+Pure. Each process's lines are read separately, so that ranks that print at once do not mix. The first failure counts:
+later ones, in other ranks and in the processes that wait for them, are its consequences.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvdiag.oom.phase import NEAR_CHARACTERS, phase_of
 MAX_LINE_CHARACTERS = 16 * 2**10
 MAX_LINES = 2_000_000
 MAX_STREAMS = 4096
-"""Processes that are told apart."""
+"""Processes that are distinguished."""
 
 _REST = "\0"
-"""The lines of all others: nobody's by name, and not among the main process's own."""
+"""Key of the lines of all further processes, kept apart from the main process's."""
 
 MAX_FAILURES = 1000
 _DUMP_LINES = 3000

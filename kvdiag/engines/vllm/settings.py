@@ -1,7 +1,7 @@
-"""How a vLLM server says it was started: its arguments, its engine config line and what it resolves from them.
+"""The settings that a vLLM server logs: its arguments, its engine config line, the values that it resolves from them.
 
 Pure. The lines are Python's repr of dicts and objects; each value is found by its own bounded pattern, none is
-evaluated, and what has another form than expected is missing.
+evaluated, and a value of an unexpected form is missing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RESOLVED: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         re.compile(rf"\bkv_cache_size=[\d.]{{1,20}}GiB gpu_memory_utilization={_FRACTION}"),
     ),
 )
-"""What the server prints once it has worked a setting out."""
+"""Printed by the server once it has resolved a setting."""
 
 _SWITCHES: tuple[tuple[str, re.Pattern[str], bool], ...] = (
     ("async_scheduling", re.compile(r"Asynchronous scheduling is enabled"), True),
