@@ -39,7 +39,7 @@ def test_no_file_is_no_profiles(tmp_path: Path) -> None:
         (b'{"profiles": []}', "schema_version"),
         (b'{"schema_version": 2, "profiles": []}', "reads 1"),
         (b'{"schema_version": 1, "profiles": [1]}', "profile 1"),
-        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "gpu_total_bytes"),
+        (b'{"schema_version": 1, "profiles": [{"model": {}}]}', "digest"),
         (b" " * (MAX_FILE_BYTES + 1), "larger than 8 MiB"),
     ],
 )
