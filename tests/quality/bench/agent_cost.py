@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.hostile import eventually
 from tests.integration.vllm import engine_env
 from tests.integration.vllm.engine import MODEL_NAME, Engine
-from tests.integration.vllm.meddling import Counted, Meddling, wait_for
+from tests.integration.vllm.meddling import Counted, Meddling
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.quality.bench.steps import SETTLING, SURE, USUAL_RATIO, Steps, Stretch, compared, touched
 from tests.quality.bench.table import note
@@ -246,7 +247,7 @@ def measured(env: Path, model: Path, work: Path, windows: int) -> list[Window]:
             if beside:
                 meddling.tell("agent_on")
                 # Its first publication finds out what later ones know.
-                wait_for(
+                assert eventually(
                     lambda: sum(told["sequence"] > 1 for told in publications(published)) >= len(meddling.answers())
                 )
             else:
