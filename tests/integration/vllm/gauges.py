@@ -10,8 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fixtures.hostile import eventually
 
-POLL_SECONDS = 0.05
-
 Reading = dict[str, float]
 """By metric name, summed over the engines."""
 
@@ -43,7 +41,7 @@ def block_tokens(url: str) -> int:
 
 def wait_until(url: str, reached: Callable[[Reading], bool]) -> None:
     """Poll until `reached`."""
-    assert eventually(lambda: reached(read(url)), every_seconds=POLL_SECONDS), read(url)
+    assert eventually(lambda: reached(read(url))), read(url)
 
 
 def loaded(reading: Reading) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvdiag.diagnosis.fleet.comparison import VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.components import ALWAYS, BY_NAME, MISSING, Component, Unit
+from kvdiag.diagnosis.fleet.fleet_components import ALWAYS, BY_NAME, MISSING, Component, Unit
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.growth.attribution import UNDECIDED, likely_and_other
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS

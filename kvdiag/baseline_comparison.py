@@ -6,17 +6,15 @@ figure, worse is what takes more memory for the same tokens, or leaves less room
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes
 from kvdiag.model import Diagnosis, Facts, StepResult, Timeline
+from kvdiag.model.codec import from_plain, to_plain
 
 VERSION = 1
-MAX_FIGURES = 512
-MAX_TEXT_CHARACTERS = 4096
 
 TOLERANCE_RATIO = 0.02
 """Difference that is no difference: idle memory of the same server differs by less from start to start."""
@@ -44,6 +42,11 @@ class Figure:
     value: float
     worse: Worse
     grain: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a figure that could not be found again."""
+        if not self.name or not self.unit:
+            raise ValueError("a figure has no name or no unit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,36 +165,21 @@ def compare(before: Baseline, after: Baseline, tolerance_ratio: float = TOLERANC
     changes = []
     for name, figure in {**old, **new}.items():
         was, now = old.get(name), new.get(name)
-        outcome: Outcome
-        if was is None or now is None:
-            outcome = "new" if was is None else "not seen"
-        else:
-            outcome = _outcome(was, now, tolerance_ratio)
-        changes.append(
-            Change(
-                name=name,
-                unit=figure.unit,
-                outcome=outcome,
-                before=None if was is None else was.value,
-                after=None if now is None else now.value,
-            )
-        )
+        outcome = _outcome(was, now, tolerance_ratio)
+        before_value, after_value = (None if one is None else one.value for one in (was, now))
+        changes.append(Change(name=name, unit=figure.unit, outcome=outcome, before=before_value, after=after_value))
     for verdict in dict.fromkeys((*before.verdicts, *after.verdicts)):
         was_there, is_there = verdict in before.verdicts, verdict in after.verdicts
-        verdict_outcome: Outcome = "same" if was_there == is_there else "worse" if is_there else "better"
+        outcome = "same" if was_there == is_there else "worse" if is_there else "better"
         changes.append(
-            Change(
-                name=verdict,
-                unit=CALLED,
-                outcome=verdict_outcome,
-                before=float(was_there),
-                after=float(is_there),
-            )
+            Change(name=verdict, unit=CALLED, outcome=outcome, before=float(was_there), after=float(is_there))
         )
     return tuple(changes)
 
 
-def _outcome(was: Figure, now: Figure, tolerance_ratio: float) -> Outcome:
+def _outcome(was: Figure | None, now: Figure | None, tolerance_ratio: float) -> Outcome:
+    if was is None or now is None:
+        return "new" if was is None else "not seen"
     apart = now.value - was.value
     least = LEAST_BYTES if was.unit == "bytes" else max(was.grain, now.grain)
     if abs(apart) <= max(tolerance_ratio * abs(was.value), least):
@@ -201,21 +189,10 @@ def _outcome(was: Figure, now: Figure, tolerance_ratio: float) -> Outcome:
 
 def document(baseline: Baseline) -> dict[str, Any]:
     """A baseline as it is kept."""
-    return {
-        "kvdiag_baseline": VERSION,
-        "engine": baseline.engine,
-        "engine_version": baseline.engine_version,
-        "model": baseline.model,
-        "worst": baseline.worst,
-        "verdicts": list(baseline.verdicts),
-        "figures": [
-            {"name": one.name, "unit": one.unit, "value": one.value, "worse": one.worse, "grain": one.grain}
-            for one in baseline.figures
-        ],
-    }
+    return {"kvdiag_baseline": VERSION, **to_plain(baseline)}
 
 
-def parse(value: object) -> Baseline:
+def parse(value: Any) -> Baseline:
     """The baseline of a document.
 
     Raises:
@@ -224,37 +201,4 @@ def parse(value: object) -> Baseline:
     """
     if not isinstance(value, dict) or value.get("kvdiag_baseline") != VERSION:
         raise ValueError(f"it has no kvdiag_baseline of version {VERSION}")
-    figures, verdicts = value.get("figures"), value.get("verdicts")
-    if not isinstance(figures, list) or not isinstance(verdicts, list) or len(figures) + len(verdicts) > MAX_FIGURES:
-        raise ValueError("its figures and verdicts are no lists, or too long")
-    return Baseline(
-        engine=_text(value.get("engine")),
-        engine_version=_text(value.get("engine_version")),
-        model=_text(value.get("model")),
-        worst=_text(value.get("worst")) or "unknown",
-        verdicts=tuple(_text(one) or "" for one in verdicts),
-        figures=tuple(_figure(one) for one in figures),
-    )
-
-
-def _text(value: object) -> str | None:
-    if value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_CHARACTERS):
-        return value
-    raise ValueError("a name in it is none")
-
-
-def _figure(value: object) -> Figure:
-    told: Mapping[str, Any] = value if isinstance(value, dict) else {}
-    number, grain, worse = _finite(told.get("value")), _finite(told.get("grain", 0.0)), told.get("worse")
-    if number is None or grain is None or worse not in ("higher", "lower"):
-        raise ValueError(f"the figure {str(told.get('name'))[:40]!r} is none")
-    name, unit = _text(told.get("name")), _text(told.get("unit"))
-    if not name or not unit:
-        raise ValueError("a figure has no name or no unit")
-    return Figure(name=name, unit=unit, value=number, worse=worse, grain=grain)
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    return float(value)
+    return from_plain(Baseline, value, lenient=True)
