@@ -209,13 +209,14 @@ def test_late_frees_have_their_figures() -> None:
     ] == rows(actual)
 
 
-def of_readings(*engines: Engine, tick_seconds: float = TICK_SECONDS) -> Finding:
-    """The rule's one finding on so many readings of one engine."""
-    samples = tuple(
-        Sample(at_seconds=number * tick_seconds, engines=(reading,)) for number, reading in enumerate(engines)
-    )
-    (found,) = judge(Timeline(samples=samples), ONE_POOL, DEFAULT_LIMITS)
-    return found
+def every_half_minute(*pages: Engine) -> Timeline:
+    """A timeline of one engine's samples."""
+    return Timeline(samples=tuple(Sample(at_seconds=at * TICK_SECONDS, engines=(one,)) for at, one in enumerate(pages)))
+
+
+def of_readings(*pages: Engine) -> Finding:
+    """The rule's one finding on them."""
+    return verdict(every_half_minute(*pages))
 
 
 def asked(shares: list[float], *, usage: float = 0.3, readings: int = 60, tokens: int = 20_000) -> list[Engine]:
@@ -248,20 +249,20 @@ def test_hits_that_fall_to_nothing_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("readings", "why"),
+    "readings",
     [
-        (asked([0.3] * 8), "even"),
-        (asked([0.6, 0.1, 0.5, 0.2, 0.6, 0.1, 0.05, 0.01]), "up and down"),
-        (asked(FALLING, usage=0.95), "a full pool drops what it keeps"),
-        (asked(FALLING, tokens=100), "next to no traffic"),
-        (asked(FALLING, readings=20), "within an hour and a half"),
-        (asked([share / 10 for share in FALLING]), "few hits at any time"),
+        asked([0.3] * 8),
+        asked([0.6, 0.1, 0.5, 0.2, 0.6, 0.1, 0.05, 0.01]),
+        asked(FALLING, usage=0.95),
+        asked(FALLING, tokens=100),
+        asked(FALLING, readings=20),
+        asked([share / 10 for share in FALLING]),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["even", "up and down", "a full pool", "next to no traffic", "within an hour and a half", "few hits"],
 )
-def test_hits_that_traffic_explains_are_ok(readings: list[Engine], why: str) -> None:
-    """Prompts differ from hour to hour: only a fall without an end and without another reason is told."""
-    assert "ok" == of_readings(*readings).status, why
+def test_hits_that_traffic_explains_are_ok(readings: list[Engine]) -> None:
+    """Prompts differ from hour to hour: only a fall without an end and without another reason is reported."""
+    assert "ok" == of_readings(*readings).status
 
 
 @pytest.mark.parametrize("restart", [1, 100, 240, 470])
@@ -287,9 +288,8 @@ def working(hours: float, *, base: float = 200.0, each: float = 150.0, lost_per_
     for number in range(round(hours * 3600.0 / TICK_SECONDS)):
         passed = number * TICK_SECONDS / 3600.0
         running = 12 + round(7.5 * math.sin(passed * math.pi / 6.0)) + number % 2
-        pages.append(
-            holding(round(base + each * running + 40.0 * (number % 5) + lost_per_hour * passed), running=running)
-        )
+        blocks = base + each * running + 40.0 * (number % 5) + lost_per_hour * passed
+        pages.append(holding(round(blocks), running=running))
     return pages
 
 
@@ -315,10 +315,7 @@ def test_a_server_that_is_never_idle_is_judged_by_its_lowest_readings(
 
 def test_a_busy_server_that_is_well_is_ok() -> None:
     """That it had no idle minute is no reason to doubt it."""
-    pages = working(12.0)
-    timeline = Timeline(
-        samples=tuple(Sample(at_seconds=number * TICK_SECONDS, engines=(one,)) for number, one in enumerate(pages))
-    )
+    timeline = every_half_minute(*working(12.0))
     assert "ok" == diagnose(timeline, ONE_POOL).worst
     assert "unknown" == diagnose(Timeline(samples=timeline.samples[:200]), ONE_POOL).worst
 
