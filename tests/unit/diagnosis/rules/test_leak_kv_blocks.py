@@ -366,24 +366,17 @@ def never_idle(held: Callable[[float, int], float]) -> Finding:
     return verdict(Timeline(samples=tuple(samples)))
 
 
-@pytest.mark.parametrize(
-    ("each", "growth", "status"),
-    [
-        (15, 0.0, "ok"),
-        (50, 0.0, "ok"),
-    ],
-    ids=["bounded", "flat"],
-)
-def test_a_busy_server_that_is_well_has_its_figures(each: int, growth: float, status: str) -> None:
+@pytest.mark.parametrize("each", [15, 50], ids=["bounded", "flat"])
+def test_a_busy_server_that_is_well_has_its_figures(each: int) -> None:
     """Four requests at the least; growth of a block in all the six hours would show, 1 / 6 in an hour."""
     actual = never_idle(lambda _, running: each * running)
 
-    assert status == actual.status
+    assert "ok" == actual.status
     assert [
         ("window", 6.0, "hours", "kvdiag"),
         ("min_blocks_under_load", 4 * each, "blocks", "engine"),
         ("running_at_min", 4, "requests", "engine"),
-        ("min_blocks_growth_per_hour", pytest.approx(growth, abs=0.001), "blocks", "engine"),
+        ("min_blocks_growth_per_hour", pytest.approx(0.0, abs=0.001), "blocks", "engine"),
         ("detection_limit_per_hour", pytest.approx(1 / 6, abs=0.001), "blocks", "computed"),
     ] == rows(actual)
 
