@@ -284,11 +284,6 @@ def test_why_a_device_is_not_compared_is_told(devices: tuple[Device, ...], gap: 
     assert Finding(id="baseline.misconfigured", status="unknown", summary=ANY_TEXT) == actual
 
 
-@pytest.mark.parametrize("gap", [None, Gap(source="engine", kind="failed", reason="HTTP 500")])
-def test_without_a_pool_the_engine_is_asked_why(gap: Gap | None) -> None:
-    """Its gap, or that it does not report one."""
-
-
 def llama(reported: KvPool) -> Facts:
     """A server of Llama 3.1 8B with this pool, on one rank."""
     config = Path(__file__).parents[2] / "kv" / "data" / "configs" / "Llama-3.1-8B.json"
