@@ -14,7 +14,7 @@ from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_devices
 from kvdiag.model import Device, Facts, Sample, Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServerExit:
     """An exit of the server; `gpu` is the one that had had the least free bytes before it."""
 
@@ -44,15 +44,7 @@ def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Serv
             low = min(least.get(uuid, (free, index)), (free, index))
             least[uuid] = low
             if silent and free - low[0] >= limits.exit_freed_ratio * total:
-                found.append(
-                    ServerExit(
-                        at_seconds=sample.at_seconds,
-                        gpu=low[1],
-                        free_before_bytes=low[0],
-                        came_free_bytes=free - low[0],
-                        answered_before=answered,
-                    )
-                )
+                found.append(ServerExit(sample.at_seconds, low[1], low[0], free - low[0], answered))
                 least, answered = {}, False
                 break
     return tuple(found)

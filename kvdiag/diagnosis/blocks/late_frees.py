@@ -1,4 +1,4 @@
-"""What a pool shows over hours beside its idle floor: blocks that came back late, and prompts that stop to hit it."""
+"""What a pool shows over hours beside its idle floor: blocks released late, and a prefix cache whose hits collapse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LateFree:
 
 
 def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
-    """Every stretch of idle readings that shows a noticeable part of the pool held for longer than frees may take."""
+    """Every interval of idle samples with a noticeable part of the pool in use for longer than frees may take."""
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
     run: list[tuple[float, int]] = []
@@ -90,7 +90,7 @@ def hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
         (engine.kv_usage_ratio or 0.0 for one in timeline.samples for engine in one.engines or ()), default=0.0
     )
     if fullest >= limits.hit_full_ratio:
-        return None  # a full pool drops what it keeps: that is want of room
+        return None  # a full pool evicts what it keeps: it is too small
     return Collapse(
         first_ratio=shares[0],
         last_ratio=shares[-1],
