@@ -66,11 +66,7 @@ def informed(finding: Finding) -> Finding:
 
 
 def _worst(
-    timeline: Timeline,
-    facts: Facts,
-    steps: tuple[StepResult, ...],
-    findings: tuple[Finding, ...],
-    limits: Limits,
+    timeline: Timeline, facts: Facts, steps: tuple[StepResult, ...], findings: tuple[Finding, ...], limits: Limits
 ) -> Status:
     """The first of these that holds.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.request_failures import enough_room, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
-from kvdiag.diagnosis.timeline_queries import readings_of, whole_load
+from kvdiag.diagnosis.timeline_queries import pool_tokens, readings_of, whole_load
 from kvdiag.formatting import format_bytes, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Timeline
 
@@ -93,7 +93,7 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
 
 
 def _hangs(pool: KvPool, seconds: float, waiting: int, limits: Limits) -> Finding:
-    capacity = pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
+    capacity = pool_tokens(pool)
     evidence = (
         Evidence("capacity", capacity, "tokens", "engine"),
         Evidence("running", 1, "requests", "engine"),

@@ -19,11 +19,12 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     idle_floors,
     newest_devices,
+    pool_tokens,
     server_bytes,
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, KvPool, Timeline
+from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Timeline
 
 ID = "imbalance.rank"
 
@@ -61,7 +62,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
     """Engines of one server share model and fraction: a smaller pool lacks what one of its ranks uses."""
-    sizes = [(_pool_tokens(pool), pool) for pool in facts.pools]
+    sizes = [(pool_tokens(pool), pool) for pool in facts.pools]
     if not sizes:
         return None
     (least, small), (most, large) = (extreme(sizes, key=lambda one: one[0]) for extreme in (min, max))
@@ -89,10 +90,6 @@ def _alike(timeline: Timeline, facts: Facts) -> bool:
     devices = server_devices(newest_devices(timeline), own) if own else ()
     sizes = {None if device.memory is None else device.memory.total_bytes for device in devices}
     return len(devices) == len(own) > 1 and len(sizes) == 1 and None not in sizes
-
-
-def _pool_tokens(pool: KvPool) -> int:
-    return pool.usable_blocks * pool.block_tokens if pool.capacity_tokens is None else pool.capacity_tokens
 
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
