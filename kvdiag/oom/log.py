@@ -71,7 +71,7 @@ class LoggedFailure:
     process: str = ""
     rank: int | None = None
     phase: Phase | None = None
-    phase_told_by: str | None = None
+    phase_source: str | None = None
     work: Work | None = None
     running: int | None = None
     waiting: int | None = None
@@ -116,7 +116,7 @@ def read_failures(text: str) -> LoggedFailure | None:
     found.sort(key=lambda one: one[0])
     line, kind, position, stream, whole, end = found[0]
     shortage = parse_shortage(kind, _message(whole, kind, position, end))
-    phase, told_by = phase_of(whole, kind, position, lines[:line])
+    phase, phase_source = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
         most = work.largest_tokens or work.scheduled_tokens
@@ -130,7 +130,7 @@ def read_failures(text: str) -> LoggedFailure | None:
         process=stream.name,
         rank=stream.rank,
         phase=phase,
-        phase_told_by=told_by,
+        phase_source=phase_source,
         work=work,
         running=int(load[1]) if load else None,
         waiting=int(load[2]) if load else None,
