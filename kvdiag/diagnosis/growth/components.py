@@ -12,7 +12,6 @@ Unit = Literal["bytes", "blocks"]
 class MemoryComponent(StrEnum):
     """A part of a server's memory; `torch_live + torch_unused = torch_reserved`, `+ outside_torch = server`."""
 
-    KV_HELD_IDLE = "kv_held_idle"
     TORCH_LIVE = "torch_live"
     TORCH_RESERVED = "torch_reserved"
     TORCH_UNUSED = "torch_unused"
@@ -22,6 +21,7 @@ class MemoryComponent(StrEnum):
     DEVICE = "device"
     OTHERS = "others"
     UNLISTED = "unlisted"
+    KV_HELD_IDLE = "kv_held_idle"
     HOST_ANONYMOUS = "host_anonymous"
     HOST_TOGETHER = "host_together"
     HOST_RESIDENT = "host_resident"

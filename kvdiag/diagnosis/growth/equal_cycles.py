@@ -19,7 +19,7 @@ from kvdiag.model import Allocator, Device, Facts, Timeline
 
 BASELINE = "baseline"
 
-Owner = Literal["server", "neighbour", "unseen"]
+Owner = Literal["server", "another process", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,9 @@ def _growth(series: Sequence[Device], warmup: int, facts: Facts, limits: Limits)
     totals = [device.memory.used_bytes for device in series if device.memory is not None]
     own = [size for device in series if (size := server_bytes(device, facts.server_pids)) is not None]
     if len(own) < len(series):
-        return _over_cycles(series[0], totals, "unseen", warmup, limits)
+        return _over_cycles(series[0], totals, "unknown", warmup, limits)
     growth = _over_cycles(series[0], own, "server", warmup, limits)
-    whole = _over_cycles(series[0], totals, "neighbour", warmup, limits)
+    whole = _over_cycles(series[0], totals, "another process", warmup, limits)
     return whole if whole.rose and not growth.rose else growth
 
 

@@ -78,8 +78,8 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         sentence = f"fewer than {needed} equal cycles with device samples; pause traffic for the run{instead}"
         return _missing(sentence)
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
-    worst = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
-    if worst.owner == "neighbour":
+    worst = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
+    if worst.owner == "another process":
         amount = f"{format_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"another process grows on GPU {worst.gpu} ({amount})", worst)
     if not worst.rose:
@@ -91,7 +91,7 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
     if not worst.leaking:
         amount = f"{format_bytes(worst.judged_bytes)} in {worst.judged_cycles} cycles"
         return _both("unknown", f"device memory rose {amount}, but not steadily", worst)
-    if worst.owner == "unseen" and (worst.idle_bytes or 0) >= limits.device_quantum_bytes:
+    if worst.owner == "unknown" and (worst.idle_bytes or 0) >= limits.device_quantum_bytes:
         amount = f"{format_bytes(worst.idle_bytes or 0)} before any request"
         return _both("unknown", f"GPU {worst.gpu} also grows while idle ({amount})", worst)
     whose = (
@@ -159,7 +159,7 @@ def _beside_torch_by_device(
     inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits
 ) -> Finding:
     """Where no process's bytes are told: what its device grew by, less what torch reserved."""
-    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "neighbour"]
+    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "another process"]
     reserved = {one.device_uuid.lower(): 0 for one in inside}
     for one in inside:
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
@@ -204,6 +204,6 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
-        Evidence("held_by", growth.owner, "", "nvml"),
+        Evidence("smallest_detectable_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("holder", growth.owner, "", "nvml"),
     )

@@ -81,7 +81,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> StepResult:
                 Quantity(name="blocks_kept", value=kept, unit="blocks"),
                 Quantity(name="filled_ratio", value=rounded(worst.filled_ratio), unit="ratio"),
                 Quantity(name="cycles_judged", value=len(seen), unit="cycles"),
-                Quantity(name="smallest_visible_leak", value=round(visible, 3), unit="blocks per request"),
+                Quantity(name="smallest_detectable_leak", value=round(visible, 3), unit="blocks per request"),
             ),
         ),
         notes=seen[-1].notes,

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth, VersionReplicas
-from kvdiag.diagnosis.fleet.components import BY_NAME
 from kvdiag.outputs.documents.diagnosis_document import finding_values
 from kvdiag.stats import Interval
 
@@ -42,16 +41,16 @@ def _growth(one: VersionGrowth) -> Json:
     return {
         **_version(one.version),
         "component": one.component,
-        "unit": BY_NAME[one.component].unit,
+        "unit": one.component.unit,
         "course": one.course,
         "replicas": one.replicas,
         "hours": one.hours,
         "age_hours": one.age_hours,
         "per_hour": _interval(one.per_hour),
         "later_half_per_hour": one.later_per_hour,
-        "p_value": one.chance,
-        "false_discovery_ratio": one.false_ratio,
-        "load_reported": one.beside_load,
+        "p_value": one.p_value,
+        "false_discovery_ratio": one.false_discovery_ratio,
+        "load_reported": one.load_reported,
     }
 
 
@@ -60,14 +59,14 @@ def _change(one: VersionChange) -> Json:
         "older": _version(one.older),
         "newer": _version(one.newer),
         "component": one.component,
-        "unit": BY_NAME[one.component].unit,
+        "unit": one.component.unit,
         "faster": one.faster,
         "older_replicas": one.older_replicas,
         "newer_replicas": one.newer_replicas,
         "more_per_hour": _interval(one.per_hour),
         "later_half_more_per_hour": one.later_per_hour,
-        "p_value": one.chance,
-        "false_discovery_ratio": one.false_ratio,
+        "p_value": one.p_value,
+        "false_discovery_ratio": one.false_discovery_ratio,
     }
 
 
