@@ -9,7 +9,7 @@ import httpx2
 from kvdiag.commands.connect import DRILL_HEADER, base_url, device_reader, open_client, without_credentials
 from kvdiag.engines import DEFAULT
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import FoundServer
+from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.sources.http import HttpReader

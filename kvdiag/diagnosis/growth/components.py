@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
+
+from kvdiag.model import Allocator
 
 Unit = Literal["bytes", "blocks"]
 
@@ -44,11 +46,16 @@ class MemoryComponent(StrEnum):
     @property
     def collected(self) -> bool:
         """Whether a garbage collector, or the C library, may return it in one go after hours of growth."""
-        return self in (
-            MemoryComponent.HOST_ANONYMOUS,
-            MemoryComponent.HOST_TOGETHER,
-            MemoryComponent.HOST_RESIDENT,
-        )
+        return self.source == "host"
+
+
+def torch_components(process: Allocator) -> Iterator[tuple[MemoryComponent, int]]:
+    """The components of one process on one device that its agent reports, in bytes."""
+    yield MemoryComponent.TORCH_LIVE, process.allocated_bytes
+    yield MemoryComponent.TORCH_RESERVED, process.reserved_bytes
+    yield MemoryComponent.TORCH_UNUSED, process.reserved_bytes - process.allocated_bytes
+    if process.outside_torch_bytes is not None:
+        yield MemoryComponent.OUTSIDE_TORCH, process.outside_torch_bytes
 
 
 _TITLES: Mapping[MemoryComponent, str] = {

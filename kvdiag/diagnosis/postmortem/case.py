@@ -13,8 +13,7 @@ from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
 from kvdiag.model import Diagnosis, Evidence, Facts, Gap, ReservedSplit, Timeline
-from kvdiag.oom.account import Account
-from kvdiag.oom.log import Work
+from kvdiag.oom.account import Account, Work
 from kvdiag.oom.message import Kind
 from kvdiag.oom.phase import IN_WORDS
 

@@ -14,7 +14,7 @@ from kvdiag.diagnosis.postmortem import RULES, UNKNOWN_WITHOUT_FAILURE, Case, po
 from kvdiag.diagnosis.postmortem.transients import judge_activation
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.model import Diagnosis, Facts, Finding
-from kvdiag.oom.log import Work
+from kvdiag.oom.account import Work
 from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run
 from tests.builders.values import allocator
