@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,8 +21,8 @@ from kvdiag.commands.connect import (
     open_client,
     without_credentials,
 )
-from kvdiag.commands.options.common import agent_option, output_option, server_options
-from kvdiag.commands.options.prometheus_options import Access, access
+from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, prometheus_access
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
@@ -53,7 +54,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.option("--url", help="Server to check; default: search this host's usual ports.")
-@server_options
+@server_access
 @agent_option
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Prometheus API to check as well.")
 @click.option("--user", help="User name for basic authentication.")
@@ -62,9 +63,7 @@ _PATH = click.Path(path_type=Path)
 @output_option
 def command(
     url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    insecure: bool,
+    access: ServerAccess,
     agent_dir: Path | None,
     prometheus_url: str | None,
     user: str | None,
@@ -78,21 +77,16 @@ def command(
     """
     history = None
     if prometheus_url is not None:
-        history = access(
+        history = prometheus_access(
             prometheus_url,
             user=user,
-            password=None,
             password_file=password_file,
-            token=None,
             token_file=token_file,
-            headers=(),
-            ca_file=ca_file,
-            cert_file=None,
-            key_file=None,
-            insecure=insecure,
+            ca_file=access.ca_file,
+            insecure=access.insecure,
             timeout=PROMETHEUS_SECONDS,
         )
-    checks = asyncio.run(_look(url, api_key, ca_file, agent_dir, history, insecure=insecure))
+    checks = asyncio.run(_look(url, access, agent_dir, history))
     if output == "json":
         print_json(doctor_text.document(checks))
     else:
@@ -101,24 +95,18 @@ def command(
 
 
 async def _look(
-    url: str | None,
-    api_key: str | None,
-    ca_file: Path | None,
-    agent_dir: Path | None,
-    history: Access | None,
-    *,
-    insecure: bool,
+    url: str | None, access: ServerAccess, agent_dir: Path | None, history: PrometheusAccess | None
 ) -> list[Check]:
-    address = base_url(url) if url is not None else next(_guesses(), None)
+    own_port = int(LISTEN.rpartition(":")[2])
+    address = base_url(url) if url is not None else next(iter(candidates(own_port)), None)
     drill = False
-    server: list[Check] = []
     if address is None:
         why = f"nothing listens on ports {PORTS[0]} to {PORTS[-2]} or {PORTS[-1]} of this host"
         server = _server(None, None, why)
     else:
         # Any process can listen on a usual port: a key goes only to an address that the user named.
-        key = api_key if url is not None else None
-        async with open_client(address, api_key=key, ca_file=ca_file, insecure=insecure) as client:
+        known = access if url is not None else replace(access, api_key=None)
+        async with open_client(address, known) as client:
             server, drill = await _engine(without_credentials(address), HttpReader(client))
     return [
         *await _gpus(address, drill=drill),
@@ -126,10 +114,6 @@ async def _look(
         *await _agents(agent_dir),
         *await _prometheus(history),
     ]
-
-
-def _guesses() -> Iterator[str]:
-    yield from candidates(int(LISTEN.rpartition(":")[2]))
 
 
 async def _gpus(url: str | None, *, drill: bool) -> list[Check]:
@@ -233,7 +217,7 @@ async def _agents(folder: Path | None) -> list[Check]:
     ]
 
 
-async def _prometheus(history: Access | None) -> list[Check]:
+async def _prometheus(history: PrometheusAccess | None) -> list[Check]:
     sources = {**{engine.name: engine.metrics for engine in ENGINES}, "gpu": {*GPU, *OWN_GPU}, "kvdiag": KVDIAG}
     if history is None:
         return [prometheus_check.answers(None, None)]

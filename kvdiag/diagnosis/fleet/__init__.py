@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvdiag.diagnosis import informed
+from kvdiag.diagnosis.fleet.fleet_verdicts import findings
 from kvdiag.diagnosis.fleet.replica import ReplicaSummary, Version, summarise
 from kvdiag.diagnosis.fleet.version_comparison import (
     VersionChange,
@@ -19,7 +20,6 @@ from kvdiag.diagnosis.fleet.version_comparison import (
     version_changes,
     version_growths,
 )
-from kvdiag.diagnosis.fleet.version_verdicts import findings
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.model import Finding, Status

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from kvdiag.commands import cli
-from kvdiag.diagnosis.fleet import version_verdicts
+from kvdiag.diagnosis.fleet import fleet_verdicts
 from kvdiag.diagnosis.growth import soak_verdicts
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 from kvdiag.diagnosis.postmortem import RULES as POSTMORTEM_RULES
@@ -167,4 +167,4 @@ def test_every_figure_of_a_post_mortem_is_explained() -> None:
 def test_every_figure_of_a_fleet_is_explained() -> None:
     """So do the verdicts on many replicas."""
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert names_given(version_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## Figures of a fleet")[2]))
+    assert names_given(fleet_verdicts) <= set(re.findall(r"`([a-z_]+)`", index.partition("## Figures of a fleet")[2]))

@@ -28,10 +28,7 @@ def test_a_slow_host_does_not_flicker_to_unknown(given_up: int) -> None:
     """The verdict of a host whose diagnoses come as seldom as the daemon allows, one of them given up, holds until the
     next one is there: on the status page, in the live view and on the boards.
     """
-    # GIVEN the moment before the next diagnosis is done
     snapshot = well(diagnosed_seconds=NOW - 1 - (1 + given_up) * SLOWEST_SECONDS)
-
-    # THEN
     assert 'class="verdict ok"' in page(snapshot, (), NOW)
     assert screen(of(snapshot))[1].startswith("OK")
     assert (1 + given_up) * SLOWEST_SECONDS < BOARD_SECONDS
