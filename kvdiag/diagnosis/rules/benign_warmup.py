@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.equal_cycles import device_growths
-from kvdiag.diagnosis.growth.filling_caches import filling
+from kvdiag.diagnosis.growth.host_caches import filling
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown

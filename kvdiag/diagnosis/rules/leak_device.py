@@ -77,15 +77,15 @@ def _by_cycles(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Findin
         instead = "" if timeline.marks else f", or take {limits.growth.window_hours[0]:.0f} h of samples"
         return _both("unknown", f"{needed}; pause traffic for the run{instead}")
     # The server's own leak on one GPU is not to be hidden by a neighbour that grows faster on another.
-    most = max(growths, key=lambda one: (one.leaking and one.owner != "neighbour", one.bytes_per_cycle))
+    most = max(growths, key=lambda one: (one.leaking and one.owner != "another process", one.bytes_per_cycle))
     where, evidence, grown = f"GPU {most.gpu}", _evidence(most), _amount(most)
-    if most.owner == "neighbour":
+    if most.owner == "another process":
         return _both("unknown", f"another process grows on {where} ({grown})", evidence)
     if not most.rose:
         return _both("ok", _flat("device memory is", most.judged_cycles, most.smallest_visible_bytes), evidence)
     if not most.leaking:
         return _both("unknown", f"device memory rose {grown}, but not steadily", evidence)
-    if most.owner == "unseen" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
+    if most.owner == "unknown" and (most.idle_bytes or 0) >= limits.device_quantum_bytes:
         while_idle = f"{format_bytes(most.idle_bytes or 0)} before any request"
         return _both("unknown", f"{where} also grows while idle ({while_idle})", evidence)
     hidden = "device memory (whose process is not visible)"
@@ -135,7 +135,7 @@ def _outside_torch_by_device(
     inside: tuple[AllocatorGrowth, ...], timeline: Timeline, facts: Facts, limits: Limits
 ) -> Finding:
     """Where no process's bytes are reported: what its device grew by, less what torch reserved."""
-    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "neighbour"]
+    growths = [one for one in device_growths(timeline, facts, limits, step=CYCLES) if one.owner != "another process"]
     reserved: Counter[str] = Counter()
     for one in inside:
         reserved[one.device_uuid.lower()] += one.reserved.judged_bytes
@@ -191,6 +191,6 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("judged_cycles", growth.judged_cycles, "cycles", "kvdiag"),
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
-        Evidence("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
-        Evidence("held_by", growth.owner, "", "nvml"),
+        Evidence("smallest_detectable_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
+        Evidence("holder", growth.owner, "", "nvml"),
     )

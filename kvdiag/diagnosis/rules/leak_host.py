@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdiag.diagnosis.growth.components import MemoryComponent
-from kvdiag.diagnosis.growth.filling_caches import within_its_limit
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, finding, relabelled, too_short
-from kvdiag.diagnosis.growth.host_caches import is_container, untold_bytes
+from kvdiag.diagnosis.growth.host_caches import is_container, unreported_bytes, within_its_limit
 from kvdiag.diagnosis.growth.memory_series import MemorySeries, memory_series
 from kvdiag.diagnosis.growth.soak_memory import soaked
 from kvdiag.diagnosis.growth.soak_verdicts import finding as of_soak
@@ -63,7 +62,7 @@ def _finding(
     series: MemorySeries, part: MemoryComponent, found: Decisive, room: int | None, facts: Facts, limits: Limits
 ) -> Finding:
     """Growth of a component, less certain while it may be a cache of which nothing is reported."""
-    cache = untold_bytes(found[0].who, facts, limits.growth.cache_bytes)
+    cache = unreported_bytes(found[0].who, facts, limits.growth.cache_bytes)
     grown = series.grown_bytes(part, found[0])
     return finding(ID, found, part, room, limits.growth, cache_bytes=cache, grown_bytes=grown)
 

@@ -27,7 +27,7 @@ def test_first_failure_counts_and_the_others_are_its_consequences() -> None:
         actual.process,
         actual.rank,
         actual.phase,
-        actual.phase_told_by,
+        actual.phase_source,
         actual.later,
     )
 
@@ -69,7 +69,7 @@ def test_phase_is_that_of_the_traceback(before: str, phase: str) -> None:
     actual = read_failures(f"Traceback (most recent call last):\n{before}{OOM}")
 
     assert actual is not None
-    assert (phase, "traceback") == (actual.phase, actual.phase_told_by)
+    assert (phase, "traceback") == (actual.phase, actual.phase_source)
 
 
 @pytest.mark.parametrize(

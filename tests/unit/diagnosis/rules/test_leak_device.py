@@ -51,8 +51,8 @@ def test_growth_with_every_request_is_a_fault() -> None:
                 Evidence(name="judged_cycles", value=6, unit="cycles", source="kvdiag"),
                 Evidence(name="rising_cycles", value=6, unit="cycles", source="nvml"),
                 Evidence(name="first_touch_growth", value=12 * MIB, unit="bytes", source="nvml"),
-                Evidence(name="smallest_visible_leak", value=2 * MIB, unit="bytes per request", source="computed"),
-                Evidence(name="held_by", value="server", unit="", source="nvml"),
+                Evidence(name="smallest_detectable_leak", value=2 * MIB, unit="bytes per request", source="computed"),
+                Evidence(name="holder", value="server", unit="", source="nvml"),
             ),
         ),
         Finding(id=NON_TORCH, status="unknown", summary=f"{undecided}"),
@@ -148,14 +148,14 @@ def test_a_neighbour_does_not_hide_the_servers_own_leak() -> None:
     )
     actual = verdicts(world)[0]
     # The server's own is the verdict
-    assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["held_by"])
+    assert ("fault", 0, "server") == (actual.status, evidence(actual)["gpu"], evidence(actual)["holder"])
 
 
 def test_growth_whose_process_is_not_visible_says_so() -> None:
     """In a container the growth is seen and whose it is may not be: the finding does not claim to know."""
     world = World(device_growth_bytes=6 * MIB, server_seen=False)
     actual = verdicts(world)[0]
-    assert "unseen" == evidence(actual)["held_by"]
+    assert "unknown" == evidence(actual)["holder"]
     assert "whose process is not visible" in actual.summary
     assert actual.status in {"suspect", "fault"}
 
@@ -190,7 +190,7 @@ def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None
 
     # The growth is the neighbour's as before
     assert statuses(verdicts(world)) == statuses(actual)
-    assert "neighbour" == evidence(actual[1])["held_by"]
+    assert "another process" == evidence(actual[1])["holder"]
 
 
 @pytest.mark.parametrize("growth", [1 * MIB, 300 * 1024], ids=["1 MiB", "300 KiB"])

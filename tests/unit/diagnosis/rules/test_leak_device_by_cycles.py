@@ -67,8 +67,8 @@ def test_a_server_that_grows_has_its_figures() -> None:
         ("judged_cycles", 6, "cycles", "kvdiag"),
         ("rising_cycles", 6, "cycles", "nvml"),
         ("first_touch_growth", 12 * MIB, "bytes", "nvml"),
-        ("smallest_visible_leak", 2 * MIB, "bytes per request", "computed"),
-        ("held_by", "server", "", "nvml"),
+        ("smallest_detectable_leak", 2 * MIB, "bytes per request", "computed"),
+        ("holder", "server", "", "nvml"),
     ] == figures(torch)
     assert ("unknown", f"{UNDECIDED}", ()) == (beside.status, beside.summary, beside.evidence)
 
@@ -111,7 +111,7 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
     neighbour = of(0, 30)
     sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
     assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
-    assert ("held_by", "neighbour", "", "nvml") in figures(neighbour[0])
+    assert ("holder", "another process", "", "nvml") in figures(neighbour[0])
 
 
 def test_the_gpu_that_grows_most_is_told() -> None:

@@ -38,7 +38,7 @@ def test_blocks_that_match_and_come_back_are_ok() -> None:
             kept,
             Quantity(name="filled_ratio", value=1.0, unit="ratio"),
             Quantity(name="cycles_judged", value=7, unit="cycles"),
-            Quantity(name="smallest_visible_leak", value=0.143, unit="blocks per request"),
+            Quantity(name="smallest_detectable_leak", value=0.143, unit="blocks per request"),
         ),
     )
 
@@ -110,4 +110,4 @@ def test_requests_whose_load_was_not_seen_count_too() -> None:
 
     actual = result(world, Timeline(samples=samples, marks=timeline.marks))
 
-    assert (5, 0.143) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
+    assert (5, 0.143) == (measured(actual)["cycles_judged"], measured(actual)["smallest_detectable_leak"])

@@ -37,7 +37,7 @@ def test_a_single_cycle_is_judged_itself() -> None:
     """There is none after the first, and the first says more than nothing."""
     actual = single(Offered(held=10, notes=("once",)))
     assert ("ok", ANY_TEXT, ("once",)) == (actual.status, actual.summary, actual.notes)
-    assert (1, 1.0) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
+    assert (1, 1.0) == (measured(actual)["cycles_judged"], measured(actual)["smallest_detectable_leak"])
 
 
 def test_the_first_of_several_cycles_is_left_out() -> None:
@@ -47,7 +47,7 @@ def test_the_first_of_several_cycles_is_left_out() -> None:
         actual.status,
         measured(actual)["blocks_kept"],
         measured(actual)["cycles_judged"],
-        measured(actual)["smallest_visible_leak"],
+        measured(actual)["smallest_detectable_leak"],
     )
 
 
@@ -92,7 +92,7 @@ def test_cycles_that_were_not_seen_count_between_those_that_were() -> None:
     """Each of them may have left blocks; those before the first that was seen and after the last may not count."""
     unseen = Offered(held=10, seen=1)
     actual = single(FITS, unseen, FITS, unseen, Offered(held=10, after=2), unseen)
-    assert (2, 0.333) == (measured(actual)["cycles_judged"], measured(actual)["smallest_visible_leak"])
+    assert (2, 0.333) == (measured(actual)["cycles_judged"], measured(actual)["smallest_detectable_leak"])
 
 
 def test_cycles_of_which_none_was_seen_tell_the_first_reason() -> None:
