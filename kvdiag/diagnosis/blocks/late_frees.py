@@ -15,16 +15,10 @@ from kvdiag.model import Facts, Sample, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateFree:
-    """Blocks that were held all the time between two moments, in which nothing ran and nothing waited."""
+    """Blocks that stayed in use for so long at least, while nothing ran and nothing waited."""
 
-    begin_seconds: float
-    end_seconds: float
+    seconds: float
     blocks: int
-
-    @property
-    def seconds(self) -> float:
-        """How long at least."""
-        return self.end_seconds - self.begin_seconds
 
 
 def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
@@ -42,7 +36,7 @@ def late_holds(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
             run.append((sample.at_seconds, held))
             continue
         if run:
-            hold = LateFree(begin_seconds=run[0][0], end_seconds=run[-1][0], blocks=min(blocks for _, blocks in run))
+            hold = LateFree(seconds=run[-1][0] - run[0][0], blocks=min(blocks for _, blocks in run))
             if hold.seconds >= limits.late_blocks_seconds and hold.blocks >= limits.late_blocks_ratio * total:
                 holds.append(hold)
         run = []
