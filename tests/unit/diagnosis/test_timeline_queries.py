@@ -244,7 +244,7 @@ def test_requests_count_as_open_where_samples_in_a_row_saw_them() -> None:
     assert 7 == most_open(timeline(two), SPAN, 1)
 
 
-def test_bytes_of_a_device_are_told_by_memory_and_processes() -> None:
+def test_bytes_of_a_device_are_reported_by_memory_and_processes() -> None:
     """The server's own where all its processes report theirs."""
     both = device(processes=(process(100, GIB), process(101, 2 * GIB), process(7, 4 * GIB)))
     assert 3 * GIB == server_bytes(both, (100, 101))

@@ -111,7 +111,7 @@ def cached(
 FALLING = (0.5, 0.4, 0.3, 0.2, 0.1, 0.06, 0.05, 0.04)
 
 
-def test_share_of_hits_that_falls_to_nothing_is_told_with_its_figures() -> None:
+def test_share_of_hits_that_falls_to_nothing_is_reported_with_its_figures() -> None:
     """The first and the last eighth of what was looked up, all of it, and how long it took."""
     actual = hit_collapse(cached(FALLING), DEFAULT_LIMITS)
     assert Collapse(first_ratio=0.5, last_ratio=0.04, queried_tokens=800_000, hours=2.0) == actual

@@ -65,7 +65,7 @@ def failing(*errors: tuple[str, int, str]) -> Finding:
     return verdict(Timeline(samples=(), marks=tuple(marks)))
 
 
-def test_of_several_messages_the_one_with_the_most_unused_is_told() -> None:
+def test_of_several_messages_the_one_with_the_most_unused_is_reported() -> None:
     """2.95 GiB lay unused in the first, 3.50 in the second; the last is plain exhaustion, which excuses neither."""
     more = OOM_WITH_ROOM.replace("2.95 GiB is reserved", "3.50 GiB is reserved")
     found = [
@@ -83,7 +83,7 @@ def test_of_several_messages_the_one_with_the_most_unused_is_told() -> None:
         ] == rows(one)
 
 
-def test_of_exhaustion_the_newest_message_is_told() -> None:
+def test_of_exhaustion_the_newest_message_is_reported() -> None:
     """Three GiB of less than one, twice: the newer one's figures; one without figures leaves it open."""
     later = OOM.replace("512.00 MiB is free", "256.00 MiB is free")
     cut = "CUDA out of memory. Tried to allocate 3.00 GiB."
@@ -139,7 +139,7 @@ def test_a_process_has_all_of_its_parts() -> None:
     ("age_seconds", "status"),
     [(0.0, "fault"), (59.9, "fault"), (60.0, "fault"), (3600.0, "fault"), (3600.1, "ok")],
 )
-def test_when_an_allocation_failed_is_told_for_an_hour(age_seconds: float, status: str) -> None:
+def test_when_an_allocation_failed_is_reported_for_an_hour(age_seconds: float, status: str) -> None:
     """After that the requests that met the holes are gone."""
     inside = held(8 * GIB, 8 * GIB, title=None, failure=replace(FAILED, age_seconds=age_seconds))
     actual = told(inside)

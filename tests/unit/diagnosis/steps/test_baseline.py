@@ -249,7 +249,7 @@ LOST = (GPU_LOST,)
         "usage not told",
     ],
 )
-def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_told(
+def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_reported(
     actual: object, status: str, measurable: bool
 ) -> None:
     """A GPU that fails in the step leaves it open; one that tells no memory is like none."""
@@ -258,7 +258,7 @@ def test_blocks_weigh_more_than_bytes_and_what_is_lost_more_than_what_is_never_t
     assert measurable == (measured(result)["device_used_bytes"] is not None)
 
 
-def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
+def test_two_gpus_of_nobody_known_are_reported_and_not_judged() -> None:
     """Another tenant's bytes are not to be explained by this server's."""
     actual = idle(device(used_bytes=20 * GIB), device(1, used_bytes=4 * GIB))
     assert "ok" == actual.status
@@ -276,7 +276,7 @@ def test_two_gpus_of_nobody_known_are_told_and_not_judged() -> None:
     ],
     ids=["busy", "busy, and untold", "untold", "one reading", "none"],
 )
-def test_why_the_pool_was_not_seen_idle_is_told(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
+def test_why_the_pool_was_not_observed_idle_is_reported(pages: tuple[Engine, ...], gaps: tuple[Gap, ...]) -> None:
     """Traffic, an engine that does not tell, or pages that came too slowly."""
     actual = idle(device(), pages=pages, gaps=gaps)
     assert ("unknown", ("as planned",)) == (actual.status, actual.notes)

@@ -70,7 +70,7 @@ def test_a_load_that_was_scaled_down_says_so() -> None:
     assert ("ok", (note,), 10_080) == (actual.status, actual.notes, measured(actual)["tokens"])
 
 
-def test_a_load_that_was_offered_again_is_judged_where_it_was_seen() -> None:
+def test_a_load_that_was_offered_again_is_judged_where_it_was_observed() -> None:
     """The first load went by between two readings: the second one, held longer, counts."""
     fine, wasteful = (result(World(again=("concurrent",), extra_blocks_per_request=extra)) for extra in (0, 100))
     assert ("ok", "fault") == (fine.status, wasteful.status)

@@ -94,7 +94,7 @@ def test_windowed_layers_are_judged_at_their_end_alone() -> None:
     assert "linear" not in actual.summary
 
 
-def test_a_request_that_was_offered_again_is_judged_where_it_was_seen() -> None:
+def test_a_request_that_was_offered_again_is_judged_where_it_was_observed() -> None:
     """The first one went by between two readings: the second one counts, all the way."""
     actual = result(World(again=("long_context",)))
     assert ("ok", 1_031) == (actual.status, measured(actual)["highest_blocks"])

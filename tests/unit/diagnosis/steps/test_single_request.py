@@ -76,7 +76,7 @@ def test_one_cycle_that_went_wrong_is_left_out() -> None:
     assert ("ok", 6) == (actual.status, measured(actual)["cycles_judged"])
 
 
-def test_what_the_plan_changed_is_told() -> None:
+def test_what_the_plan_changed_is_reported() -> None:
     """Notes of the plan, such as fewer cycles, come with the result."""
     notes = ("6 cycles instead of 8: a cycle takes longer on this server",)
     # Once, and not once for each cycle
@@ -91,13 +91,13 @@ def test_two_engines_take_turns() -> None:
     ]
 
 
-def test_an_engine_that_does_not_tell_its_bytes_is_judged_in_blocks() -> None:
+def test_an_engine_that_does_not_report_its_bytes_is_judged_in_blocks() -> None:
     """Sized by memory fraction on a GPU, vLLM reports no bytes: blocks are enough, bytes stay unknown."""
     actual = result(World(pools=(pool(pool_bytes=None),)))
     assert ("ok", 39, None) == (actual.status, measured(actual)["blocks"], measured(actual)["bytes"])
 
 
-def test_requests_whose_load_was_not_seen_count_too() -> None:
+def test_requests_whose_load_was_not_observed_count_too() -> None:
     """Between the first judged cycle and the last each request may have left blocks, seen or not."""
     world = World(leaked_blocks_per_request=4)
     timeline = run(world)

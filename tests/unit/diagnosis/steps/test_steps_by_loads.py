@@ -82,20 +82,20 @@ def test_what_is_kept_is_counted_from_before_the_first_judged_load(after: int, s
 
 
 @pytest.mark.parametrize(("held", "worst"), [((12, 7), 7), ((7, 12), 7), ((13, 8), 13), ((8, 13), 13)])
-def test_the_cycle_that_is_furthest_off_is_told(held: tuple[int, int], worst: int) -> None:
+def test_the_cycle_that_is_furthest_off_is_reported(held: tuple[int, int], worst: int) -> None:
     """Of two too many and three too few the latter, of three too many and two too few the former."""
     actual = single(FITS, *(Offered(held=blocks) for blocks in held))
     assert (worst, 10) == (measured(actual)["blocks"], expected(actual)["blocks"])
 
 
-def test_cycles_that_were_not_seen_count_between_those_that_were() -> None:
+def test_cycles_that_were_not_observed_count_between_those_that_were() -> None:
     """Each of them may have left blocks; those before the first that was seen and after the last may not count."""
     unseen = Offered(held=10, seen=1)
     actual = single(FITS, unseen, FITS, unseen, Offered(held=10, after=2), unseen)
     assert (2, 0.333) == (measured(actual)["cycles_judged"], measured(actual)["smallest_detectable_leak"])
 
 
-def test_cycles_of_which_none_was_seen_tell_the_first_reason() -> None:
+def test_cycles_of_which_none_was_observed_tell_the_first_reason() -> None:
     """Of a cycle that failed and one that was not seen, with the notes of the last."""
     actual = single(FITS, Offered(held=10, failed=1), Offered(held=10, seen=0, notes=("last",)))
     assert ("unknown", ("last",)) == (actual.status, actual.notes)
