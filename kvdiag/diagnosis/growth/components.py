@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
+
+from kvdiag.model import Allocator
 
 Unit = Literal["bytes", "blocks"]
 
@@ -12,7 +14,6 @@ Unit = Literal["bytes", "blocks"]
 class MemoryComponent(StrEnum):
     """A part of a server's memory; `torch_live + torch_unused = torch_reserved`, `+ outside_torch = server`."""
 
-    KV_HELD_IDLE = "kv_held_idle"
     TORCH_LIVE = "torch_live"
     TORCH_RESERVED = "torch_reserved"
     TORCH_UNUSED = "torch_unused"
@@ -22,6 +23,7 @@ class MemoryComponent(StrEnum):
     DEVICE = "device"
     OTHERS = "others"
     UNLISTED = "unlisted"
+    KV_HELD_IDLE = "kv_held_idle"
     HOST_ANONYMOUS = "host_anonymous"
     HOST_TOGETHER = "host_together"
     HOST_RESIDENT = "host_resident"
@@ -44,11 +46,16 @@ class MemoryComponent(StrEnum):
     @property
     def collected(self) -> bool:
         """Whether a garbage collector, or the C library, may return it in one go after hours of growth."""
-        return self in (
-            MemoryComponent.HOST_ANONYMOUS,
-            MemoryComponent.HOST_TOGETHER,
-            MemoryComponent.HOST_RESIDENT,
-        )
+        return self.source == "host"
+
+
+def torch_components(process: Allocator) -> Iterator[tuple[MemoryComponent, int]]:
+    """The components of one process on one device that its agent reports, in bytes."""
+    yield MemoryComponent.TORCH_LIVE, process.allocated_bytes
+    yield MemoryComponent.TORCH_RESERVED, process.reserved_bytes
+    yield MemoryComponent.TORCH_UNUSED, process.reserved_bytes - process.allocated_bytes
+    if process.outside_torch_bytes is not None:
+        yield MemoryComponent.OUTSIDE_TORCH, process.outside_torch_bytes
 
 
 _TITLES: Mapping[MemoryComponent, str] = {

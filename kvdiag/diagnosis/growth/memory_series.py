@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent, torch_components
 from kvdiag.diagnosis.growth.estimator import Assessment, Series, assess
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
@@ -166,11 +166,8 @@ class _Gathering:
                     key = each.identity
                     if key not in self._owners:
                         self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
-                    self._add(Part.TORCH_LIVE, key, at_seconds, each.allocated_bytes)
-                    self._add(Part.TORCH_RESERVED, key, at_seconds, each.reserved_bytes)
-                    self._add(Part.TORCH_UNUSED, key, at_seconds, each.reserved_bytes - each.allocated_bytes)
-                    if each.outside_torch_bytes is not None:
-                        self._add(Part.OUTSIDE_TORCH, key, at_seconds, each.outside_torch_bytes)
+                    for part, size_bytes in torch_components(each):
+                        self._add(part, key, at_seconds, size_bytes)
             if sample.host and self._due(("host", sample.host[0].pid, len(sample.host)), at_seconds):
                 self._host(sample.host, at_seconds)
         return MemorySeries(
@@ -180,13 +177,10 @@ class _Gathering:
         )
 
     def _devices(self, devices: tuple[Device, ...], at_seconds: float) -> None:
-        source = (devices[0].uuid, len(devices))
-        if at_seconds - self._kept.get(source, -math.inf) < self._least_seconds:
-            return
         # Of readings at each second every fifth lists processes, and the others say nothing of the server's.
-        if self._own and all(device.processes is None for device in devices):
+        listed = not self._own or any(device.processes is not None for device in devices)
+        if not listed or not self._due((devices[0].uuid, len(devices)), at_seconds):
             return
-        self._kept[source] = at_seconds
         for device in server_devices(devices, self._own or self._assigned):
             key = (device.uuid, device.index)
             if key not in self._owners:
@@ -202,21 +196,20 @@ class _Gathering:
                 self._add(Part.DEVICE, key, at_seconds, used)
 
     def _host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
-        sizes = [process.anonymous_bytes for process in processes]
-        if len(sizes) > 1 and None not in sizes:
+        sizes = [process.anonymous_bytes for process in processes if process.anonymous_bytes is not None]
+        if 1 < len(sizes) == len(processes):
             key = ("together", *(process.pid for process in processes))
             who = f"the server's {len(sizes)} processes together"
             self._owners.setdefault(key, MemoryOwner(device_uuid="", who=who))
-            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(size for size in sizes if size is not None))
+            self._add(Part.HOST_TOGETHER, key, at_seconds, sum(sizes))
         for process in processes:
             one = (process.pid, process.name)
             if one not in self._owners:
                 self._owners[one] = MemoryOwner(device_uuid="", who=process.who)
-            size = process.anonymous_bytes
-            if size is None:
+            if process.anonymous_bytes is None:
                 self._add(Part.HOST_RESIDENT, one, at_seconds, process.resident_bytes)
             else:
-                self._add(Part.HOST_ANONYMOUS, one, at_seconds, size)
+                self._add(Part.HOST_ANONYMOUS, one, at_seconds, process.anonymous_bytes)
 
     def _due(self, source: Hashable, at_seconds: float) -> bool:
         """Whether a source's reading is far enough from its last for a minute's median to gain by it."""
@@ -226,12 +219,9 @@ class _Gathering:
         return True
 
     def _add(self, part: MemoryComponent, key: Hashable, at_seconds: float, size_bytes: int) -> None:
-        lines = self._points[part]
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = ([], [])
-        line[0].append(at_seconds)
-        line[1].append(size_bytes)
+        times, sizes = self._points[part].setdefault(key, ([], []))
+        times.append(at_seconds)
+        sizes.append(size_bytes)
 
     def _by_owner(self, part: MemoryComponent) -> dict[MemoryOwner, Points]:
         """The series of a part; of processes under one name and number the newest counts."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.rule import SEVERITY
 from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Evidence, Finding, Status
 
@@ -17,8 +18,6 @@ OWN = (Part.TORCH_LIVE, Part.TORCH_UNUSED, Part.OUTSIDE_TORCH, Part.SERVER)
 
 TEN = 10
 """From here on a figure needs no decimals."""
-
-SEVERITY: tuple[Status, ...] = ("ok", "unknown", "suspect", "fault")
 
 
 def verdict(component: SoakedComponent, limits: Limits) -> tuple[Status, str]:

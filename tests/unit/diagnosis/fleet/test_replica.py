@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvdiag.diagnosis.fleet.replica import Growth, ReplicaSummary
+from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.model import Device, Engine, Facts, HostProcess, Sample, Timeline
 from tests.builders.values import GIB, MIB, SERVER_PID, allocator, device, engine, pool, process, split
 from tests.unit.diagnosis.fleet.replicas import replica
@@ -64,7 +65,7 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
     # The last of 48 blocks of half an hour has the readings 147 to 150
     rate: Any = pytest.approx(6 * MIB, rel=1e-9)
     assert actual == Growth(
-        component="device",
+        component=MemoryComponent.DEVICE,
         newest=20 * GIB + 148.5 * MIB,
         per_hour=rate,
         later_per_hour=rate,
@@ -72,7 +73,7 @@ def test_steady_growth_is_its_rate_however_it_is_measured() -> None:
         later_floor_per_hour=rate,
         jumps_up=0,
         jumps_down=0,
-        beside_load=False,
+        load_reported=False,
     )
 
 
@@ -246,7 +247,7 @@ class TestEngines:
             )
         )
 
-        assert (True, True, False) == (by_usage.beside_load, by_requests.beside_load, alone.beside_load)
+        assert (True, True, False) == (by_usage.load_reported, by_requests.load_reported, alone.load_reported)
         assert abs(by_usage.per_hour) < MIB > abs(by_requests.per_hour)
         assert pytest.approx(10 * GIB * 6 / 200, rel=1e-6) == alone.per_hour
 
@@ -261,7 +262,7 @@ class TestEngines:
 
         found = growth(page, KNOWN)
 
-        assert ("kv_held_idle", True) == (found.component, found.beside_load)
+        assert ("kv_held_idle", True) == (found.component, found.load_reported)
         assert pytest.approx(10.0, rel=0.02) == found.per_hour
         assert 230 <= found.newest <= 250
 

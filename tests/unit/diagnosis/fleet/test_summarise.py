@@ -66,7 +66,7 @@ def test_growth_is_at_equal_load() -> None:
     assert abs(growths(cycles)["device"]) < 2.0
     assert abs(growths(ratchet)["device"]) < 2.0
     assert abs(growths(unloaded(cycles))["device"]) > 20.0
-    assert [False] == [one.beside_load for one in replica(unloaded(cycles), "r").growths]
+    assert [False] == [one.load_reported for one in replica(unloaded(cycles), "r").growths]
 
 
 def test_first_hour_and_lives_before_a_restart_are_left_out() -> None:
