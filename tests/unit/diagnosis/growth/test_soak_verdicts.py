@@ -67,10 +67,10 @@ def test_hosts_leak_is_certain_after_five_blocks(blocks: int, status: str) -> No
     assert status == said("host_anonymous", blocks=blocks)[0]
 
 
-@pytest.mark.parametrize(("chance", "follows"), [(None, False), (0.05, False), (0.049, True)])
-def test_larger_doses_that_leave_more_are_told(chance: float | None, follows: bool) -> None:
-    """Where the chance of it is below one in twenty."""
-    assert follows == follows_dose(component("server", dose_p=chance), DEFAULT_LIMITS)
+@pytest.mark.parametrize(("p_value", "follows"), [(None, False), (0.05, False), (0.049, True)])
+def test_larger_doses_that_leave_more_are_told(p_value: float | None, follows: bool) -> None:
+    """At a p-value below 0.05."""
+    assert follows == follows_dose(component("server", dose_p=p_value), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
