@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from kvdiag import stats
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
 from kvdiag.model import Facts, Sample, Timeline
 
-HELD = MemoryComponent.KV_HELD_IDLE
+HELD = Part.KV_HELD_IDLE
 """The only component that does not depend on the load and has no noise."""
-
-Part = MemoryComponent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class Growth:
     `floor_per_hour` is the rise of the lowest bins, jumps included. `newest` is the median of the last bin.
     """
 
-    component: MemoryComponent
+    component: Part
     newest: float
     per_hour: float
     later_per_hour: float
@@ -74,7 +72,7 @@ class ReplicaSummary:
     restarts: int
     growths: tuple[Growth, ...]
 
-    def growth(self, component: MemoryComponent) -> Growth | None:
+    def growth(self, component: Part) -> Growth | None:
         """The growth of one component, `None` where this replica does not report it."""
         return next((one for one in self.growths if one.component == component), None)
 
@@ -225,7 +223,7 @@ def _growths(
 
     live, reserved, server, device = (bins(series[name]) for name in ("live", "reserved", "server", "device"))
     anonymous = bins(series["anonymous"])
-    found: dict[MemoryComponent, list[float] | None] = {HELD: bins(engines.held, limits.fleet.idle_blocks_ratio)}
+    found: dict[Part, list[float] | None] = {HELD: bins(engines.held, limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found[Part.TORCH_LIVE] = live
         # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
@@ -257,7 +255,7 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
 
 
 def _growth(
-    component: MemoryComponent, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
+    component: Part, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
 ) -> Growth:
     per_hour, late = HOUR_SECONDS / bin_seconds, len(values) // 2
     whole = list(values)

@@ -7,7 +7,7 @@ import pytest
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.soak_cycles import Shape, Soaked
 from kvdiag.diagnosis.growth.soak_memory import SoakedComponent
-from kvdiag.diagnosis.growth.soak_verdicts import amount, evidence, finding, follows_dose, verdict, weightier, worst
+from kvdiag.diagnosis.growth.soak_verdicts import evidence, finding, follows_dose, verdict, weightier, worst
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.model import Finding, Status
 from tests.builders.values import MIB
@@ -85,7 +85,7 @@ def test_larger_doses_that_leave_more_are_told(p_value: float | None, follows: b
 )
 def test_amount_is_in_the_components_unit(kind: str, value: float, expected: str) -> None:
     """Blocks of the pool, bytes of all else; from ten on without decimals."""
-    assert expected == amount(Part(kind), value)
+    assert expected == Part(kind).amount(value)
 
 
 def test_worst_is_the_gravest_then_the_fastest() -> None:
