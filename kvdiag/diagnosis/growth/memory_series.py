@@ -45,14 +45,14 @@ class MemoryOwner:
 class EngineActivity:
     """What the engines did, reading by reading: their load, and whether any of them slept.
 
-    The load is the sum of the pools' usage where they report it, else of running requests. `began_seconds` is the first
-    reading after the newest restart, `None` without one; `fresh` says that the first reading preceded any request.
+    The load is the sum of the pools' usage where they report it, else of running requests. `restarts_seconds` are
+    the first readings after each restart; `fresh`: the first reading preceded any request.
     """
 
     times_seconds: tuple[float, ...]
     load: tuple[float, ...]
     asleep: tuple[bool, ...]
-    began_seconds: float | None
+    restarts_seconds: tuple[float, ...]
     fresh: bool
 
     def at(self, seconds: float, limits: GrowthLimits) -> ActivityAt:
@@ -103,7 +103,7 @@ class MemorySeries:
             if last - times[-1] > limits.reading_age_seconds:
                 continue
             # Where its beginning was seen, what comes with a beginning is left out; else the gates have to do.
-            born = max(times[0], self.engines.began_seconds or times[0])
+            born = max([times[0], *self.engines.restarts_seconds[-1:]])
             begun = self.engines.fresh or born - first > limits.reading_age_seconds
             since = max(born + limits.warmup_seconds if begun else born, started)
             assessed[owner] = assess(self._awake(line, since, part, limits), limits, served)
@@ -233,7 +233,7 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
     times: list[float] = []
     load: list[float] = []
     asleep: list[bool] = []
-    began: float | None = None
+    restarts: list[float] = []
     tokens: dict[str, int] = {}
     fresh = False
     newest: tuple[Engine, ...] = ()
@@ -241,29 +241,34 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
         engines = sample.engines
         if engines is None:
             continue
-        full, sleeps = 0.0, False
+        restarted = False
         for engine in engines:
-            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
-            full += (engine.requests_running or 0) if usage is None else usage
-            sleeps = sleeps or bool(engine.asleep)
             # Counters begin at 0 with the process: memory of the one before is nothing to compare with.
+            count = engine.prompt_tokens_total
             if count is not None:
-                began = sample.at_seconds if count < tokens.get(engine.engine, 0) else began
+                restarted = restarted or count < tokens.get(engine.engine, 0)
                 tokens[engine.engine] = count
+        if restarted:
+            restarts.append(sample.at_seconds)
         if not times:
             fresh = _unused(engines)
         newest = engines
         times.append(sample.at_seconds)
-        load.append(full)
-        asleep.append(sleeps)
+        load.append(sum(engine_load(engine) for engine in engines))
+        asleep.append(any(engine.asleep for engine in engines))
     return EngineActivity(
         times_seconds=tuple(times),
         load=tuple(load),
         asleep=tuple(asleep),
-        began_seconds=began,
+        restarts_seconds=tuple(restarts),
         # A counter that never moves says nothing.
         fresh=fresh and not _unused(newest),
     )
+
+
+def engine_load(engine: Engine) -> float:
+    """How much of its pool an engine uses, else how many requests it runs."""
+    return float(engine.requests_running or 0) if engine.kv_usage_ratio is None else engine.kv_usage_ratio
 
 
 def _unused(engines: tuple[Engine, ...]) -> bool:
