@@ -53,7 +53,7 @@ def _arguments(value: Any) -> Iterator[list[str]]:
 def test_a_command_line_is_understood(where: str, arguments: list[str]) -> None:
     """The command exists, and so do its options, with values that they take."""
     name, *rest = arguments
-    with click.Context(cli) as context:
+    with click.Context(cli, **cli.context_settings) as context:
         command = cli.get_command(context, name)
         if isinstance(command, click.Group):
             command = command.get_command(context, rest.pop(0))
