@@ -19,7 +19,7 @@ from kvdiag.diagnosis.growth.attribution import NON_TORCH, TORCH, UNDECIDED, lik
 from kvdiag.diagnosis.growth.components import MemoryComponent, Unit
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import format_bytes, plural
+from kvdiag.formatting import plural
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.stats import Interval
 
@@ -107,16 +107,16 @@ def findings(
 def _judged(
     growth: VersionGrowth, meaning: Meaning, change: VersionChange | None, limits: Limits
 ) -> tuple[Status, str]:
-    label, unit, title = growth.component.label, growth.component.unit, growth.version.title
+    label, title = growth.component.label, growth.version.title
     replicas = plural(growth.replicas, "replica")
     needed = f"{limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
     if growth.course == "untested":
         report = "reports" if growth.replicas == 1 else "report"
         return "unknown", f"{replicas} of {title} {report} {label} for long enough; {needed}"
-    grew = f"{title}, {replicas}: {label} grew {_rate(growth.per_hour, unit)}"
+    grew = f"{title}, {replicas}: {label} grew {_rate(growth.per_hour, growth.component)}"
     faster = change is not None and change.faster
     if change is not None and faster:
-        grew += f", {amount(change.per_hour.middle, unit)}/h more than in {change.older.version}"
+        grew += f", {change.component.amount(change.per_hour.middle)}/h more than in {change.older.version}"
     if growth.course == "grows":
         doubts = _doubts(growth, meaning, limits, faster=faster)
         return ("suspect", f"{grew}; {doubts[0]}") if doubts else ("fault", f"{grew}; nothing was released")
@@ -127,7 +127,7 @@ def _judged(
         return "unknown", f"{grew}, within the false-alarm rate of this many comparisons; {compare}"
     if growth.course == "ended":
         return "ok", f"{grew} and stopped: warm-up or a cache that has filled, not a leak"
-    return "ok", f"{title}, {replicas}: no common growth of {label} ({_rate(growth.per_hour, unit)})"
+    return "ok", f"{title}, {replicas}: no common growth of {label} ({_rate(growth.per_hour, growth.component)})"
 
 
 def _doubts(growth: VersionGrowth, meaning: Meaning, limits: Limits, *, faster: bool) -> Sequence[str]:
@@ -158,17 +158,12 @@ def _not_reported(missing: str, version: Version, replicas: int, compared: int, 
     return f"{watched}; {limits.fleet.replicas} are needed, {limits.fleet.preferred_replicas} are better"
 
 
-def _rate(interval: Interval, unit: Unit) -> str:
+def _rate(interval: Interval, component: MemoryComponent) -> str:
     """A growth with its bounds: 18.9 MiB/h (17.1 to 20.4)."""
-    middle = f"{amount(interval.middle, unit)}/h"
+    middle = f"{component.amount(interval.middle)}/h"
     if math.isinf(interval.low) or math.isinf(interval.high):
         return middle
-    return f"{middle} ({amount(interval.low, unit)} to {amount(interval.high, unit)})"
-
-
-def amount(value: float, unit: Unit) -> str:
-    """Bytes or blocks in words."""
-    return format_bytes(value) if unit == "bytes" else f"{value:,.3g} blocks"
+    return f"{middle} ({component.amount(interval.low)} to {component.amount(interval.high)})"
 
 
 def _evidence(growth: VersionGrowth, change: VersionChange | None) -> tuple[Evidence, ...]:

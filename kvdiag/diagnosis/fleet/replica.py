@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from kvdiag import stats
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.estimator import HOUR_SECONDS
+from kvdiag.diagnosis.growth.memory_series import engine_activity, engine_load
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.reserved_memory import releasable_bytes
 from kvdiag.diagnosis.timeline_queries import held_blocks, server_bytes, server_devices, server_uuids
-from kvdiag.model import Facts, Sample, Timeline
+from kvdiag.model import Device, Facts, Sample, Timeline
 
-HELD = MemoryComponent.KV_HELD_IDLE
+HELD = Part.KV_HELD_IDLE
 """The only component that does not depend on the load and has no noise."""
-
-Part = MemoryComponent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Growth:
     `floor_per_hour` is the rise of the lowest bins, jumps included. `newest` is the median of the last bin.
     """
 
-    component: MemoryComponent
+    component: Part
     newest: float
     per_hour: float
     later_per_hour: float
@@ -74,7 +73,7 @@ class ReplicaSummary:
     restarts: int
     growths: tuple[Growth, ...]
 
-    def growth(self, component: MemoryComponent) -> Growth | None:
+    def growth(self, component: Part) -> Growth | None:
         """The growth of one component, `None` where this replica does not report it."""
         return next((one for one in self.growths if one.component == component), None)
 
@@ -104,16 +103,6 @@ class _Series:
         return times, values
 
 
-@dataclass(slots=True)
-class _Engines:
-    """The engines' load, the highest that it has been, blocks held at idle, and the moments of restarts."""
-
-    load: _Series = field(default_factory=_Series)
-    highest: _Series = field(default_factory=_Series)
-    held: _Series = field(default_factory=_Series)
-    restarts: list[float] = field(default_factory=list)
-
-
 def summarise(
     timeline: Timeline, facts: Facts, limits: Limits, *, replica: str, version: str | None = None
 ) -> ReplicaSummary:
@@ -122,13 +111,12 @@ def summarise(
     `version` is what it is compared by (an image, say) where that is not the engine's own version. Its age counts from
     the start of its process where that is reported, else from its first sample or newest restart.
     """
-    engines = _engines(timeline, facts, limits)
-    series = _memory(timeline, facts)
+    restarts = engine_activity(timeline).restarts_seconds
+    series = _totals(timeline, facts, limits, restarts)
     first = timeline.samples[0].at_seconds if timeline.samples else 0.0
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
-    seen_to_begin = engines.restarts[-1] if engines.restarts else first
     started = facts.started_seconds
-    began = seen_to_begin if started is None else min(max([started, *engines.restarts]), last)
+    began = max([first, *restarts[-1:]]) if started is None else min(max([started, *restarts[-1:]]), last)
     start = max(began + limits.fleet.first_seconds, first)
     return ReplicaSummary(
         replica=replica,
@@ -140,57 +128,56 @@ def summarise(
         began_seconds=began,
         age_seconds=last - began,
         watched_seconds=max(last - start, 0.0),
-        restarts=len(engines.restarts),
-        growths=_growths(series, engines, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
+        restarts=len(restarts),
+        growths=_growths(series, start, last, limits) if last - start >= limits.fleet.least_seconds else (),
     )
 
 
-def _engines(timeline: Timeline, facts: Facts, limits: Limits) -> _Engines:
-    seen = _Engines()
-    tokens: dict[str, int] = {}
-    highest, idle_since = 0.0, None
-    for sample in timeline.samples:
-        if not sample.engines:
-            continue
-        restarted, load = False, 0.0
-        for engine in sample.engines:
-            usage, count = engine.kv_usage_ratio, engine.prompt_tokens_total
-            load += float(engine.requests_running or 0) if usage is None else usage
-            if count is not None:
-                restarted = restarted or count < tokens.get(engine.engine, 0)
-                tokens[engine.engine] = count
-        if restarted:
-            seen.restarts.append(sample.at_seconds)
-            highest = 0.0
-        highest = max(highest, load)
-        seen.load.add(sample.at_seconds, load, len(sample.engines))
-        seen.highest.add(sample.at_seconds, highest)
-        if sample.engines_idle is not True:
-            idle_since = None
-            continue
-        idle_since = sample.at_seconds if idle_since is None else idle_since
-        # Blocks are released late, so the first sample of an idle interval does not count.
-        if sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds:
-            held = held_blocks(sample, facts)
-            if held is not None:
-                seen.held.add(sample.at_seconds, held)
-    return seen
-
-
-def _memory(timeline: Timeline, facts: Facts) -> defaultdict[str, _Series]:
+def _totals(
+    timeline: Timeline, facts: Facts, limits: Limits, restarts_seconds: Collection[float]
+) -> defaultdict[str, _Series]:
     """Every total that the samples report, by its name; a total of which a part is missing is none."""
     own, series = server_uuids(timeline, facts), defaultdict[str, _Series](_Series)
+    highest, idle_since = 0.0, None
     for sample in timeline.samples:
         for name, sizes in _parts(sample, facts, own):
             known = [size for size in sizes if size is not None]
             if known and len(known) == len(sizes):
                 series[name].add(sample.at_seconds, sum(known), len(known))
+        if not sample.engines:
+            continue
+        load = series["load"].values[-1]
+        highest = load if sample.at_seconds in restarts_seconds else max(highest, load)
+        series["highest"].add(sample.at_seconds, highest)
+        if sample.engines_idle is not True:
+            idle_since = None
+            continue
+        idle_since = sample.at_seconds if idle_since is None else idle_since
+        # Blocks are released late, so the first sample of an idle interval does not count.
+        settled = sample.at_seconds - idle_since >= limits.fleet.idle_settle_seconds
+        if settled and (held := held_blocks(sample, facts)) is not None:
+            series["held"].add(sample.at_seconds, held)
     return series
 
 
-def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[str, Sequence[int | None]]]:
+def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[str, Sequence[float | None]]]:
     """The parts of every total of one sample."""
-    devices = server_devices(sample.devices, own) if sample.devices else ()
+    if sample.engines:
+        yield "load", [engine_load(engine) for engine in sample.engines]
+    if sample.devices:
+        yield from _device_parts(server_devices(sample.devices, own), facts)
+    if sample.allocators:
+        allocators = [one for one in sample.allocators if one.may_be_of(facts.server_pids)]
+        yield "live", [one.allocated_bytes for one in allocators]
+        yield "reserved", [one.reserved_bytes for one in allocators]
+        yield "releasable", [releasable_bytes(one) for one in allocators]
+        yield "outside", [one.outside_torch_bytes for one in allocators]
+    if sample.host:
+        yield "resident", [process.resident_bytes for process in sample.host]
+        yield "anonymous", [process.anonymous_bytes for process in sample.host]
+
+
+def _device_parts(devices: Sequence[Device], facts: Facts) -> Iterator[tuple[str, Sequence[float | None]]]:
     used = [device.memory.used_bytes for device in devices if device.memory is not None]
     yield "device", used
     if facts.server_pids is not None:
@@ -198,26 +185,15 @@ def _parts(sample: Sample, facts: Facts, own: frozenset[str]) -> Iterator[tuple[
     # An empty list is normal inside a container, and does not show which process uses the bytes.
     if len(used) == len(devices) and all(device.processes for device in devices):
         listed = [[process.used_bytes for process in device.processes or ()] for device in devices]
-        yield (
-            "others",
-            [None if None in sizes else whole - _sum(sizes) for whole, sizes in zip(used, listed, strict=True)],
-        )
-    allocators = [one for one in sample.allocators or () if one.may_be_of(facts.server_pids)]
-    yield "live", [one.allocated_bytes for one in allocators]
-    yield "reserved", [one.reserved_bytes for one in allocators]
-    yield "releasable", [releasable_bytes(one) for one in allocators]
-    yield "outside", [one.outside_torch_bytes for one in allocators]
-    yield "resident", [process.resident_bytes for process in sample.host or ()]
-    yield "anonymous", [process.anonymous_bytes for process in sample.host or ()]
+        others = [None if None in sizes else whole - _sum(sizes) for whole, sizes in zip(used, listed, strict=True)]
+        yield "others", others
 
 
 def _sum(sizes: Iterable[int | None]) -> int:
     return sum(size for size in sizes if size is not None)
 
 
-def _growths(
-    series: defaultdict[str, _Series], engines: _Engines, start: float, last: float, limits: Limits
-) -> tuple[Growth, ...]:
+def _growths(series: defaultdict[str, _Series], start: float, last: float, limits: Limits) -> tuple[Growth, ...]:
     """Each byte counts in one component only: the finest one reported."""
 
     def bins(one: _Series, filled_ratio: float = limits.growth.filled_ratio) -> list[float] | None:
@@ -225,7 +201,7 @@ def _growths(
 
     live, reserved, server, device = (bins(series[name]) for name in ("live", "reserved", "server", "device"))
     anonymous = bins(series["anonymous"])
-    found: dict[MemoryComponent, list[float] | None] = {HELD: bins(engines.held, limits.fleet.idle_blocks_ratio)}
+    found: dict[Part, list[float] | None] = {HELD: bins(series["held"], limits.fleet.idle_blocks_ratio)}
     if live is not None and reserved is not None:
         found[Part.TORCH_LIVE] = live
         # Cache that torch could release to the driver is no fragmentation, where torch reports it separately.
@@ -242,7 +218,7 @@ def _growths(
         found[Part.HOST_RESIDENT] = bins(series["resident"])
     else:
         found[Part.HOST_ANONYMOUS] = anonymous
-    load, highest = bins(engines.load), bins(engines.highest)
+    load, highest = bins(series["load"]), bins(series["highest"])
     beside = [] if load is None or highest is None else [load, highest]
     return tuple(
         # Blocks in use while idle do not depend on load.
@@ -257,7 +233,7 @@ def _less(whole: list[float], part: list[float]) -> list[float]:
 
 
 def _growth(
-    component: MemoryComponent, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
+    component: Part, values: list[float], beside: list[list[float]], bin_seconds: float, limits: Limits
 ) -> Growth:
     per_hour, late = HOUR_SECONDS / bin_seconds, len(values) // 2
     whole = list(values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvdiag.diagnosis.growth.components import MemoryComponent
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.estimator import Assessment
 from kvdiag.diagnosis.growth.growth_verdicts import Decisive, decisive, excluded, finding, too_short
 from kvdiag.diagnosis.growth.memory_series import MemoryOwner, memory_series
@@ -24,8 +24,6 @@ TORCH, NON_TORCH = "leak.device_torch", "leak.device_non_torch"
 UNDECIDED = "NVML does not separate torch's memory from the rest; install the kvdiag agent in the server"
 
 SERVER_PROCESS, HIDDEN_PROCESS = "the server's process", "process not visible"
-
-Part = MemoryComponent
 
 
 def likely_and_other(engine_name: str | None) -> tuple[str, str]:
@@ -42,18 +40,16 @@ class _DeviceMemory:
         # The server's own bytes on its devices where NVML shows its processes, else the devices'.
         self.whole = Part.SERVER if self._series.points[Part.SERVER] else Part.DEVICE
 
-    def assessed(self, part: MemoryComponent) -> Mapping[MemoryOwner, Assessment]:
+    def assessed(self, part: Part) -> Mapping[MemoryOwner, Assessment]:
         return self._series.assessed(part, self._limits)
 
-    def decisive(self, part: MemoryComponent) -> Decisive | None:
+    def decisive(self, part: Part) -> Decisive | None:
         return decisive(self.assessed(part), self._limits, self._room_bytes)
 
-    def excluded(self, name: str, part: MemoryComponent, owner: MemoryOwner) -> Evidence:
+    def excluded(self, name: str, part: Part, owner: MemoryOwner) -> Evidence:
         return excluded(name, self.assessed(part).get(owner), part)
 
-    def finding(
-        self, verdict: str, found: Decisive, part: MemoryComponent, *extra: Evidence, who: str | None = None
-    ) -> Finding:
+    def finding(self, verdict: str, found: Decisive, part: Part, *extra: Evidence, who: str | None = None) -> Finding:
         return finding(verdict, found, part, self._room_bytes(found[0]), self._limits, who=who, extra=extra)
 
     def of_device(self, verdict: str, found: Decisive) -> Finding:
@@ -64,7 +60,7 @@ class _DeviceMemory:
         whose = SERVER_PROCESS if self.whole is Part.SERVER else HIDDEN_PROCESS
         return self.finding(verdict, found, self.whole, *others, who=f"{found[0].who} ({whose})")
 
-    def among_ranks(self, judged: Finding, found: Decisive, part: MemoryComponent) -> Finding:
+    def among_ranks(self, judged: Finding, found: Decisive, part: Part) -> Finding:
         """The finding of growth with how many of the other ranks grow as well: one alone is a leak of what it does."""
         assessed = self.assessed(part)
         if not found[1].grows or len(assessed) == 1:
@@ -99,7 +95,7 @@ def torch_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Find
     if live is None or reserved is None:
         return ()
 
-    def judged(verdict: str, found: Decisive, part: MemoryComponent) -> Finding:
+    def judged(verdict: str, found: Decisive, part: Part) -> Finding:
         shown = memory.excluded("reserved_growth_per_hour", Part.TORCH_RESERVED, found[0])
         return memory.finding(verdict, found, part, shown)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
 
+from kvdiag.formatting import format_bytes, format_count
 from kvdiag.model import Allocator
 
 Unit = Literal["bytes", "blocks"]
@@ -42,6 +43,12 @@ class MemoryComponent(StrEnum):
     def unit(self) -> Unit:
         """Bytes, but for KV blocks."""
         return "blocks" if self is MemoryComponent.KV_HELD_IDLE else "bytes"
+
+    def amount(self, value: float) -> str:
+        """A figure of the component in its unit, as text: `1.50 GiB`, `0.12 blocks`, `1,234 blocks`."""
+        if self.unit == "bytes":
+            return format_bytes(value)
+        return f"{value:.2g} blocks" if value < 10 else f"{format_count(value)} blocks"  # noqa: PLR2004 - no decimals
 
     @property
     def collected(self) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvdiag.diagnosis.blocks.step_accounting import other_tokens
-from kvdiag.diagnosis.growth.components import MemoryComponent, torch_components
+from kvdiag.diagnosis.growth.components import MemoryComponent as Part
+from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.soak_cycles import Cycle, Soaked, judge
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import IdleFloor, floor_within, server_bytes, server_devices, server_uuids
@@ -16,9 +17,7 @@ from kvdiag.model import Facts, Span, Timeline
 
 SOAK, SOAK_WARMUP = "soak", "soak_warmup"
 
-Part = MemoryComponent
-
-ORDER: tuple[MemoryComponent, ...] = (
+ORDER: tuple[Part, ...] = (
     Part.KV_HELD_IDLE,
     Part.TORCH_LIVE,
     Part.TORCH_UNUSED,
@@ -34,7 +33,7 @@ ORDER: tuple[MemoryComponent, ...] = (
 class SoakedComponent:
     """One component, whose it is in words, and what the cycles say of it."""
 
-    kind: MemoryComponent
+    kind: Part
     who: str
     soaked: Soaked
 
@@ -54,7 +53,7 @@ class Soak:
         """Requests of all clean cycles."""
         return sum(cycle.requests for cycle in self.cycles if cycle.clean)
 
-    def of(self, *kinds: MemoryComponent) -> tuple[SoakedComponent, ...]:
+    def of(self, *kinds: Part) -> tuple[SoakedComponent, ...]:
         """The components of some kinds."""
         return tuple(one for one in self.components if one.kind in kinds)
 
@@ -116,7 +115,7 @@ def _floor(timeline: Timeline, facts: Facts, span: Span, limits: Limits) -> Idle
     return floor_within(timeline, span.release_seconds, span.end_seconds, facts, limits)
 
 
-def _least(kind: MemoryComponent, limits: Limits) -> float:
+def _least(kind: Part, limits: Limits) -> float:
     if kind is Part.KV_HELD_IDLE:
         return 0.0
     if kind is Part.HOST_ANONYMOUS:
@@ -124,7 +123,7 @@ def _least(kind: MemoryComponent, limits: Limits) -> float:
     return limits.torch_quantum_bytes if kind is Part.TORCH_LIVE else limits.soak.device_bytes
 
 
-Key = tuple[MemoryComponent, str]
+Key = tuple[Part, str]
 Readings = dict[Key, list[float | None]]
 
 
@@ -144,9 +143,7 @@ def _readings(timeline: Timeline, facts: Facts, spans: Sequence[Span], floors: S
     return readings
 
 
-def _of_floor(
-    floor: IdleFloor | None, facts: Facts, own: frozenset[str]
-) -> Iterator[tuple[MemoryComponent, str, float]]:
+def _of_floor(floor: IdleFloor | None, facts: Facts, own: frozenset[str]) -> Iterator[tuple[Part, str, float]]:
     if floor is None:
         return
     if floor.blocks is not None:
@@ -164,7 +161,7 @@ def _of_floor(
                 yield Part.OTHERS, who, used - mine
 
 
-def _of_host(timeline: Timeline, span: Span) -> Iterator[tuple[MemoryComponent, str, float]]:
+def _of_host(timeline: Timeline, span: Span) -> Iterator[tuple[Part, str, float]]:
     if span.release_seconds is None or span.end_seconds is None:
         return
     within = timeline.between(span.release_seconds, span.end_seconds)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.formatting import format_bytes
 from kvdiag.kv.calibration.engine_report import EngineReport, RankReport
-from kvdiag.model import Diagnosis, Evidence, Facts, Gap, ReservedSplit, Timeline
-from kvdiag.oom.account import Account, Work
+from kvdiag.model import Diagnosis, Evidence, Facts, Gap, Timeline
+from kvdiag.oom.account import Account
 from kvdiag.oom.message import Kind
 from kvdiag.oom.phase import IN_WORDS
 
@@ -199,15 +199,11 @@ def asked_for(case: Case) -> str:
     return f"{asked}{where}{who}{when}" + (f", {' and '.join(there)}" if there else "")
 
 
-Row = tuple[str, str | int | float | None, str]
-"""Name, value and unit of a figure."""
-
-
 def evidence(case: Case) -> tuple[Evidence, ...]:
     """The figures of the failure, as evidence of every finding about it; unknown ones are left out."""
     failure = case.failure
     shortage, split, work = failure.shortage, failure.split, failure.work
-    rows: tuple[Row, ...] = (
+    rows: list[tuple[str, str | int | float | None, str]] = [
         ("process", failure.process or None, ""),
         ("rank", failure.rank, ""),
         ("device", shortage.device, ""),
@@ -225,33 +221,29 @@ def evidence(case: Case) -> tuple[Evidence, ...]:
         ("available", shortage.available_bytes, "bytes"),
         ("max_model_len", shortage.asked_tokens, "tokens"),
         ("max_fitting_model_len", shortage.fitting_tokens, "tokens"),
-        *(() if split is None else _split_rows(split)),
-        *(() if work is None else _work_rows(work)),
+    ]
+    if split is not None:
+        rows += [
+            ("stranded", split.stranded_bytes, "bytes"),
+            ("releasable", split.releasable_bytes, "bytes"),
+            ("pending", split.pending_bytes, "bytes"),
+            ("largest_free_block", split.largest_free_block_bytes, "bytes"),
+        ]
+    if work is not None:
+        rows += [
+            ("scheduled_tokens", work.scheduled_tokens, "tokens"),
+            ("scheduled_requests", work.requests, "requests"),
+            ("largest_request", work.largest_request, ""),
+        ]
+    rows += [
         ("running", failure.running, "requests"),
         ("waiting", failure.waiting, "requests"),
         ("kv_usage", failure.kv_usage_ratio, "ratio"),
         ("later_failures", failure.later or None, "times"),
-    )
+    ]
     found = (
         Evidence("sources", case.agreement, "", "kvdiag"),
         Evidence("phase", failure.phase, "", failure.phase_source or failure.origin),
         *(Evidence(name, value, unit, failure.origin) for name, value, unit in rows),
     )
     return tuple(one for one in found if one.value is not None)
-
-
-def _split_rows(split: ReservedSplit) -> tuple[Row, ...]:
-    return (
-        ("stranded", split.stranded_bytes, "bytes"),
-        ("releasable", split.releasable_bytes, "bytes"),
-        ("pending", split.pending_bytes, "bytes"),
-        ("largest_free_block", split.largest_free_block_bytes, "bytes"),
-    )
-
-
-def _work_rows(work: Work) -> tuple[Row, ...]:
-    return (
-        ("scheduled_tokens", work.scheduled_tokens, "tokens"),
-        ("scheduled_requests", work.requests, "requests"),
-        ("largest_request", work.largest_request, ""),
-    )

@@ -164,8 +164,8 @@ def _under_load(floor: BusyFloor, facts: Facts) -> Finding:
 
 def _began_seconds(timeline: Timeline, facts: Facts, limits: Limits) -> float:
     """When the engine that runs now started, as far as observed: its pool was empty then."""
-    began = memory_series(timeline, facts, limits).engines.began_seconds
-    return max(began or 0.0, facts.started_seconds or 0.0)
+    restarts = memory_series(timeline, facts, limits).engines.restarts_seconds
+    return max([facts.started_seconds or 0.0, *restarts[-1:]])
 
 
 def _least_held_since(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:

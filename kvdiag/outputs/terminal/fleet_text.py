@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kvdiag.diagnosis.fleet import Fleet, Version, VersionChange, VersionGrowth
-from kvdiag.diagnosis.fleet.fleet_verdicts import amount
 from kvdiag.diagnosis.fleet.version_comparison import Course
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.formatting import format_count, format_time
@@ -136,7 +135,7 @@ def _growths(growths: Sequence[VersionGrowth]) -> RenderableType:
             Text(COURSE_WORDS[one.course], style=COURSE_STYLES.get(one.course, "green")),
             plain(_title(one.version)),
             spaced(one.component),
-            amount(one.per_hour.middle, one.component.unit),
+            one.component.amount(one.per_hour.middle),
             f"{one.replicas:,}",
             _p_value(one.p_value),
         )
@@ -158,10 +157,9 @@ def _changes(changes: Sequence[VersionChange]) -> RenderableType:
 
 
 def _bounds(interval: Interval, component: MemoryComponent) -> str:
-    unit = component.unit
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return amount(interval.middle, unit)
-    low, middle, high = (amount(bound, unit) for bound in (interval.low, interval.middle, interval.high))
+        return component.amount(interval.middle)
+    low, middle, high = (component.amount(bound) for bound in (interval.low, interval.middle, interval.high))
     last = high.rpartition(" ")[1:]
     return f"{middle} ({low.removesuffix(''.join(last))} to {high})"
 
