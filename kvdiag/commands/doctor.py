@@ -22,7 +22,7 @@ from kvdiag.commands.connect import (
     without_credentials,
 )
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, server_access
-from kvdiag.commands.options.prometheus_options import PrometheusAccess, prometheus_access
+from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
@@ -78,15 +78,15 @@ def command(
     """
     history = None
     if prometheus_url is not None:
-        history = prometheus_access(
-            prometheus_url,
+        history = PrometheusOptions(
+            prometheus=prometheus_url,
             user=user,
             password_file=password_file,
             token_file=token_file,
             ca_file=access.ca_file,
             insecure=access.insecure,
             timeout=PROMETHEUS_SECONDS,
-        )
+        ).access()
     checks = asyncio.run(_look(url, access, agent_dir, history))
     if output == "json":
         print_json(doctor_text.document(checks))

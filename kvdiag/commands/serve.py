@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 @click.command()
 @serve_options
 @click.pass_context
-def command(context: click.Context, /, **values: Any) -> int:
+def command(context: click.Context, options: ServeOptions) -> int:
     """Watch a server: sample it every second, diagnose it, serve metrics and verdicts over HTTP.
 
     \b
@@ -58,7 +58,7 @@ def command(context: click.Context, /, **values: Any) -> int:
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
     # A daemon logs what happens without being asked.
     configure(max(1, context.find_root().params.get("verbose") or 0))
-    daemon = Daemon(ServeOptions(**values), reread=lambda: reread(context))
+    daemon = Daemon(options, reread=lambda: reread(context))
     return asyncio.run(daemon.run())
 
 
