@@ -23,7 +23,7 @@ from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines import DEFAULT
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import FoundServer
+from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.sampling import AllocatorReading, DeviceReading
 from kvdiag.feeds.live.server_facts import gather_facts, host_reader
 from kvdiag.model import Facts, Gap

@@ -27,7 +27,6 @@ from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
 from kvdiag.engines import DEFAULT, ENGINES
 from kvdiag.engines.engine import Identity
-from kvdiag.engines.vllm.metrics import POLLED_NAMES
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.model import Gap
 from kvdiag.outputs.terminal import doctor_text
@@ -150,12 +149,12 @@ def _names(folder: str) -> list[str]:
 
 def _server(url: str | None, identity: Identity | None, problem: str | None) -> list[Check]:
     """The checks of a server that was not reached, or the first two of one that was."""
-    first = [engine_check.answers(url, identity, problem), engine_check.version(identity)]
+    first = [engine_check.answers(url, identity, problem), engine_check.version(DEFAULT, identity)]
     if identity is not None:
         return first
     return [
         *first,
-        engine_check.series(None, None),
+        engine_check.series(DEFAULT, None, None),
         engine_check.name_filter(whole_bytes=None, some_bytes=None, took_seconds=0.0),
         engine_check.processes(None, 0, None),
         engine_check.clock(None, None),
@@ -177,12 +176,12 @@ async def _engine(url: str, http: HttpReader) -> tuple[list[Check], bool]:
         problem = str(error)
     whole, _ = await _answer(http, ())
     now_seconds = time.time()
-    some, took_seconds = await _answer(http, POLLED_NAMES)
+    some, took_seconds = await _answer(http, DEFAULT.polled_metrics)
     pids, gaps = await asyncio.to_thread(host.find_server, url, DEFAULT.program)
     seen, _ = host.read(pids or ())
     checks = [
         *_server(url, identity, None),
-        engine_check.series(page, problem),
+        engine_check.series(DEFAULT, page, problem),
         engine_check.name_filter(
             whole_bytes=None if whole is None else len(whole.text),
             some_bytes=None if some is None else len(some.text),

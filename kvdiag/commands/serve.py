@@ -25,7 +25,8 @@ from kvdiag.commands.connect import Finder, agent_reader, base_url, without_cred
 from kvdiag.commands.logging_setup import configure
 from kvdiag.commands.options.serve_options import ServeOptions, reread, serve_options
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO, Watch, pace_of
+from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, MOST_DIAGNOSIS_RATIO
+from kvdiag.feeds.daemon.watch import Watch, pace_of
 from kvdiag.feeds.live.sampling import AllocatorReading
 from kvdiag.feeds.recording.disk_recorder import DiskRecorder
 from kvdiag.feeds.recording.restore import Before, reload

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, evidence, serving
 from kvdiag.diagnosis.postmortem.headroom import OUT
-from kvdiag.diagnosis.rule import unseen
+from kvdiag.diagnosis.rule import unknown
 from kvdiag.formatting import format_bytes
 from kvdiag.model import Finding
 
@@ -24,7 +24,7 @@ def judge_torch(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return ()
     allocated = chief.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:
-        return unseen(TORCH, "how much torch had allocated at start; add the startup log, or a trace of several hours")
+        return unknown(TORCH, "how much torch had allocated at start; add the startup log, or a trace of several hours")
     total = case.total_bytes or 0
     peak = round(limits.activation_ratio * total) if rank.activation is None else rank.activation.nominal_bytes
     graphs = 0 if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes

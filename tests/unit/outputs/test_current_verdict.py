@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dashboards.queries import STALE_SECONDS as BOARD_SECONDS
-from kvdiag.feeds.daemon.watch import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
+from kvdiag.feeds.daemon.diagnosis_schedule import DIAGNOSIS_SECONDS, GIVEN_UP_SECONDS, MOST_REST_SECONDS
 from kvdiag.model import Snapshot
 from kvdiag.outputs.current_verdict import SILENT_SECONDS, STALE_SECONDS, current_verdict
 from kvdiag.outputs.html.status_page import page
