@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import ClassVar
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is a wrong reading."""
@@ -29,6 +31,9 @@ class Checked:
     """
 
     __slots__ = ()
+
+    MOST: ClassVar[Mapping[str, int]] = {}
+    """The largest value of fields whose names allow another one."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -57,7 +62,7 @@ class Checked:
 def _figures(kind: type[Checked]) -> tuple[tuple[str, int], ...]:
     found = []
     for field in fields(kind):  # type: ignore[arg-type]  # every subclass is a dataclass
-        most = _MOST.get(field.name.rpartition("_")[2])
+        most = kind.MOST.get(field.name, _MOST.get(field.name.rpartition("_")[2]))
         if most is not None or str(field.type).startswith(("int", "tuple[int")):
             found.append((field.name, MAX_COUNT if most is None else most))
     return tuple(found)

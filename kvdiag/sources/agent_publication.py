@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from kvdiag.model import INSIDE, MAX_COUNT, Allocator, Device, Process
 from kvdiag.model.codec import from_plain
-from kvdiag.model.validation import count_problem, first, refuse
+from kvdiag.model.validation import Checked
 from kvdiag.sources.bounded_json import decode
 from kvdiag.sources.host import program
 
 FORMAT = 1
 MAX_DEVICES = 128
-MAX_PERIOD_SECONDS = 3600.0
+MAX_PERIOD_SECONDS = 3600
 MAX_ERRORS = 8
 MAX_REASON_CHARACTERS = 160
 MAX_TEXT_CHARACTERS = 64
@@ -29,7 +29,7 @@ _CURRENT = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class Publication(Checked):
     """One file's content: the process, its publishing period, its memory on each device, and what it could not read."""
 
     pid: int
@@ -43,22 +43,10 @@ class Publication:
     allocators: tuple[Allocator, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Refuse figures that no process has."""
-        counts = ("start_ticks", "pid_namespace", "sequence")
-        limits = {"period_seconds": MAX_PERIOD_SECONDS, "monotonic_seconds": float(MAX_COUNT)}
-        refuse(
-            self,
-            first(
-                None if 0 < self.pid <= 2**22 else f"pid is {self.pid}, not within 1..{2**22}",
-                *(count_problem(name, getattr(self, name)) for name in counts),
-                *(
-                    f"{name} is {value}, not within 0..{most:g}"
-                    for name, most in limits.items()
-                    if not 0.0 <= (value := getattr(self, name)) <= most
-                ),
-            ),
-        )
+    MOST: ClassVar[Mapping[str, int]] = {"pid": 2**22, "period_seconds": MAX_PERIOD_SECONDS}
+
+    def _problem(self) -> str | None:
+        return None if self.pid else "pid is 0"
 
 
 def parse(text: str | bytes) -> Publication:

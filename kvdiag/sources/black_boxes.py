@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 from kvdiag.errors import KvdiagError
 from kvdiag.model import MAX_BYTES, FailedAllocation, Gap
 from kvdiag.model.codec import from_plain
-from kvdiag.model.validation import count_problem, first, refuse
+from kvdiag.model.validation import Checked
 from kvdiag.oom.account import Account
 from kvdiag.oom.message import Shortage
 from kvdiag.sources.agent_folder import FUTURE_SECONDS, MAX_FILE_BYTES, MAX_NAMES, RefusedError, Written, content
@@ -32,7 +33,7 @@ MAX_GPUS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Box:
+class _Box(Checked):
     """The figures that torch passed to the agent, beside the document of the process."""
 
     device: int
@@ -40,10 +41,7 @@ class _Box:
     allowed_bytes: int
     free_bytes: int
 
-    def __post_init__(self) -> None:
-        """Refuse figures that no GPU has; a bug of the caller may ask for any size."""
-        limits = {"device": MAX_GPUS, "asked_bytes": 2**63, "allowed_bytes": MAX_BYTES, "free_bytes": MAX_BYTES}
-        refuse(self, first(*(count_problem(name, getattr(self, name), most) for name, most in limits.items())))
+    MOST: ClassVar[Mapping[str, int]] = {"device": MAX_GPUS, "asked_bytes": 2**63}
 
 
 def parse(text: str | bytes, *, origin: str = "the black box") -> Account:

@@ -28,10 +28,10 @@ from kvdiag.feeds.live.sampling import Clock, Sampler, TimelineBuilder
 from kvdiag.model import Facts, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
 
-QUIET_SECONDS = 1.0
-"""Watched for other traffic before anything is offered: two engine steps of the slowest server fit in."""
+QUIET_SAMPLES = 15
+"""Readings watched for other traffic before anything is offered: 1.4 seconds, into which two engine steps of the
+slowest server fit. Counted in readings, because a server that answers slowly also runs its requests slowly."""
 
-LEAD_IN_SAMPLES = 3
 SETTLED_SAMPLES = 3
 """Idle readings in a row before and after a load. The diagnosis needs two that agree."""
 
@@ -212,12 +212,15 @@ class ActiveFeed:
     async def _wait_for_quiet(self) -> None:
         """Refuse where somebody else's requests would be measured as ours."""
         first = self.recorder.count
-        seen = await self.recorder.wait_for(lambda samples: len(engine_samples(samples)) >= LEAD_IN_SAMPLES, 10.0)
-        await asyncio.sleep(QUIET_SECONDS)
+
+        def watched(_: list[Sample]) -> bool:
+            return len(engine_samples(self.recorder.since(first))) >= QUIET_SAMPLES or self._lost()
+
+        await self.recorder.wait_for(watched, SLOW_SETTLE_SECONDS)
         samples = engine_samples(self.recorder.since(first))
         if any(engine.asleep for sample in samples for engine in sample.engines or ()):
             raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
-        if self.facts.forced or not seen:
+        if self.facts.forced or not samples:
             return
         if (unreadable := next((gap.reason for sample in samples for gap in sample.gaps), None)) is not None:
             raise KvdiagError(f"the server's metrics cannot be used: {unreadable}")

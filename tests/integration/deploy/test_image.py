@@ -70,7 +70,6 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 def test_bases_are_pinned_and_equal() -> None:
     """One base by its full version for both stages: the virtual environment refers to its Python."""
     bases = {words(stage, "FROM")[0].split(" AS ")[0] for stage in stages()}
-
     assert 1 == len(bases)
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
 
@@ -78,7 +77,6 @@ def test_bases_are_pinned_and_equal() -> None:
 def test_the_image_is_small_and_closed() -> None:
     """Two stages, of which the last installs nothing, and ends as a user who is not root, by number."""
     first, last = stages()
-
     assert f"{USER}:{USER}" == words(last, "USER")[0]
     assert not re.search(r"\b(apt|pip|curl|wget|uv)\b", " ".join(words(last, "RUN")))
     assert ["--from=build"] == [copy.split()[0] for copy in words(last, "COPY")]
@@ -90,7 +88,6 @@ def test_versions_are_locked() -> None:
     """Nothing is resolved while an image is built: uv has the version of the lock file, which it may not change."""
     first, _ = stages()
     locked = {one["name"]: one["version"] for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-
     assert [f"pip install --no-cache-dir uv=={locked['uv']}"] == [run for run in words(first, "RUN") if "pip" in run]
     syncs = [run.split() for run in words(first, "RUN") if run.startswith("uv sync")]
     assert all({"--frozen", "--no-dev"} <= set(run) for run in syncs)
@@ -100,7 +97,6 @@ def test_versions_are_locked() -> None:
 def test_nvml_is_all_it_asks_for() -> None:
     """Of the driver NVML alone, and no GPU unless a deployment says so."""
     told = environment(stages()[-1])
-
     assert "utility" == told["NVIDIA_DRIVER_CAPABILITIES"]
     assert "NVIDIA_VISIBLE_DEVICES" not in told
     assert [LISTEN.rpartition(":")[2]] == words(stages()[-1], "EXPOSE")
@@ -111,7 +107,6 @@ def test_what_is_copied_is_not_ignored() -> None:
     lines = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text(encoding="utf-8").split("\n")
     rules = [line for line in lines if line and not line.startswith("#")]
     copied = {source for copy in words(stages()[0], "COPY") for source in copy.split()[:-1]}
-
     assert "*" == rules[0]
     assert copied == {rule[1:] for rule in rules if rule.startswith("!")}
     assert all((ROOT / source).exists() for source in copied)
@@ -165,7 +160,7 @@ def _as_the_user(command: list[str], *, volume: Path | None = None) -> list[str]
 @pytest.mark.xdist_group("image")
 def test_the_image_serves(image: Path) -> None:
     """As its user, on a read-only root, without a server or GPU, it serves and records; SIGTERM ends it in order."""
-    # GIVEN a volume as Kubernetes makes one of an fsGroup
+    # A volume as Kubernetes makes one of an fsGroup.
     last = stages()[-1]
     [entry] = json.loads(words(last, "ENTRYPOINT")[0])
     program = str(image / Path(entry).relative_to("/opt/kvdiag"))
@@ -177,7 +172,6 @@ def test_the_image_serves(image: Path) -> None:
         os.chown(records, 0, USER)
     records.chmod(0o2777)
 
-    # WHEN
     told = [*json.loads(words(last, "CMD")[0]), "--listen", "127.0.0.1:0", "--record-dir", str(records)]
     command = _as_the_user([program, *told], volume=records)
     with subprocess.Popen(command, cwd="/", env=env, stderr=subprocess.PIPE, text=True) as process:
@@ -186,7 +180,6 @@ def test_the_image_serves(image: Path) -> None:
             client = Client(json.loads(process.stderr.readline())["address"])
             status, page = client.get("/metrics")
 
-            # THEN
             assert 200 == status == client.get("/-/healthy")[0]
             assert "kvdiag_build_info" in page
             assert eventually(lambda: any(records.iterdir()))
@@ -200,13 +193,11 @@ def test_the_image_serves(image: Path) -> None:
 @pytest.mark.xdist_group("image")
 def test_the_image_installs_the_agent(image: Path) -> None:
     """What runs before the server: the image's user fills a folder that is its own."""
-    # GIVEN a new volume, with the owner that the image gives it
+    # A new volume, with the owner that the image gives it.
     folder = image.parents[1] / "volume"
     folder.mkdir(mode=0o755)
     if os.geteuid() == 0:
         os.chown(folder, USER, USER)
-
-    # WHEN
     done = subprocess.run(
         _as_the_user([str(image / "bin" / "kvdiag"), "agent", "install", str(folder)]),
         cwd="/",
@@ -215,8 +206,6 @@ def test_the_image_installs_the_agent(image: Path) -> None:
         text=True,
         check=False,
     )
-
-    # THEN
     assert (0, f"KVDIAG_AGENT_DIR={folder}/published\nPYTHONPATH={folder}\n") == (done.returncode, done.stdout)
     assert (folder / "kvdiag_agent" / "__init__.py").exists()
 

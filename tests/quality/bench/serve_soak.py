@@ -265,12 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     problems = grown(standings[FULL_HOURS:], MAX_BYTES)
     full, last = standings[FULL_HOURS], standings[-1]
-    span = f"serve, hour {hours} of simulated time, 8 GPUs:"
+    span = f"serve after {hours} simulated hours, 8 GPUs:"
     before = f"at hour {FULL_HOURS + 1}"
     note(f"{span} resident memory", last.resident_bytes / MIB, full.resident_bytes / MIB, than=before, unit="MiB")
-    note(f"{span} descriptors", last.descriptors, full.descriptors, than=before, unit="")
+    note(f"{span} open files", last.descriptors, full.descriptors, than=before, unit="")
     most = max(one.disk_bytes for one in standings)
-    note(f"{span} disk at most", most / MIB, MAX_BYTES / MIB, than="--record-max-size", unit="MiB")
+    note(f"{span} peak disk use", most / MIB, MAX_BYTES / MIB, than="--record-max-size", unit="MiB")
     sys.stdout.write(f"grown since hour {FULL_HOURS + 1}: {', '.join(problems) or 'nothing'}\n")
     return 1 if problems else 0
 
