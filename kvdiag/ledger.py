@@ -34,7 +34,7 @@ _FREE = {
 
 
 def ledger(sample: Sample | None, facts: Facts) -> tuple[LedgerLine, ...]:
-    """The lines of every device in a sample; without a device, what the engine alone tells of its pool (`gpu` None)."""
+    """The lines of every device in a sample; without a device, the pool as the engine reports it (`gpu` None)."""
     sample = sample or Sample(at_seconds=0.0)
     devices = [device for device in without_mig_parents(sample.devices or ()) if device.memory is not None]
     if not devices:
@@ -63,19 +63,19 @@ def _device_lines(device: Device, sample: Sample, facts: Facts, *, ranks: int) -
     shown = _shows_server(device, facts)
     own = [process for process in processes if _is_own(process, device, facts, ranks=ranks)]
     allocators = _allocators(device, sample, facts)
-    told = [each.process_bytes for each in allocators if each.process_bytes is not None]
+    sizes = [each.process_bytes for each in allocators if each.process_bytes is not None]
     if own:
         held = sum(process.used_bytes or 0 for process in own)
         pids = ", ".join(str(process.pid) for process in own)
         lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
     elif ranks and allocators and not processes:
-        # In a container whose NVML lists no process, those inside the server still know of themselves.
-        held = sum(told) if len(told) == len(allocators) else sum(each.reserved_bytes for each in allocators)
+        # In a container whose NVML lists no process, the agents still report their own.
+        held = sum(sizes) if len(sizes) == len(allocators) else sum(each.reserved_bytes for each in allocators)
         pids = ", ".join(str(each.pid) for each in allocators)
         lines += _server_lines(device, held, pids, allocators, sample, facts, ranks)
     elif ranks and (shown or not processes):
         lines += _parts(device, facts, ranks)
-    # Where the server is one of several processes and it cannot be told which, none is called another's.
+    # If the server is one of several processes and it is unknown which, none counts as another process.
     component = "process" if ranks and not shown else "other_process"
     lines += [
         _line(device, component, process.used_bytes or 0, "measured", process.who)
@@ -112,9 +112,9 @@ def _server_lines(
     parts = _parts(device, facts, ranks)
     if not allocators:
         rest = held - sum(line.bytes for line in parts)
-        told = {line.component for line in parts}
-        untold = [name for component, name in _LARGE if component not in told]
-        inside = ", ".join((*untold, "context", "activations", "graphs", "allocator cache"))
+        known = {line.component for line in parts}
+        unknown = [name for component, name in _LARGE if component not in known]
+        inside = ", ".join((*unknown, "context", "activations", "graphs", "allocator cache"))
         detail = f"{inside} of pid {pids}" if parts else f"all of pid {pids}"
         return [*parts, _line(device, "server_other", rest, "computed", detail)]
     reserved = sum(each.reserved_bytes for each in allocators)

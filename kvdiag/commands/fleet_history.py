@@ -36,7 +36,7 @@ from kvdiag.sources.prometheus_api import PrometheusSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What became of it; `problem` is why nothing of it could be read."""
+    """The replicas that one process diagnosed; `problem` is why none of them could be read."""
 
     judged: tuple[Judged, ...]
     summaries: tuple[ReplicaSummary, ...]
@@ -46,10 +46,10 @@ class Done:
 def examine_history(
     access: PrometheusAccess, match: str, window: Window, limits: Limits, page: ReportFile, output: str
 ) -> int:
-    """Judge every replica of a Prometheus' history, report and print the result, and give its exit code.
+    """Diagnose every replica in a Prometheus' history, write and print the result, and return the exit code.
 
     Raises:
-        KvdiagError: nothing can be said: no answer, no such API, or nobody there.
+        KvdiagError: there is no answer, no such API, or no replica.
 
     """
     try:
@@ -82,13 +82,13 @@ def examine_history(
 
 
 def show(result: FleetDiagnosis, output: str, page: ReportFile, timeline_of: Callable[[Judged], Timeline]) -> int:
-    """Report and print what was judged of many replicas, and give its exit code.
+    """Write and print the diagnosis of many replicas, and return the exit code.
 
     `timeline_of` reads a replica's history again: all of them together would be too much to keep.
     """
     try:
         page.write(lambda making: report_fleet.render(result, timeline_of, making))
-    finally:  # the verdict is told even where there is no room for a report
+    finally:  # the verdict is printed even if the report cannot be written
         if output == "json":
             print_json(fleet_document.document(result))
         else:
@@ -111,22 +111,22 @@ async def _survey(access: PrometheusAccess, match: str, window: Window) -> Surve
 def _all(
     access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits
 ) -> tuple[list[Judged], list[ReplicaSummary], str | None]:
-    """Every replica judged, what is kept of each to compare it, and why some could not be read where that is so."""
+    """Every replica's diagnosis, their summaries for the comparison, and why some could not be read."""
     portions = [replicas[at : at + REPLICAS_AT_ONCE] for at in range(0, len(replicas), REPLICAS_AT_ONCE)]
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
-    with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as tell:
+    with _several(partial(judge, access, window, limits), portions) as results, show_replicas() as show_progress:
         for done in results:
             judged += done.judged
             summaries += done.summaries
-            tell(len(judged), len(replicas))
+            show_progress(len(judged), len(replicas))
             if done.problem is not None:
-                # A server that does not answer any more is not asked for hundreds of others.
+                # A Prometheus that no longer answers is not queried for hundreds of further replicas.
                 problem = done.problem
                 break
-    seen = {one.key for one in judged}
-    judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in seen]
+    known = {one.key for one in judged}
+    judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]
     return judged, summaries, problem
 
 
@@ -141,7 +141,7 @@ def _several(
         return
     # Forked before anything here has a thread: nothing is imported again, and what was surveyed is shared.
     pool = ProcessPoolExecutor(
-        min(processors, len(portions)), mp_context=multiprocessing.get_context("fork"), initializer=_deaf
+        min(processors, len(portions)), mp_context=multiprocessing.get_context("fork"), initializer=_ignore_interrupt
     )
     try:
         yield (done.result() for done in as_completed([pool.submit(work, portion) for portion in portions]))
@@ -153,8 +153,8 @@ def _several(
         pool.shutdown(cancel_futures=True)
 
 
-def _deaf() -> None:
-    """A Ctrl-C is for the process that waits for all."""
+def _ignore_interrupt() -> None:
+    """Leave Ctrl-C to the process that waits for the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -188,6 +188,6 @@ async def _judge(access: PrometheusAccess, window: Window, limits: Limits, repli
 
 
 def _unread(replica: Replica, problem: str, limits: Limits) -> Judged:
-    gap = Gap(source=SOURCE, kind="failed", reason=f"not asked for, since the server had stopped answering: {problem}")
+    gap = Gap(source=SOURCE, kind="failed", reason=f"not read: Prometheus had stopped answering ({problem}); try again")
     facts = Facts(gaps=(*replica.gaps, gap))
     return Judged(key=replica.key, subject=replica.subject, diagnosis=diagnose(Timeline(samples=()), facts, limits))

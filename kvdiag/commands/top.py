@@ -1,4 +1,4 @@
-"""`kvdiag top`: the live view in a terminal, of a running daemon or of what it samples itself."""
+"""`kvdiag top`: a live view in the terminal, of a running daemon or of a server that it samples itself."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from kvdiag.sources.http import HttpReader, Unreadable
 
 REFRESH_SECONDS = 1.0
 DIAGNOSIS_SECONDS = 5.0
-"""Who looks on wants to see a finding come; in the first hours one takes some 20 ms. A daemon makes them less often."""
+"""An interactive view diagnoses more often than a daemon; in the first hours one diagnosis takes about 20 ms."""
 
 MOST_DIAGNOSIS_RATIO = 0.03
-"""Share of one core that this may take, for as long as somebody looks on: a day of eight GPUs every half a minute."""
+"""Share of one core for diagnoses while the view is open: with a day of eight GPUs, one every half minute."""
 
 ONCE_SECONDS = 5.0
-"""A single frame waits so long for a verdict: the first readings of a healthy server take two seconds."""
+"""Longest wait of a single frame for a verdict: the first readings of a healthy server take two seconds."""
 
-NOBODY_SECONDS = 0.5
-"""And so long where no server answers: for the GPUs, which are there all the same."""
+NO_SERVER_SECONDS = 0.5
+"""Longest wait if no server answers: the GPUs can be shown all the same."""
 
 NOTHING = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
 
@@ -183,9 +183,8 @@ async def _once(feed: Feed, *, at_once: bool) -> int:
             begun_seconds = time.monotonic()
             while verdict(view)[0] == "unknown" and not running.done():
                 refused = any(gap.source == "engine" for gap in view.snapshot.newest.gaps)
-                nobody = refused and view.snapshot.state == "starting"
-                patience_seconds = NOBODY_SECONDS if nobody else ONCE_SECONDS
-                if time.monotonic() - begun_seconds > patience_seconds:
+                no_server = refused and view.snapshot.state == "starting"
+                if time.monotonic() - begun_seconds > (NO_SERVER_SECONDS if no_server else ONCE_SECONDS):
                     break
                 await asyncio.wait((running,), timeout=0.1)
                 view = viewer.view()
@@ -203,7 +202,7 @@ async def _stopped(running: asyncio.Future[None]) -> None:
 
 
 class _Daemon:
-    """A daemon that is asked every second; what it knew last is kept for as long as it counts as new."""
+    """A daemon that is read every second; its last answer is kept while it counts as current."""
 
     def __init__(self, client: httpx2.AsyncClient, pace_seconds: float) -> None:
         self._address = str(client.base_url).rstrip("/")
@@ -223,7 +222,7 @@ class _Daemon:
             self.is_there = self.has_answered = True
         except Unreadable as unreadable:
             self._problem = f"the daemon at {self._address}: {unreadable}"
-            # One that wants a password is there.
+            # A daemon that requires a password is there.
             self.is_there = self.is_there or unreadable.status in (401, 403)
 
     def newest(self) -> View:

@@ -47,7 +47,7 @@ def _configured(context: click.Context, parameter: click.Parameter, path: Path |
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the daemon was asked to do.
+    """The options of one daemon.
 
     Raises:
         KvdiagError: an address or a threshold is invalid.

@@ -84,12 +84,12 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
         if sample.devices is None:
             rows.add_failure(sample, "nvml")
             continue
-        seen = without_mig_parents(sample.devices) if sample.devices else ()
-        names = tuple([device.uuid for device in seen])
-        memories = [device.memory for device in seen]
+        found = without_mig_parents(sample.devices) if sample.devices else ()
+        names = tuple([device.uuid for device in found])
+        memories = [device.memory for device in found]
         rows.add(sample.at_seconds, names, [None if one is None else one.used_bytes for one in memories])
         if not first.keys() >= set(names):
-            first = {device.uuid: device for device in seen} | first
+            first = {device.uuid: device for device in found} | first
         if not totals.keys() >= set(names):
             totals |= {name: one.total_bytes for name, one in zip(names, memories, strict=True) if one is not None}
     gpus = [

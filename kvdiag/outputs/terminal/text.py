@@ -117,9 +117,13 @@ def _cost_model(model: Served | str) -> str:
     drift = model.drift()
     if drift is None:
         return f"{name}; matches the engine's figures"
-    told = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
+    reported = f"{_count(drift.reported.nominal)} {drift.title}, predicted {_count(drift.predicted.nominal)}"
     return ": ".join(
-        (name, f"{told} ({signed(format_ratio(drift.drift_ratio))})", *(reason.text for reason in drift.reasons[:1]))
+        (
+            name,
+            f"{reported} ({signed(format_ratio(drift.drift_ratio))})",
+            *(reason.text for reason in drift.reasons[:1]),
+        )
     )
 
 

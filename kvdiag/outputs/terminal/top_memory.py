@@ -146,11 +146,11 @@ def gpus(newest: Sample, lines: Sequence[LedgerLine], pressures: Mapping[str | N
     # With several engines it is unknown which of them is on which GPU.
     usage_ratio = engines[0].kv_usage_ratio if len(engines) == 1 else None
     # A GPU that is cut into slices has no lines and is left out; an unreadable one has none either, and is shown.
-    seen = [one for one in without_mig_parents(newest.devices or ()) if one.memory is None or one.uuid in known]
-    seen.sort(key=lambda one: one.index)
-    indices = [one.index for one in seen]
+    listed = [one for one in without_mig_parents(newest.devices or ()) if one.memory is None or one.uuid in known]
+    listed.sort(key=lambda one: one.index)
+    indices = [one.index for one in listed]
     found: list[Gpu] = []
-    for place, device in enumerate(seen):
+    for place, device in enumerate(listed):
         several = indices.count(device.index) > 1
         number = indices[: place + 1].count(device.index)
         found.append(
@@ -207,27 +207,27 @@ def _used(memory: Memory, pressure_ratio: float | None) -> Text:
     return used
 
 
-def gpu_lines(newest: Sample, seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+def gpu_lines(newest: Sample, listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """The GPUs, each with its bar."""
-    if not seen:
+    if not listed:
         return _without_gpu(newest, room)
-    if detail == ALL and (len(seen) == 1 or room.rows is None or room.columns >= WIDE_COLUMNS):
-        return [line for gpu in seen for line in whole_gpu(gpu, room)]
-    label_width = max(len(gpu.label) for gpu in seen)
-    most = len(seen) if detail else 2
-    fullest = sorted(seen, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
-    rows = [gpu_row(gpu, label_width, room) for gpu in seen if gpu in fullest]
-    if len(seen) > len(rows):
-        rows.append(Text(f"and {plural(len(seen) - len(rows), 'GPU')} less full", style="dim"))
+    if detail == ALL and (len(listed) == 1 or room.rows is None or room.columns >= WIDE_COLUMNS):
+        return [line for gpu in listed for line in whole_gpu(gpu, room)]
+    label_width = max(len(gpu.label) for gpu in listed)
+    most = len(listed) if detail else 2
+    fullest = sorted(listed, key=lambda gpu: -(gpu.device.memory.occupied_ratio if gpu.device.memory else 2.0))[:most]
+    rows = [gpu_row(gpu, label_width, room) for gpu in listed if gpu in fullest]
+    if len(listed) > len(rows):
+        rows.append(Text(f"and {plural(len(listed) - len(rows), 'GPU')} less full", style="dim"))
     if detail >= MOST:
-        rows += legend(_kinds(seen), room, sizes=len(seen) == 1)
+        rows += legend(_kinds(listed), room, sizes=len(listed) == 1)
     return rows
 
 
-def _kinds(seen: Sequence[Gpu]) -> list[tuple[Kind, int]]:
+def _kinds(listed: Sequence[Gpu]) -> list[tuple[Kind, int]]:
     """The kinds of memory of all GPUs together."""
-    whole = [line for gpu in seen for line in gpu.lines]
-    free = [gpu.device.memory.free_bytes for gpu in seen if gpu.device.memory is not None]
+    whole = [line for gpu in listed for line in gpu.lines]
+    free = [gpu.device.memory.free_bytes for gpu in listed if gpu.device.memory is not None]
     return parts(whole, sum(free) if free else None)
 
 
@@ -283,10 +283,10 @@ def _share(component: str, cells: int) -> LedgerLine:
     return LedgerLine(gpu=None, component=component, bytes=cells, provenance="computed")
 
 
-def trend_lines(trends: Sequence[Trend], seen: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
+def trend_lines(trends: Sequence[Trend], listed: Sequence[Gpu], room: Room, *, detail: int) -> list[Text]:
     """How pools and devices changed while they were watched, and when those that clearly fill will be full."""
-    names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in seen}
-    totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in seen if gpu.device.memory is not None}
+    names = {gpu.device.uuid: f"GPU {gpu.label}" for gpu in listed}
+    totals = {gpu.device.uuid: gpu.device.memory.total_bytes for gpu in listed if gpu.device.memory is not None}
     several = sum(trend.is_pool for trend in trends) > 1
     order = sorted(trends, key=lambda one: one.full_in_seconds if one.full_in_seconds is not None else float("inf"))
     kept = order if detail == ALL else [*_first(order, is_pool=True), *_first(order, is_pool=False)]
