@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
 from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Status
+from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -96,6 +96,12 @@ def sentence(diagnosis: Diagnosis) -> str:
 def engine_of(facts: Facts) -> str:
     """The engine's name and version, as far as they are known."""
     return " ".join(part for part in (facts.engine_name, facts.engine_version) if part)
+
+
+def memory_used(memory: Memory) -> str:
+    """A device's memory in one line: `19.5 GiB of 24.0 GiB used (81 %), 4.54 GiB free`."""
+    used, total = format_bytes(memory.used_bytes), format_bytes(memory.total_bytes)
+    return f"{used} of {total} used ({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
 
 
 def pool_title(facts: Facts, pool: KvPool) -> str:

@@ -20,6 +20,7 @@ from kvdiag.outputs.presentation import (
     WORDS,
     engine_of,
     evidence_value,
+    memory_used,
     pool_title,
     problems_of,
     sections,
@@ -55,13 +56,7 @@ def render_audit(
     """The memory audit alone."""
     parts: list[RenderableType] = [_subject(facts)]
     for device in devices:
-        memory = device.memory
-        state = (
-            "memory cannot be read"
-            if memory is None
-            else f"{format_bytes(memory.used_bytes)} of {format_bytes(memory.total_bytes)} used "
-            f"({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
-        )
+        state = "memory cannot be read" if device.memory is None else memory_used(device.memory)
         parts += [heading(f"GPU {device.index}  {device.name}"), plain(f"  {state}")]
         own = tuple(line for line in lines if line.uuid == device.uuid)
         if own:
