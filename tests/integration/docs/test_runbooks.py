@@ -135,12 +135,12 @@ def test_runbook_confirms_with_a_kvdiag_command(verdict: str) -> None:
 def test_quoted_kvdiag_commands_are_understood(verdict: str) -> None:
     """Every kvdiag command line in a runbook names a command that exists and options that it has."""
     for name, *arguments in commands(runbook(verdict)):
-        with click.Context(cli) as context:
+        with click.Context(cli, **cli.context_settings) as context:
             command = cli.get_command(context, name)
             if isinstance(command, click.Group):
                 command = command.get_command(context, arguments.pop(0))
         assert command is not None, name
-        with command.make_context(name, arguments) as parsed:
+        with command.make_context(name, arguments, parent=context) as parsed:
             assert not parsed.args
 
 
