@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from kvdiag.formatting import format_bytes, format_count, format_duration, format_rate, format_ratio, plural
-from kvdiag.kv.calibration.running_server import pool_bytes
-from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
+
+if TYPE_CHECKING:
+    from kvdiag.model import Diagnosis, Evidence, Facts, Finding, KvPool, Memory, Status
 
 ORDER: tuple[Status, ...] = ("fault", "suspect", "unknown", "ok")
 """The worst first."""
@@ -104,9 +106,8 @@ def memory_used(memory: Memory) -> str:
     return f"{used} of {total} used ({format_ratio(memory.occupied_ratio)}), {format_bytes(memory.free_bytes)} free"
 
 
-def pool_title(facts: Facts, pool: KvPool) -> str:
-    """A KV pool in blocks and bytes: `8,191 blocks of 16 tokens, 16.0 GiB computed`."""
-    size = pool_bytes(facts, pool)
+def pool_title(pool: KvPool, size: tuple[int, str] | None) -> str:
+    """A KV pool, `size` its bytes and their provenance if known: `8,191 blocks of 16 tokens, 16.0 GiB reported`."""
     bytes_and_origin = "" if size is None else f", {format_bytes(size[0])} {size[1]}"
     return f"{plural(pool.usable_blocks, 'block')} of {pool.block_tokens} tokens{bytes_and_origin}"
 

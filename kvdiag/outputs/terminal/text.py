@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_count, format_ratio
-from kvdiag.kv.calibration.running_server import Served, served
+from kvdiag.kv.calibration.running_server import Served, pool_bytes, served
 from kvdiag.model import Device, Diagnosis, Facts, Finding, Gap, LedgerLine, Status, StepResult
 from kvdiag.outputs.presentation import (
     ADVICE,
@@ -79,7 +79,7 @@ def headed(status: Status, text: str) -> Text:
 
 def _subject(facts: Facts) -> RenderableType:
     engine = engine_of(facts)
-    pools = "; ".join(pool_title(facts, pool) for pool in facts.pools)
+    pools = "; ".join(pool_title(pool, pool_bytes(facts, pool)) for pool in facts.pools)
     models = dict.fromkeys(_cost_model(served(facts, pool)) for pool in facts.pools)
     rows = [
         ("server", f"{facts.url} ({engine})" if facts.url and engine else facts.url or engine or NOT_REPORTED),

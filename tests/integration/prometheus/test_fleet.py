@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.builders import series
-from tests.fixtures.require import require
 from tests.integration.prometheus import openmetrics
-from tests.integration.prometheus.conftest import Judged
+from tests.integration.prometheus.conftest import Judged, require_prometheus
 from tests.integration.prometheus.openmetrics import line
-from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
+from tests.integration.prometheus.server import serving, write_history
 from tests.integration.prometheus.test_history import VALIDATOR
 from tests.integration.prometheus.worlds import END_SECONDS, FACTS, card, ending, exporter, on, server
 
@@ -49,10 +48,7 @@ def replica(version: str, number: int, leak_mb_per_hour: float) -> Iterator[str]
 @pytest.fixture(scope="module")
 def upgrade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Prometheus with twelve replicas of either version."""
-    try:
-        programs()
-    except PrometheusEnvError as error:
-        require(ok=False, what=f"Prometheus ({error})")
+    require_prometheus()
     storage = tmp_path_factory.mktemp("upgrade") / "data"
     versions = (("0.9.2", 0.0), ("0.10.0", LEAK_MB_PER_HOUR))
     write_history(
@@ -83,7 +79,7 @@ def test_upgrade_that_leaks_is_called_though_no_replica_can_be(upgrade: str, dia
     assert pytest.approx(12e6, rel=0.15) == shown["growth_per_hour"]
     assert pytest.approx(12e6, rel=0.25) == shown["growth_beyond_older"]
     assert pytest.approx(72.0, abs=0.1) == shown["age"]
-    assert shown["false_discoveries"] < 0.01
+    assert shown["false_discovery_rate"] < 0.01
 
 
 def test_upgrade_as_text_names_the_version_first(upgrade: str, diagnose: Callable[..., Judged]) -> None:

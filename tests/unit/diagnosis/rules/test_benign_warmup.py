@@ -56,7 +56,7 @@ def test_a_server_that_never_grew_is_ok() -> None:
     ],
     ids=["no NVML", "too few cycles", "still growing"],
 )
-def test_growth_that_was_not_seen_to_stop_is_unknown(world: World, reason: str) -> None:
+def test_growth_that_was_not_observed_to_stop_is_unknown(world: World, reason: str) -> None:
     """Neither an unseen device nor one that still grows is explained away."""
     actual = verdict(world)
     assert "unknown" == actual.status
@@ -154,7 +154,7 @@ def test_what_came_first_is_summed_from_the_baseline_on(before: int, first: tupl
     ] == rows(actual)
 
 
-def test_the_gpu_to_which_most_came_is_told() -> None:
+def test_the_gpu_to_which_most_came_is_reported() -> None:
     """By cycles and baseline together: 6 MiB of GPU 1, of which 4 came before the first cycle, are more than 4."""
     baseline = [gpus(0, -2 * PAGE, None)]
     steps = (2 * PAGE, *FLAT[1:]), (PAGE, *FLAT[1:]), FLAT
@@ -225,7 +225,7 @@ def test_what_rose_on_another_gpu_is_not_added() -> None:
     ],
     ids=["no device", "no NVML", "four cycles"],
 )
-def test_what_is_missing_is_told(timeline: Timeline, told: str) -> None:
+def test_what_is_missing_is_reported(timeline: Timeline, told: str) -> None:
     """Growth that nobody saw is not explained."""
     expected = Finding(id="benign.warmup", status="unknown", summary=f"{told}")
     assert expected == of_cycles(timeline)
@@ -245,7 +245,7 @@ def test_without_the_moments_around_them_the_unjudged_requests_are_left_out(lost
     assert expected == dict(row[:2] for row in rows(actual))["first_touch_growth"]
 
 
-def test_a_gpu_that_does_not_tell_leaves_nothing_to_compare() -> None:
+def test_a_gpu_that_does_not_report_leaves_nothing_to_compare() -> None:
     """One whose memory is missing after a cycle makes the cycles too few, and is no growth from nothing."""
     dark = growing((PAGE, *FLAT[1:]), baseline=[gpus(None)])
     assert of_cycles(dark).summary.startswith("GPU 0: grew 2.00 MiB with")
