@@ -100,7 +100,7 @@ def devices(timeline: Timeline) -> tuple[tuple[Gpu, ...], Readings]:
 
 
 def allocators(timeline: Timeline, facts: Facts) -> Readings:
-    """Torch's bytes on a device, of all the server's processes: `reserved UUID` and `allocated UUID`, UUIDs as CUDA's."""
+    """Torch's bytes on a device, of all the server's processes: `reserved UUID`, `allocated UUID`, as CUDA has it."""
     rows = _Rows()
     for sample in timeline.samples:
         if sample.allocators is None:
