@@ -49,8 +49,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         "states, "
         "a LoRA or multimodal cache.",
         confirm="Repeat the largest request: no growth means a high-water mark, not a leak. `gc.collect()` in the "
-        "worker lowers allocated bytes if only garbage collection is late. `kvdiag run --soak` detects 128 KiB a "
-        "cycle.",
+        "worker lowers allocated bytes if only garbage collection is late. `kvdiag run --soak` detects 128 KiB "
+        "per cycle.",
         remedy="Limit or disable the growing cache. Until then restart the worker regularly, and leave more headroom "
         "(lower --gpu-memory-utilization, or --kv-cache-memory-bytes where that sizes the pool).",
     ),
@@ -116,9 +116,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
     "capacity.concurrency": _entry(
         "capacity.concurrency",
         symptom="Requests wait for KV blocks, or are preempted and recomputed.",
-        likely_cause="More tokens in flight than the pool holds: too many sequences, long outputs, or a pool that "
-        "weights, "
-        "graphs or other processes leave small.",
+        likely_cause="More tokens in flight than the pool holds: too many sequences, long outputs, or a pool made "
+        "small by weights, graphs or other processes.",
         confirm="num_requests_waiting above 0 with the pool nearly full, num_preemptions_total rising under load.",
         remedy="Lower --max-num-seqs to what the pool holds, shorten contexts, use fp8 KV cache (twice the tokens), or "
         "add a replica; raise --gpu-memory-utilization only if the device has free memory.",
@@ -144,8 +143,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
     "spike.activation": _entry(
         "spike.activation",
         symptom="One step requests more device memory than is free; memory is flat before and after it.",
-        likely_cause="A larger batch, prompt, image or number of log-probabilities than in the profile run at start, "
-        "so that the KV pool was given the memory that the step needs.",
+        likely_cause="The profile run at start was smaller than the failed step (batch, prompt, image or "
+        "log-probabilities), so the KV pool took the memory that the step needs.",
         confirm="The failed size scales with the step's tokens x hidden size, or x vocabulary (logits), not with time "
         "since start; idle memory before it equals idle memory after start.",
         remedy="Leave more room (lower --gpu-memory-utilization by what was short / the device's total), or make the "
@@ -168,8 +167,8 @@ KNOWLEDGE: Mapping[str, Entry] = {
         likely_cause="A second process of the server on one GPU, stages of unequal layers, an encoder or drafter on "
         "one rank.",
         confirm="nvidia-smi lists the server's processes by GPU: one uses more, or two are on the same GPU.",
-        remedy="Give each rank its own device, and balance the stages (VLLM_PP_LAYER_PARTITION). All ranks get as many "
-        "blocks as the fullest has room for, so balancing enlarges the pool on every rank.",
+        remedy="Give each rank its own device, and balance the stages (VLLM_PP_LAYER_PARTITION). Every rank gets as "
+        "many blocks as fit on the fullest one, so balancing enlarges the pool on every rank.",
     ),
     "isolation.prefix_cache": _entry(
         "isolation.prefix_cache",

@@ -82,4 +82,4 @@ def _silence(snapshot: Snapshot) -> str | None:
     if snapshot.state == "starting":
         told = reason or "no server has answered yet; check --url"
         return told if told.startswith("starting") else f"starting: {told}"
-    return f"the server no longer answers ({reason or 'no reason known'}); check whether it is running"
+    return f"the server no longer answers{f' ({reason})' if reason else ''}; check whether it is running"

@@ -45,7 +45,10 @@ def prometheus_options(function: F) -> F:
         (
             click.option("--prometheus", metavar="URL", help="Prometheus API whose history to diagnose."),
             click.option(
-                "--match", metavar="SELECTOR", default="", help="Only these servers, such as '{namespace=\"x\"}'."
+                "--match",
+                metavar="SELECTOR",
+                default="",
+                help="Only servers with these labels, such as '{namespace=\"x\"}'.",
             ),
             click.option(
                 "--window",

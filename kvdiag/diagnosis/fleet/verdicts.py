@@ -148,15 +148,15 @@ def _evidence(growth: VersionGrowth, component: Component, change: VersionChange
         Evidence("model", growth.version.model, "", "engine"),
         Evidence("component", component.title, "", source),
         Evidence("replicas", growth.replicas, "replicas", "kvdiag"),
-        Evidence("watched", growth.hours, "hours", "kvdiag"),
+        Evidence("observed", growth.hours, "hours", "kvdiag"),
         Evidence("age", growth.age_hours, "hours", "kvdiag"),
         Evidence("growth_per_hour", growth.per_hour.middle, unit, source),
         Evidence("growth_per_hour_low", _finite(growth.per_hour.low), unit, "computed"),
         Evidence("growth_per_hour_high", _finite(growth.per_hour.high), unit, "computed"),
         Evidence("growth_per_hour_of_later_half", growth.later_per_hour, unit, source),
-        Evidence("chance_without_growth", growth.chance, "ratio", "computed"),
+        Evidence("p_without_growth", growth.chance, "ratio", "computed"),
         Evidence("false_discoveries", growth.false_ratio, "ratio", "computed"),
-        Evidence("load_told", "yes" if growth.beside_load else "no", "", "engine"),
+        Evidence("load_reported", "yes" if growth.beside_load else "no", "", "engine"),
     )
     if change is None:
         return figures
@@ -167,7 +167,7 @@ def _evidence(growth: VersionGrowth, component: Component, change: VersionChange
         Evidence("growth_beyond_older", change.per_hour.middle, unit, source),
         Evidence("growth_beyond_older_low", _finite(change.per_hour.low), unit, "computed"),
         Evidence("growth_beyond_older_high", _finite(change.per_hour.high), unit, "computed"),
-        Evidence("chance_of_the_difference", change.chance, "ratio", "computed"),
+        Evidence("p_without_difference", change.chance, "ratio", "computed"),
         Evidence("false_discoveries_of_the_difference", change.false_ratio, "ratio", "computed"),
     )
 

@@ -41,7 +41,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:
         "2.10); restart now, which frees the fragmented memory",
         lower_fraction(case, shortage.short_bytes),
     )
-    full = ", but that is a tiny share of a full device" if found.state == "slight" else ""
+    full = ", but they are a tiny share of a full device" if found.state == "slight" else ""
     summary = f"{asked_for(case)}: {found.reason}{full}"
     return (Finding(ID, "suspect" if full else "fault", summary, evidence(case), remedy=remedy),)
 
@@ -61,8 +61,7 @@ def _async(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return unseen(ID, "cudaMallocAsync reports no blocks; use torch's own allocator")
     summary = (
         f"{asked_for(case)}: {format_bytes(rest)} are in use beyond the {format_bytes(told.allocated_bytes)} that "
-        "torch "
-        "counts: kept by cudaMallocAsync's pool, or other processes' (see nvidia-smi)"
+        "torch counts: cached by cudaMallocAsync, or used by other processes (see nvidia-smi)"
     )
     remedy = "Use torch's own allocator: leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF."
     return (Finding(ID, "suspect", summary, evidence(case), remedy=remedy),)

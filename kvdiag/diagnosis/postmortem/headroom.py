@@ -53,11 +53,11 @@ def holes(account: Account, limits: Limits) -> Holes:
         "unallocated"
     )
     if free >= asked:
-        late = "other processes released memory before the message was made, or another limit refused it"
+        late = "other processes released memory before the message was written, or another limit refused it"
         return Holes("unknown", f"the free bytes alone are enough, so {late}; look for a limit on the process", told)
     if unallocated >= asked == SEGMENT_BYTES:
         # What torch prints is the segment that it wanted, and small blocks have segments of their own.
-        return Holes("unknown", f"a small block, which cannot use free large ones; {SNAPSHOT}", told)
+        return Holes("unknown", f"a small block, which torch does not take from large free ones; {SNAPSHOT}", told)
     if unallocated >= asked:
         reason = "the unallocated bytes alone would have been enough"
         slight = shortage.total_bytes is not None and unallocated < limits.holes_ratio * shortage.total_bytes

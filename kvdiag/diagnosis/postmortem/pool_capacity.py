@@ -26,7 +26,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
         summary = f"{asked_for(case)}: the KV cache of the running requests does not fit"
         return (Finding(ID, "fault", summary, evidence(case), remedy=remedy),)
     if told.kind != "context":
-        return (Finding(ID, "ok", "the engine did not refuse a context length"),)
+        return (Finding(ID, "ok", "the engine did not reject the context length"),)
     missing = None
     if told.needed_bytes is not None and told.available_bytes is not None:
         missing = told.needed_bytes - told.available_bytes
@@ -41,7 +41,7 @@ def judge(case: Case, limits: Limits) -> tuple[Finding, ...]:  # noqa: ARG001 - 
         + ("" if told.fitting_tokens is None else f": {told.asked_tokens or 'now'} -> {told.fitting_tokens}"),
         raise_fraction(case, missing) if missing else None,
         "--kv-cache-dtype fp8 holds twice the tokens",
-        f"split the model over more GPUs: {missing} bytes ({format_bytes(missing)}) are missing" if missing else None,
+        f"split the model over more GPUs: {format_bytes(missing)} are missing" if missing else None,
     )
     return (
         Finding(

@@ -24,7 +24,9 @@ def judge_torch(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return ()
     allocated = chief.shortage.allocated_bytes
     if allocated is None or rank is None or rank.weights is None or rank.pool is None:
-        return unseen(TORCH, "how much torch had allocated at start; add the startup log, or a trace of several hours")
+        return unseen(
+            TORCH, "torch's allocated bytes at start are not known; add the startup log, or an hours-long trace"
+        )
     total = case.total_bytes or 0
     peak = round(limits.activation_ratio * total) if rank.activation is None else rank.activation.nominal_bytes
     graphs = 0 if rank.graphs_actual is None else rank.graphs_actual.nominal_bytes

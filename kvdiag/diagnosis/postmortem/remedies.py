@@ -32,13 +32,11 @@ def lower_fraction(case: Case, short_bytes: int | None) -> str:
     if total is None:
         return f"lower --gpu-memory-utilization by {size} / the device's total"
     ratio = short_bytes / total
-    of = f"({short_bytes} bytes, {size}, of {format_bytes(total)})"
-    by = f"lower --gpu-memory-utilization by {math.ceil(ratio * 1e4) / 1e4:.4f} or more {of}"
-    if old is not None:
-        new = max(_floor(old - ratio), _STEP)
-        by += f": {old:g} -> {new:g}"
-        return by + _cost(case, round((old - new) * total))
-    return by
+    missing = f"({size} of {format_bytes(total)} are missing)"
+    if old is None:
+        return f"lower --gpu-memory-utilization by {math.ceil(ratio * 100 - 1e-9) / 100:.2f} {missing}"
+    new = max(_floor(old - ratio), _STEP)
+    return f"lower --gpu-memory-utilization: {old:g} -> {new:g} {missing}{_cost(case, round((old - new) * total))}"
 
 
 def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
@@ -51,11 +49,12 @@ def raise_fraction(case: Case, missing_bytes: int | None) -> str | None:
         return f"raise --gpu-memory-utilization by {size} / the device's total, if that much is free"
     ratio = missing_bytes / total
     if old is None:
-        return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}), if that much is free"
+        by = math.ceil(ratio * 100 - 1e-9) / 100
+        return f"raise --gpu-memory-utilization by {by:.2f} ({size} are missing), if that much is free"
     new = math.ceil((old + ratio) * 100 - 1e-9) / 100
     if new > DEFAULT_LIMITS.max_fraction_ratio:
         return None
-    return f"raise --gpu-memory-utilization by {ratio:.4f} ({missing_bytes} bytes, {size}): {old:g} -> {new:g}"
+    return f"raise --gpu-memory-utilization: {old:g} -> {new:g} ({size} are missing)"
 
 
 def fraction_that_fits(free_bytes: int, total_bytes: int) -> float:

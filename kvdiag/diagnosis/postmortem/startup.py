@@ -49,10 +49,10 @@ def judge_foreign(case: Case, limits: Limits) -> tuple[Finding, ...]:
             _fraction(case),
         )
     else:
-        who = "other processes use" if found.sure else "neither torch nor a CUDA context explains"
-        summary = f"{asked_for(case)}; {who} {size}"
+        who = "used by other processes" if found.sure else "in use by neither torch nor a CUDA context"
+        summary = f"{asked_for(case)}; {size} {who}"
         remedy = joined(
-            f"stop or move the processes that use {found.size_bytes} bytes ({size})",
+            f"stop or move the processes that use {size}",
             lower_fraction(case, told.short_bytes),
         )
     status: Status = "fault" if found.sure else "suspect"
@@ -81,7 +81,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return _fault(case, summary, lower_fraction(case, told.short_bytes or limits.headroom_bytes))
     if chief.phase not in {"load", "kv_pool", "startup"} or told.kind not in OUT:
         if chief.phase is None and told.kind in OUT:
-            return unseen(MISCONFIGURED, f"whether it failed before the first request{case.log_would}")
+            return unseen(MISCONFIGURED, f"not known whether it failed before the first request{case.log_would}")
         return (Finding(MISCONFIGURED, "ok", "no one-time allocation at start failed"),)
     found = foreign(case, limits)
     if found is not None and found.sure:
@@ -102,7 +102,7 @@ def _fault(case: Case, summary: str, remedy: str) -> tuple[Finding, ...]:
 
 def _missing(case: Case) -> str | None:
     short = None if case.chief is None else case.chief.shortage.short_bytes
-    return None if short is None else f"free {short} bytes ({format_bytes(short)}) plus what is still to load"
+    return None if short is None else f"free {format_bytes(short)}, plus what is still to load"
 
 
 def _budget_summary(case: Case) -> str:
@@ -122,8 +122,8 @@ def _fraction(case: Case) -> str:
         return "lower --gpu-memory-utilization below free / total"
     fits = fraction_that_fits(told.free_bytes, told.total_bytes)
     old = "" if told.fraction_ratio is None else f": {told.fraction_ratio:g} -> {fits:g}"
-    short = "" if told.needed_bytes is None else f" by {told.needed_bytes - told.free_bytes} bytes or more"
-    return f"lower --gpu-memory-utilization{short}{old or f' to {fits:g}'}"
+    short = "" if told.needed_bytes is None else f" ({format_bytes(told.needed_bytes - told.free_bytes)} are missing)"
+    return f"lower --gpu-memory-utilization{old or f' to {fits:g}'}{short}"
 
 
 def _no_blocks(case: Case) -> tuple[Finding, ...]:

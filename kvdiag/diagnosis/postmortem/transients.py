@@ -31,7 +31,7 @@ def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
         summary = "a graph capture failed, but no figure shows lack of memory; look at the first error before it"
         return (Finding(CAPTURE, "unknown", summary, evidence(case)),)
     if chief.phase is None:
-        return unseen(CAPTURE, f"whether graphs were being captured{case.log_would}")
+        return unseen(CAPTURE, f"not known whether graphs were being captured{case.log_would}")
     if chief.phase != "graph_capture" or chief.shortage.kind not in OUT:
         return (Finding(CAPTURE, "ok", "it did not fail during graph capture"),)
     if foreign(case, limits) is not None:
@@ -41,7 +41,7 @@ def judge_capture(case: Case, limits: Limits) -> tuple[Finding, ...]:
     estimate = None if rank is None or rank.graphs_estimate is None else rank.graphs_estimate.nominal_bytes
     short = chief.shortage.short_bytes
     remedy = joined(
-        lower_fraction(case, short) + (" (at least: graphs not yet captured come on top)" if short is not None else ""),
+        lower_fraction(case, short) + (" (a minimum: further graphs need more)" if short is not None else ""),
         "capture fewer sizes (--max-cudagraph-capture-size, or cudagraph_capture_sizes in --compilation-config)",
         _fewer_sequences(case),
         "set --enforce-eager, which needs no graphs but is slower",
@@ -79,7 +79,7 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
     if holes(chief, limits).state == "confirmed":
         return (Finding(ACTIVATION, "ok", "enough memory was free, but not in one block"),)
     if shortage.kind == "async" and chief.phase is None:
-        return unseen(ACTIVATION, "how much cudaMallocAsync keeps; use torch's own allocator")
+        return unseen(ACTIVATION, "cudaMallocAsync does not report what it caches; use torch's own allocator")
     if foreign(case, limits) is not None:
         return (Finding(ACTIVATION, "ok", "it would have fit without other processes' memory"),)
     if any(
@@ -89,10 +89,10 @@ def judge_activation(case: Case, limits: Limits) -> tuple[Finding, ...]:
         return (Finding(ACTIVATION, "ok", summary),)
     grown = [one for one in (case.before.findings if case.before else ()) if one.id.startswith("leak.device")]
     leaks = next((one for one in grown if one.status in {"fault", "suspect"}), None)
-    when = "" if chief.phase is not None else f"; whether it was a request or the start is unknown{case.log_would}"
+    when = "" if chief.phase is not None else f"; whether at start or while serving is unknown{case.log_would}"
     enough = shortage.free_bytes is not None and shortage.free_bytes >= (shortage.asked_bytes or 2**63)
     if shortage.enough_free:
-        when = "; the device had more free, so another limit refused it" + when
+        when = "; the device had enough free memory, so another limit refused the allocation" + when
     summary = asked_for(case) + (when if leaks is None else f"; {leaks.id} had used up the headroom before")
     return (
         Finding(

@@ -49,7 +49,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         unknown = (
             "the GPUs were not read while the server was idle; pause traffic for a moment"
             if own
-            else "which GPUs belong to the server; run kvdiag in its PID namespace"
+            else "the server's GPUs are not known; run kvdiag in its PID namespace"
         )
         return unseen(ID, gap_reason(timeline, facts, "nvml") or unknown)
     ranks = [rank for device in server_devices(devices, own) if (rank := _rank(device, facts)) is not None]
@@ -58,7 +58,7 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
     if len(ranks) == 1:
         return (Finding(ID, "ok", "one GPU: nothing to balance"),)
     if len(facts.pools) > 1:
-        return unseen(ID, f"which of {len(facts.pools)} engines runs on which GPU; kvdiag needs one engine per server")
+        return unseen(ID, f"the GPUs of each of {len(facts.pools)} engines are not known; run one engine per server")
     return (_compared(ranks, facts, limits),)
 
 

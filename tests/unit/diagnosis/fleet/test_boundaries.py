@@ -289,21 +289,21 @@ def test_evidence_has_every_figure_with_its_unit() -> None:
         ("model", "m", "", "engine"),
         ("component", "torch's live bytes", "", "torch"),
         ("replicas", 6, "replicas", "kvdiag"),
-        ("watched", 23.0, "hours", "kvdiag"),
+        ("observed", 23.0, "hours", "kvdiag"),
         ("age", 24.0, "hours", "kvdiag"),
         ("growth_per_hour", 10 * MB, "bytes", "torch"),
         ("growth_per_hour_low", 10 * MB, "bytes", "computed"),
         ("growth_per_hour_high", 10 * MB, "bytes", "computed"),
         ("growth_per_hour_of_later_half", 10 * MB, "bytes", "torch"),
-        ("chance_without_growth", 1 / 64, "ratio", "computed"),
+        ("p_without_growth", 1 / 64, "ratio", "computed"),
         ("false_discoveries", 1 / 64, "ratio", "computed"),
-        ("load_told", "yes", "", "engine"),
+        ("load_reported", "yes", "", "engine"),
         ("compared_with", "vllm 0.31.0", "", "engine"),
         ("compared_with_replicas", 6, "replicas", "kvdiag"),
         ("growth_beyond_older", 10 * MB, "bytes", "torch"),
         ("growth_beyond_older_low", 10 * MB, "bytes", "computed"),
         ("growth_beyond_older_high", 10 * MB, "bytes", "computed"),
-        ("chance_of_the_difference", pytest.approx(1 / 924), "ratio", "computed"),
+        ("p_without_difference", pytest.approx(1 / 924), "ratio", "computed"),
         ("false_discoveries_of_the_difference", pytest.approx(1 / 924), "ratio", "computed"),
     ]
 
@@ -313,7 +313,7 @@ def test_bounds_that_are_none_are_not_told() -> None:
     found = finding(six(SIX[:4], load=False))
 
     shown = {one.name: one.value for one in found.evidence}
-    assert (None, None, "no") == (shown["growth_per_hour_low"], shown["growth_per_hour_high"], shown["load_told"])
+    assert (None, None, "no") == (shown["growth_per_hour_low"], shown["growth_per_hour_high"], shown["load_reported"])
     assert math.isinf(alone(six(SIX[:4])).per_hour.low)
 
 

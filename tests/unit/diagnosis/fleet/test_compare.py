@@ -41,7 +41,7 @@ def test_what_grows_names_the_verdict(part: object, verdict: str, status: str) -
     assert [(verdict, status)] == [(one.id, one.status) for one in called]
     shown = evidence(called[0])
     assert status == fleet.worst
-    assert ("vllm 0.32.0", 6, 1 / 64) == (shown["version"], shown["replicas"], shown["chance_without_growth"])
+    assert ("vllm 0.32.0", 6, 1 / 64) == (shown["version"], shown["replicas"], shown["p_without_growth"])
     assert pytest.approx(20.0 * MB, rel=0.25) == shown["growth_per_hour"]
     assert called[0].summary.startswith("vllm 0.32.0, 6 replicas: ")
     assert called[0].remedy

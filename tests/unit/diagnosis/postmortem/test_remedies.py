@@ -28,11 +28,11 @@ def case_with(report: EngineReport | None = None, **figures: Any) -> Case:
     ("short_bytes", "expected"),
     [
         # 5 of 100 GiB; 0.9 - 0.05 = 0.85; 5 of 50 GiB are a tenth of the pool.
-        (5 * GIB, ("0.0500 or more", "5368709120 bytes", "0.9 -> 0.85", "50,000 of")),
+        (5 * GIB, ("0.9 -> 0.85", "5.00 GiB of 100 GiB", "50,000 of")),
         # What is more does not fit 0.85.
-        (5 * GIB + MIB, ("0.0501 or more", "5369757696 bytes", "0.9 -> 0.84", "60,000 of")),
+        (5 * GIB + MIB, ("0.9 -> 0.84", "5.00 GiB of 100 GiB", "60,000 of")),
         # No fraction is below 0.01, which is 89 GiB less: the whole pool.
-        (95 * GIB, ("0.9500 or more", "102005473280 bytes", "0.9 -> 0.01", "500,000 of")),
+        (95 * GIB, ("0.9 -> 0.01", "95.0 GiB of 100 GiB", "500,000 of")),
     ],
 )
 def test_fraction_is_lowered_by_what_was_short(short_bytes: int, expected: tuple[str, ...]) -> None:
@@ -45,7 +45,7 @@ def test_fraction_in_force_and_the_devices_size_may_not_be_told() -> None:
     """Then the share, or the bytes, are all that can be said; without bytes it is a matter of trying."""
     no_fraction, no_total = case_with(), case_with(total_bytes=None)
 
-    assert "0.0050 or more (536870912 bytes" in lower_fraction(no_fraction, 512 * MIB)
+    assert "by 0.01 (512 MiB of 100 GiB" in lower_fraction(no_fraction, 512 * MIB)
     assert "512 MiB / the device" in lower_fraction(no_total, 512 * MIB)
     assert "0.02 at a time" in lower_fraction(no_fraction, None)
 
@@ -71,7 +71,7 @@ def test_pool_set_in_bytes_is_lowered_in_bytes(short_gib: int, left_bytes: int, 
 def test_cost_in_tokens_is_left_out_where_the_log_does_not_tell_it(report: EngineReport) -> None:
     """A pool without tokens, or without bytes, has no price."""
     actual = lower_fraction(case_with(report), 5 * GIB)
-    assert actual.endswith(": 0.9 -> 0.85")
+    assert actual.endswith(": 0.9 -> 0.85 (5.00 GiB of 100 GiB are missing)")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_cost_in_tokens_is_left_out_where_the_log_does_not_tell_it(report: Engin
         (5 * GIB + MIB, 0.9, "0.9 -> 0.96"),
         (7 * GIB, 0.9, "0.9 -> 0.97"),
         (8 * GIB, 0.9, None),
-        (5 * GIB, None, "(5368709120 bytes"),
+        (5 * GIB, None, "by 0.05 (5.00 GiB"),
         (None, 0.9, "if the rest"),
     ],
 )

@@ -112,7 +112,7 @@ class TestActivation:
         """A log from the start would tell whether it was a request or the start; one that is given is not asked for."""
         summary = finding(ACTIVATION, account(phase=phase), **parts).summary
 
-        _, found, missing = summary.partition("or the start is unknown")
+        _, found, missing = summary.partition("while serving is unknown")
         assert told == (missing if found else None)
 
     @pytest.mark.parametrize(
