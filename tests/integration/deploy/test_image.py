@@ -18,7 +18,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -52,7 +52,8 @@ def stages() -> list[list[Instruction]]:
     for instruction in instructions():
         if instruction.name == "FROM":
             found.append([])
-        found[-1].append(instruction)
+        if found:
+            found[-1].append(instruction)
     return found
 
 
@@ -68,11 +69,12 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 
 
 def test_bases_are_pinned_and_equal() -> None:
-    """One base by its full version for both stages: the virtual environment refers to its Python."""
+    """One base for both stages, whose Python the virtual environment refers to: a full version, or a digest given."""
     bases = {words(stage, "FROM")[0].split(" AS ")[0] for stage in stages()}
+    [default] = words(instructions(), "ARG")
 
-    assert 1 == len(bases)
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", bases.pop())
+    assert {"${PYTHON_IMAGE}"} == bases
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.\d+\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", default)
 
 
 def test_the_image_is_small_and_closed() -> None:
@@ -87,14 +89,59 @@ def test_the_image_is_small_and_closed() -> None:
 
 
 def test_versions_are_locked() -> None:
-    """Nothing is resolved while an image is built: uv has the version of the lock file, which it may not change."""
-    first, _ = stages()
-    locked = {one["name"]: one["version"] for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    """Nothing is resolved while an image is built, and nothing installed whose hash is not in the repository."""
+    pip, sync, build, install = (set(run.split()) for run in words(stages()[0], "RUN"))
 
-    assert [f"pip install --no-cache-dir uv=={locked['uv']}"] == [run for run in words(first, "RUN") if "pip" in run]
-    syncs = [run.split() for run in words(first, "RUN") if run.startswith("uv sync")]
-    assert all({"--frozen", "--no-dev"} <= set(run) for run in syncs)
-    assert "--no-editable" in syncs[-1]
+    assert {"pip", "--require-hashes", "tools.txt"} <= pip
+    assert {"sync", "--frozen", "--no-dev"} <= sync
+    assert {"build", "--require-hashes", "--build-constraints", "tools.txt"} <= build
+    assert {"--no-deps", "--no-index"} <= install
+
+
+def test_tools_are_those_of_the_lock_file() -> None:
+    """uv, hatchling and what they need, each with the version and all the hashes that `uv.lock` has."""
+    lock = {one["name"]: one for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    tools = re.findall(
+        r"^([a-z0-9-]+)==(\S+)((?: \\\n    --hash=\S+)+)", (DEPLOY / "tools.txt").read_text(), re.MULTILINE
+    )
+
+    assert {"hatchling", "uv"} <= {name for name, _, _ in tools}
+    for name, version, hashes in tools:
+        files = [lock[name]["sdist"], *lock[name]["wheels"]]
+        assert (lock[name]["version"], {one["hash"] for one in files}) == (
+            version,
+            set(re.findall(r"--hash=(\S+)", hashes)),
+        )
+
+
+def test_the_makefile_installs_nothing_without_a_hash() -> None:
+    """Pip and uv check hashes, or install the wheel that was just built."""
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+
+    installs = [line for line in lines if "pip install" in line]
+    assert installs
+    assert all("--require-hashes" in line or "$(PYZ).d/*.whl" in line for line in installs)
+    assert not any("--no-hashes" in line for line in lines)
+
+
+def test_the_bill_of_materials_is_what_the_image_installs(tmp_path: Path) -> None:
+    """`make sbom`: CycloneDX with every package that kvdiag needs, its version and the hashes of its files."""
+    file = tmp_path / "kvdiag.cdx.json"
+    subprocess.run(["make", "--no-print-directory", "sbom", f"SBOM={file}"], cwd=ROOT, check=True, timeout=120)
+    bill = json.loads(file.read_text(encoding="utf-8"))
+    runtime = {re.split(r"[<>=\[]", one)[0] for one in _project()["dependencies"]}
+
+    assert "CycloneDX" == bill["bomFormat"]
+    assert _project()["version"] == bill["metadata"]["component"]["version"]
+    listed = {one["name"]: one for one in bill["components"]}
+    assert runtime | {"bcrypt", "pyyaml"} <= set(listed)
+    assert not {"pytest", "mypy"} & set(listed)
+    assert all(file["hashes"] for one in listed.values() for file in one["externalReferences"])
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
 
 
 def test_nvml_is_all_it_asks_for() -> None:
@@ -127,7 +174,7 @@ def image() -> Iterator[Path]:
         source.mkdir()
         stage = stages()[0]
         # The lock file's versions come from the cache that the tests' own environment was made from.
-        env = {**os.environ, **environment(stage), "UV_PROJECT_ENVIRONMENT": str(made), "UV_PYTHON": sys.executable}
+        env = {**os.environ, **environment(stage), "UV_PROJECT_ENVIRONMENT": str(made), "VIRTUAL_ENV": str(made)}
         for name, line in stage:
             if name == "COPY":
                 *sources, where = line.split()
@@ -135,7 +182,11 @@ def image() -> Iterator[Path]:
                     _copy(ROOT / one, source / where)
             elif name == "RUN" and line.startswith("uv "):
                 command = [str(Path(sys.executable).with_name("uv")), *shlex.split(line.replace("--no-cache", ""))[1:]]
-                done = subprocess.run(command, cwd=source, env=env, capture_output=True, text=True, check=False)
+                # `uv pip` installs into VIRTUAL_ENV, but into UV_PYTHON's environment if that is set.
+                python = {} if "pip" in command else {"UV_PYTHON": sys.executable}
+                done = subprocess.run(
+                    command, cwd=source, env=env | python, capture_output=True, text=True, check=False
+                )
                 require(done.returncode == 0, f"what the image is built from ({done.stderr.strip()[-200:]})")
         yield made
     finally:

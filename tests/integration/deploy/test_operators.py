@@ -38,7 +38,7 @@ def test_a_schema_is_one_and_names_its_source(name: str) -> None:
     ("name", "path", "place"),
     [
         ("podmonitor", "kustomize/component/podmonitor.yaml", 0),
-        ("podmonitor", "kubernetes/daemonset.yaml", 2),
+        ("podmonitor", "kubernetes/daemonset.yaml", 3),
         ("inferenceservice", "charts/kserve-inferenceservice.yaml", 0),
         ("llminferenceservice", "charts/kserve-llminferenceservice.yaml", 0),
         ("compose", "compose/compose.yaml", 0),
@@ -74,7 +74,7 @@ def test_the_pod_monitor_finds_what_the_component_makes() -> None:
 
 def test_the_daemonsets_monitor_finds_its_pods() -> None:
     """The same for the DaemonSet, in its own namespace, whose rule the pods keep."""
-    namespace, daemons, monitor = documents("kubernetes/daemonset.yaml")
+    namespace, daemons, _, monitor = documents("kubernetes/daemonset.yaml")
 
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     assert labels == daemons["spec"]["selector"]["matchLabels"] == monitor["spec"]["selector"]["matchLabels"]
@@ -83,7 +83,7 @@ def test_the_daemonsets_monitor_finds_its_pods() -> None:
 
 def test_a_nodes_kvdiag_misses_no_server() -> None:
     """Its targets have the label by which the alert of a server that was never seen leaves them alone."""
-    (endpoint,) = documents("kubernetes/daemonset.yaml")[2]["spec"]["podMetricsEndpoints"]
+    (endpoint,) = documents("kubernetes/daemonset.yaml")[3]["spec"]["podMetricsEndpoints"]
 
     given = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
     assert "node" == given["kvdiag_scope"]
