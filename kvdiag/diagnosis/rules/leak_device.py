@@ -34,6 +34,9 @@ from kvdiag.model import Evidence, Facts, Finding, Status, Timeline, cuda_uuid
 
 CYCLES = "single_request"
 
+_HELD_BY = {"server": "server", "neighbour": "another process", "unseen": "unknown"}
+"""Whose bytes grew, as evidence names it."""
+
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
     """Compare the device's bytes, and torch's, after each equal cycle; without steps judge them over hours."""
@@ -205,5 +208,5 @@ def _evidence(growth: DeviceGrowth) -> tuple[Evidence, ...]:
         Evidence("rising_cycles", growth.rising_cycles, "cycles", "nvml"),
         Evidence("first_touch_growth", growth.warmup_bytes, "bytes", "nvml"),
         Evidence("smallest_visible_leak", growth.smallest_visible_bytes, "bytes per request", "computed"),
-        Evidence("held_by", growth.owner, "", "nvml"),
+        Evidence("held_by", _HELD_BY[growth.owner], "", "nvml"),
     )

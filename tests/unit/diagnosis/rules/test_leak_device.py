@@ -168,7 +168,7 @@ def test_growth_whose_process_is_not_visible_says_so() -> None:
     world = World(device_growth_bytes=6 * MIB, server_seen=False)
     actual = verdicts(world)[0]
 
-    assert "unseen" == evidence(actual)["held_by"]
+    assert "unknown" == evidence(actual)["held_by"]
     assert "whose process is not visible" in actual.summary
     assert actual.status in {"suspect", "fault"}
 
@@ -204,7 +204,7 @@ def test_readings_without_process_lists_do_not_hide_whose_memory_grows() -> None
 
     # The growth is the neighbour's as before
     assert statuses(verdicts(world)) == statuses(actual)
-    assert "neighbour" == evidence(actual[1])["held_by"]
+    assert "another process" == evidence(actual[1])["held_by"]
 
 
 @pytest.mark.parametrize("growth", [1 * MIB, 300 * 1024], ids=["1 MiB", "300 KiB"])

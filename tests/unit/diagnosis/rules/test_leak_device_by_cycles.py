@@ -112,7 +112,7 @@ def test_the_servers_leak_stands_before_faster_growth_of_others() -> None:
     neighbour = of(0, 30)
     sentence = "another process grows on GPU 1 (360 MiB in 6 cycles)"
     assert [("unknown", sentence)] * 2 == [(one.status, one.summary) for one in neighbour]
-    assert ("held_by", "neighbour", "", "nvml") in figures(neighbour[0])
+    assert ("held_by", "another process", "", "nvml") in figures(neighbour[0])
 
 
 def test_the_gpu_that_grows_most_is_told() -> None:
