@@ -289,7 +289,7 @@ def timing(found: Isolation, limits: Limits) -> str | None:
 
 def _noise(found: Isolation) -> str:
     repeats, new = len(found.own.seconds), len(found.new.seconds)
-    return f"time to first token does not tell {repeats} repeats from {new} new prompts (p-value {_p_value(found)})"
+    return f"time to first token is alike for {repeats} repeats and {new} new prompts (p-value {_p_value(found)})"
 
 
 def _p_value(found: Isolation) -> str:
