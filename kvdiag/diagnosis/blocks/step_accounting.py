@@ -131,7 +131,7 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     seen = len(whole_load(timeline, span))
     waiting = most_waiting(timeline, span)
     if seen < limits.load_samples and waiting:
-        return f"up to {waiting} requests waited and never all ran at once; raise --max-num-seqs or enlarge the pool"
+        return f"up to {plural(waiting, 'request')} waited, so not all ran at once; raise --max-num-seqs or enlarge the pool"
     if seen < limits.load_samples:
         return f"only {plural(seen, 'sample')} with all requests in the pool; {limits.load_samples} are needed"
     return None
